@@ -1,0 +1,56 @@
+# One environment, made once: `make demo` and `make test` work on a fresh machine. `make PYTHON=python3.12 test` picks the
+# interpreter; `make VENV=/somewhere test` the place. A second run starts at once (the stamp file).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The one place where torch is pinned. Without an NVIDIA driver the CPU wheel is installed: the default Linux wheel brings
+# several gigabytes of CUDA libraries. Where the extra index cannot be reached, pip says so and uses what it has.
+TORCH := torch==2.13.0
+TORCH_CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,$(TORCH_CPU_INDEX))
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.outrider-installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+MARKS ?= not slow and not gpu
+ARGS ?=
+
+.PHONY: help demo test test-all lint type check bench clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(STAMP) ## answer a few problems with the embedded pair, then measure every drafter
+	@$(BIN)/outrider demo $(ARGS)
+
+test: $(STAMP) ## the tests that take seconds
+	@$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
+
+test-all: $(STAMP) ## the slow ones too
+	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: $(STAMP) ## ruff
+	@$(BIN)/ruff check outrider tests benchmarks
+
+type: $(STAMP) ## mypy
+	@$(BIN)/mypy
+
+check: lint type test ## everything a commit must pass
+
+bench: $(STAMP) ## what can be benchmarked, and the command of each
+	@grep -l '__main__' benchmarks/*.py 2>/dev/null | sed "s|^|$(BIN)/python |" || echo "no benchmarks yet"
+
+$(STAMP): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..." >&2; exit 2; }
+	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)" >&2; $(PYTHON) -m venv $(VENV); }
+	@echo "installing $(TORCH)" >&2; $(PIP) $(TORCH_INDEX) "$(TORCH)"
+	@echo "installing outrider and its tools" >&2; $(PIP) -e ".[dev]"
+	@touch $@
+
+clean: ## remove the environment and what tools left behind
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

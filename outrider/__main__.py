@@ -1,0 +1,6 @@
+"""`python -m outrider` is the `outrider` command."""
+
+from outrider.cli import main
+
+if __name__ == "__main__":
+    main()

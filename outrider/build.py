@@ -1,0 +1,198 @@
+"""From options to a decoder that has passed every check: names resolved, memory weighed, models loaded, probed, compiled.
+
+Everything that can be refused is refused here, before the first token, in the order that costs the user least time:
+names and combinations first, then configs and tokenizers, then memory, then weights.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.demo import demo_paths
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import DraftSetup
+from outrider.errors import ConfigError
+from outrider.models import compile as compiling
+from outrider.models.load import (
+    LoadedModel,
+    build_lm,
+    eos_token_ids,
+    finish,
+    load_config,
+    load_module,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+)
+from outrider.models.memory import MemoryReport, estimate_memory
+from outrider.verifiers import VERIFIERS
+
+COMPILE_MODES = ("auto", "on", "off")
+MAX_DRAFT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that shapes a decoder; what `LLM(...)` and the command line fill in."""
+
+    target: str
+    drafter: str = "auto"
+    draft: str | None = None
+    num_draft_tokens: int = 5
+    verifier: str = "block"
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    compile: str = "auto"
+    max_num_seqs: int = 8
+    max_model_len: int | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.compile not in COMPILE_MODES:
+            raise ConfigError(f"compile must be one of auto, on, off; got '{self.compile}'.")
+        for name, low, high in (("num_draft_tokens", 1, MAX_DRAFT_TOKENS), ("max_num_seqs", 1, 4096)):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} must be between {low} and {high}, got {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
+
+
+@dataclass
+class Built:
+    """A decoder and what there is to say about it."""
+
+    decoder: Decoder
+    target: LoadedModel
+    draft: LoadedModel | None
+    options: Options  # resolved: no "auto" left
+    memory: MemoryReport
+    notes: list[str] = field(default_factory=list)  # one line each, for a person to read
+
+    def config(self) -> dict[str, Any]:
+        """The resolved options as plain JSON."""
+        return {**asdict(self.options), "exact": self.target.lm.limits.exact}
+
+
+def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
+    """Load and check everything. `status` is told what takes long while it happens."""
+    options = _resolve_names(options)
+    drafter_class, verifier_class = DRAFTERS.load(options.drafter), VERIFIERS.load(options.verifier)
+    if options.draft is not None and not drafter_class.needs_draft:
+        raise ConfigError(f"drafter '{options.drafter}' uses no draft model, but draft='{options.draft}' was given")
+    if drafter_class.needs_draft and options.draft is None:
+        raise ConfigError(f"drafter '{options.drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(options.device)
+    loader = _Loader(options, device, status)
+    memory = loader.weigh()
+    target = loader.load(options.target)
+    draft = loader.load(options.draft) if options.draft is not None else None
+    drafter = drafter_class.build(DraftSetup(target, draft, options.num_draft_tokens))
+    decoder = Decoder(target.lm, drafter, verifier_class(), FixedLength(options.num_draft_tokens))
+    return Built(decoder, target, draft, loader.resolved(target), memory, loader.notes)
+
+
+def _resolve_names(options: Options) -> Options:
+    """'demo' becomes the embedded pair; drafter 'auto' is a draft model where there is one, else n-gram lookup."""
+    changes: dict[str, Any] = {}
+    if options.target == "demo":
+        paths = demo_paths()
+        changes["target"] = str(paths.target)
+        if options.draft is None and options.drafter in ("auto", "draft-model"):
+            changes["draft"] = str(paths.draft)
+    if options.draft == "demo":
+        changes["draft"] = str(demo_paths().draft)
+    if options.drafter == "auto":
+        changes["drafter"] = "draft-model" if changes.get("draft", options.draft) else "ngram"
+    return _replace(options, **changes)
+
+
+def _replace(options: Options, **changes: Any) -> Options:
+    return Options(**{**asdict(options), **changes})
+
+
+class _Loader:
+    """Loads models one way, remembering what to tell the user."""
+
+    def __init__(self, options: Options, device: torch.device, status: Callable[[str], None]) -> None:
+        self.options, self.device, self.status = options, device, status
+        self.notes: list[str] = []
+        self._compiled = True
+
+    def _names(self) -> list[str]:
+        return [name for name in (self.options.target, self.options.draft) if name is not None]
+
+    def _config(self, name: str) -> Any:
+        return load_config(name, self.options.trust_remote_code, self.options.revision if self._is_target(name) else None)
+
+    def _is_target(self, name: str) -> bool:
+        return name == self.options.target
+
+    def weigh(self) -> MemoryReport:
+        """Memory needed against available, before any weight is read. Raises CapabilityError when it cannot fit."""
+        configs = [self._config(name) for name in self._names()]
+        dtype = resolve_dtype(self.options.dtype, configs[0], self.device)
+        return estimate_memory(
+            self._names(), configs, dtype=dtype, device=self.device,
+            num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
+        )  # fmt: skip
+
+    def load(self, name: str) -> LoadedModel:
+        """Config, tokenizer, weights, probes, fast path."""
+        options = self.options
+        revision = options.revision if self._is_target(name) else None
+        config = self._config(name)
+        tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
+        dtype = resolve_dtype(options.dtype, config, self.device)
+        self.status(f"loading {name} ({str(dtype).removeprefix('torch.')}, {self.device})")
+        module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
+        lm = build_lm(module, name, dtype, self.device)
+        compiled = self._compile(lm, module, name)
+        finish(lm, module, pack=not compiled)
+        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
+        del module
+        gc.collect()  # a compiled program holds its own packed weights
+        return loaded
+
+    def _compile(self, lm: Any, module: Any, name: str) -> bool:
+        """Switch the model to its compiled program when asked for (on) or already there (auto)."""
+        mode = self.options.compile
+        if mode == "off" or self.device.type != "cpu":
+            self._compiled = False
+            return False
+        path = compiling.package_path(lm, module, torch.get_num_threads())
+        if mode == "auto" and not path.exists():
+            self._compiled = False
+            self.notes.append(f"running uncompiled; --compile on makes {name} faster (once, about half a minute)")
+            return False
+        if not path.exists():
+            self.status(f"compiling {name}: once per model and machine, about half a minute")
+            compiling.compile_package(lm, module, path)
+        lm.run = compiling.load_package(path)
+        return True
+
+    def resolved(self, target: LoadedModel) -> Options:
+        """The options with every "auto" replaced by what was chosen."""
+        limit = min(self.options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
+        return _replace(
+            self.options,
+            dtype=str(target.lm.dtype).removeprefix("torch."),
+            device=str(self.device),
+            threads=torch.get_num_threads(),
+            compile="on" if self._compiled else "off",
+            max_model_len=limit,
+        )
+
+

@@ -1,0 +1,88 @@
+"""The table of verbs, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from outrider.cli.chat import chat
+from outrider.cli.demo import demo
+from outrider.cli.doctor import doctor
+from outrider.cli.generate import generate
+from outrider.cli.ls import ls
+from outrider.errors import OutriderError
+from outrider.version import __version__
+
+INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
+
+
+def build_app() -> typer.Typer:
+    """The whole command line as one typer application."""
+    app = typer.Typer(
+        name="outrider",
+        help="Lossless speculative decoding: the same text, faster.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(top_level)
+    for verb in (generate, chat, demo, ls, doctor):
+        app.command()(verb)
+    return app
+
+
+def top_level(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"outrider {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. Only a bug of ours leaves here as an exception."""
+    try:
+        return build_app()(args=list(arguments), standalone_mode=False) or 0
+    except OutriderError as error:
+        return _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _fail(_usage_message(error), error.exit_code)
+    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
+        sys.stdout = None
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+
+
+def main() -> None:
+    """Entry point of the `outrider` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the run
+    sys.exit(run(sys.argv[1:]))
+
+
+def _fail(message: str, exit_code: int) -> int:
+    line = " ".join(message.split())  # one line, whatever a library put into it
+    sys.stderr.write(f"error: {line}\n")
+    return exit_code
+
+
+def _usage_message(error: typer.TyperException) -> str:
+    """click's message in our words, with the nearest option and where to look."""
+    message = error.format_message().rstrip(".")
+    name = getattr(error, "option_name", None)
+    context = getattr(error, "ctx", None)
+    if name and message.startswith("No such option"):
+        known = [o for parameter in context.command.params for o in parameter.opts] if context else []
+        close = difflib.get_close_matches(name, [o for o in known if o.startswith("--")], n=1)
+        message = f"unknown option '{name}'" + (f". Did you mean '{close[0]}'?" if close else "")
+    where = f"{context.command_path} --help" if context else "outrider --help"
+    return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."

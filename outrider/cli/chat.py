@@ -1,0 +1,130 @@
+"""`outrider chat TARGET`: a conversation through the model's own chat template.
+
+Works typed and piped: with a pipe on standard input every line is a message, no prompt is printed, and an
+error ends the program; at a terminal an error is shown and the conversation goes on without that message.
+Ctrl-C stops an answer, not the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outrider.cli import session
+from outrider.cli.options import ModelOptions, SamplingOptions, ShowDrafts, Target, with_groups
+from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
+from outrider.errors import OutriderError, did_you_mean
+from outrider.report.marks import DraftMarks
+from outrider.report.text import stats_line
+from outrider.stats import DecodeStats
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+    from outrider.sampling.params import SamplingParams
+
+COMMANDS = {
+    "/reset": "forget the conversation",
+    "/stats": "counters of all answers so far",
+    "/quit": "leave (Ctrl-D too)",
+    "/help": "this list",
+}
+System = Annotated[
+    str | None, typer.Option(help="A system message in front of everything.", show_default=False)
+]
+
+
+@with_groups
+def chat(
+    target: Target,
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    system: System = None,
+    show_drafts: ShowDrafts = False,
+) -> int:
+    """Talk with a model that has a chat template."""
+    params = sampling.params()
+    llm = session.load_llm(target, model)
+    conversation = Conversation(llm, params, system, show_drafts)
+    llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])  # no template: say so now
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):  # line editing and recall, where Python has it
+            import readline  # noqa: F401
+        _note("/reset /stats /quit /help · Ctrl-C stops an answer")
+    while (message := _read_message()) is not None:
+        if message in ("/quit", "/exit"):
+            break
+        if message.startswith("/"):
+            conversation.command(message)
+        elif message:
+            _answer(conversation, message)
+    return 0
+
+
+class Conversation:
+    """The messages so far and the counters of all answers."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, show_drafts: bool) -> None:
+        self._llm = llm
+        self._params = params
+        self._marks = DraftMarks(Console(highlight=False)) if show_drafts else None
+        self._start = [{"role": "system", "content": system}] if system is not None else []
+        self.history: list[dict[str, str]] = list(self._start)
+        self.stats = DecodeStats()
+        if self._marks is not None:
+            Console(stderr=True, highlight=False).print(self._marks.legend())
+
+    def answer(self, message: str) -> None:
+        """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it got."""
+        asked = [*self.history, {"role": "user", "content": message}]
+        printer: Printer = PlainText() if self._marks is None else MarkedText(self._marks)
+        completion = run_stream(self._llm, self._llm.chat_prompt(asked), self._params, printer)
+        self.history = [*asked, {"role": "assistant", "content": completion.text}]
+        self.stats = self.stats.merge(completion.stats)
+        if completion.finish_reason == "abort":
+            _note(stats_line(completion.stats, "abort"))
+
+    def command(self, name: str) -> None:
+        """One of COMMANDS, `/quit` excepted."""
+        if name == "/reset":
+            self.history = list(self._start)
+            _note("conversation forgotten")
+        elif name == "/stats":
+            _note(stats_line(self.stats) if self.stats.steps else "no answer yet")
+        elif name == "/help":
+            for command, meaning in COMMANDS.items():
+                _note(f"{command:8}{meaning}")
+        else:
+            _note(f"unknown command '{name}'.{did_you_mean(name, COMMANDS)}")
+
+
+def _answer(conversation: Conversation, message: str) -> None:
+    try:
+        conversation.answer(message)
+    except OutriderError as error:
+        if not sys.stdin.isatty():
+            raise
+        _note(f"error: {error}")
+
+
+def _read_message() -> str | None:
+    """The next line, None at the end of input. Ctrl-C at the prompt only clears the line."""
+    typed = sys.stdin.isatty() and sys.stdout.isatty()
+    while True:
+        try:
+            return input("> " if typed else "").strip()
+        except EOFError:
+            if typed:
+                sys.stdout.write("\n")
+            return None
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            _note("\n/quit or Ctrl-D leaves")
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(line + "\n")

@@ -1,0 +1,158 @@
+"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then every drafter is measured.
+
+The first answers run uncompiled, so that they appear at once. The table is made compiled where that is
+possible (once about a minute, then cached), because that is how one would run it; `--compile off` skips it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli import session
+from outrider.cli.options import AsJson, CompileMode, ModelOptions
+from outrider.cli.stream import MarkedText, Printer, Silent, run_stream
+from outrider.errors import CapabilityError, ConfigError
+from outrider.report.marks import DraftMarks
+from outrider.report.text import stats_line, to_json
+
+if TYPE_CHECKING:
+    from outrider.cli.demo_runs import Series
+    from outrider.llm import LLM, Completion
+
+MAX_NEW_TOKENS = 160
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
+Compile = Annotated[
+    CompileMode, typer.Option(help="For the table: auto compiles where a C++ compiler is found.")
+]
+Questions = Annotated[int, typer.Option(help="Problems answered before the table.", min=0, max=6)]
+Problems = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
+Rounds = Annotated[int, typer.Option(help="Interleaved rounds; the median is reported.", min=1)]
+TargetPair = Annotated[
+    str, typer.Option("--target", help="Another target than the embedded one.", hidden=True)
+]
+DraftPair = Annotated[str | None, typer.Option("--draft", help="Its draft model.", hidden=True)]
+
+
+def demo(
+    compile: Compile = "auto",
+    threads: Threads = None,
+    questions: Questions = 3,
+    problems: Problems = 12,
+    rounds: Rounds = 3,
+    target: TargetPair = "demo",
+    draft: DraftPair = None,
+    as_json: AsJson = False,
+) -> int:
+    """Answer a few problems with the embedded model pair, then measure every drafter on it."""
+    if target != "demo" and draft is None:
+        raise ConfigError("--target needs its --draft here.")
+    eager = ModelOptions(drafter="draft-model", draft=draft, threads=threads, compile="off")
+    llm = session.load_llm(target, eager)
+    answers, interrupted = _answer(llm, questions, as_json)
+    found: dict[str, Any] = {"answers": answers, "rows": []}
+    if problems and not interrupted:
+        found |= _measure(target, eager, compile, problems, rounds)
+    if as_json:
+        sys.stdout.write(to_json({**found, "versions": llm.versions}) + "\n")
+    elif found["rows"]:
+        _show(found)
+    return 130 if interrupted else 0
+
+
+def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], bool]:
+    """Stream the answers to the first prompts; also whether Ctrl-C ended it."""
+    from outrider.demo import DEMO_PROMPTS
+    from outrider.sampling.params import SamplingParams
+
+    console = Console(highlight=False)
+    marks = DraftMarks(console)
+    printer: Printer = Silent() if silent else MarkedText(marks)
+    answers: list[dict[str, Any]] = []
+    if count and not silent:
+        console.print(marks.legend())
+    for prompt in DEMO_PROMPTS[:count]:
+        if not silent:
+            console.print(f"\n{prompt}", style="bold", markup=False, end="", soft_wrap=True)
+        completion = run_stream(llm, prompt, SamplingParams(max_tokens=MAX_NEW_TOKENS), printer)
+        answers.append(_as_dict(prompt, completion))
+        if not silent:
+            console.print(stats_line(completion.stats), style="dim", soft_wrap=True)
+        if completion.finish_reason == "abort":
+            return answers, True
+    return answers, False
+
+
+def _as_dict(prompt: str, completion: Completion) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "origins": completion.origins,
+        "stats": completion.stats.as_dict(),
+    }
+
+
+def _measure(
+    target: str, options: ModelOptions, compile: CompileMode, count: int, rounds: int
+) -> dict[str, Any]:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from outrider.cli.demo_runs import held_out_problems, measure
+    from outrider.report.machine import cpu_name
+    from outrider.sampling.params import SamplingParams
+
+    series, notes = _open_all(target, options, compile)
+    columns = (TextColumn("[dim]{task.description}"), BarColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=rounds * len(series))
+        params = SamplingParams(max_tokens=MAX_NEW_TOKENS)
+        rows = measure(series, held_out_problems(count), params, rounds, lambda: progress.advance(task))
+    config = series[0].llm.config
+    measured_on = {key: config[key] for key in ("threads", "dtype", "device", "compile", "num_draft_tokens")}
+    return {"rows": rows, "measured_on": {"cpu": cpu_name(), **measured_on}, "notes": notes}
+
+
+def _open_all(target: str, options: ModelOptions, compile: CompileMode) -> tuple[list[Series], list[str]]:
+    """One engine per drafter, all compiled or none. 'auto' falls back to uncompiled, with a note."""
+    from outrider.cli.demo_runs import Series
+
+    drafters = {"none": None, "draft-model": options.draft, "ngram": None}
+
+    def open_with(mode: CompileMode) -> list[Series]:
+        opened = []
+        for drafter, draft in drafters.items():
+            wanted = ModelOptions(drafter=drafter, draft=draft, threads=options.threads, compile=mode)
+            opened.append(Series(drafter, session.load_llm(target, wanted)))
+        return opened
+
+    if compile == "off":
+        return open_with("off"), []
+    try:
+        return open_with("on"), []
+    except CapabilityError as error:
+        if compile == "on":
+            raise
+        return open_with("off"), [f"not compiled: {error}"]
+
+
+def _show(found: dict[str, Any]) -> None:
+    from outrider.report.tables import demo_table, show
+
+    rows, on = found["rows"], found["measured_on"]
+    first = rows[0]
+    compiled = "compiled" if on["compile"] == "on" else "not compiled"
+    title = f"Greedy, {first['num_problems']} held-out problems, median of {first['num_rounds']} rounds"
+    caption = (
+        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}, "
+        f"{on['num_draft_tokens']} draft tokens\n"
+        "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"
+        "identical: the same token ids as plain decoding · correct: the worked-out answer is right"
+    )
+    sys.stdout.write("\n")
+    show(demo_table(title, rows, caption))
+    for note in found["notes"]:
+        sys.stderr.write(f"note: {note}\n")

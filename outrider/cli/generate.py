@@ -1,0 +1,113 @@
+"""`outrider generate TARGET [PROMPT]`: one answer, streamed, or as one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli import session
+from outrider.cli.options import (
+    AsJson,
+    ModelOptions,
+    PromptFile,
+    SamplingOptions,
+    ShowDrafts,
+    Target,
+    with_groups,
+)
+from outrider.cli.prompt import read_prompt
+from outrider.cli.stream import MarkedText, PlainText, Printer, Silent, run_stream
+from outrider.errors import ConfigError
+from outrider.report.marks import DraftMarks
+from outrider.report.text import printable, stats_line, to_json
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM, Completion
+    from outrider.sampling.params import SamplingParams
+
+Prompt = Annotated[
+    str | None, typer.Argument(help="The prompt; default: standard input.", show_default=False)
+]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
+ChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--chat-template/--raw", help="Wrap the prompt in the model's chat template, or send it as it is."
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        help="With --json: the target's log-probabilities, this many per token.", show_default=False
+    ),
+]
+
+
+@with_groups
+def generate(
+    target: Target,
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    chat_template: ChatTemplate = False,
+    show_drafts: ShowDrafts = False,
+    no_stream: NoStream = False,
+    logprobs: Logprobs = None,
+    as_json: AsJson = False,
+) -> int:
+    """Answer one prompt."""
+    if logprobs is not None and not as_json:
+        raise ConfigError("--logprobs needs --json: log-probabilities are only printed there.")
+    if show_drafts and no_stream and not as_json:
+        raise ConfigError("--show-drafts marks the stream: leave --no-stream out, or use --json.")
+    params = sampling.params(logprobs)
+    text = read_prompt(prompt, prompt_file)
+    llm = session.load_llm(target, model)
+    question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
+    completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts))
+    if as_json:
+        sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts)) + "\n")
+    else:
+        if no_stream:
+            _print_whole(completion.text)
+        sys.stderr.write(stats_line(completion.stats, completion.finish_reason) + "\n")
+    return 130 if completion.finish_reason == "abort" else 0
+
+
+def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_origins: bool) -> dict[str, Any]:
+    """The object `--json` prints. `logprobs` and `origins` (one per token) only where they were asked for."""
+    found: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "stats": completion.stats.as_dict(),
+        "config": {**llm.config, "sampling": {**dataclasses.asdict(params), "seed": completion.seed}},
+        "versions": llm.versions,
+    }
+    if completion.logprobs is not None:
+        found["logprobs"] = completion.logprobs
+    if with_origins:
+        found["origins"] = list(completion.origins)
+    return found
+
+
+def _printer(silent: bool, show_drafts: bool) -> Printer:
+    if silent:
+        return Silent()
+    return MarkedText(_marks()) if show_drafts else PlainText()
+
+
+def _marks() -> DraftMarks:
+    marks = DraftMarks(Console(highlight=False))
+    Console(stderr=True, highlight=False).print(marks.legend())
+    return marks
+
+
+def _print_whole(text: str) -> None:
+    text = printable(text) if sys.stdout.isatty() else text
+    sys.stdout.write(text + ("" if text.endswith("\n") else "\n"))

@@ -1,0 +1,141 @@
+"""Every option that more than one verb has, defined once, grouped as a verb wants them.
+
+A verb takes a whole group as one argument (`model: ModelOptions`); `with_groups` spreads the group's fields
+over the command line and hands the verb the filled-in object. Names follow the field (vLLM, llama.cpp,
+transformers), defaults follow `outrider.LLM` and `outrider.SamplingParams`: a test compares them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from outrider.sampling.params import SamplingParams
+
+DRAFTING = "Drafting"
+MODEL = "Model and machine"
+SAMPLING = "Sampling"
+
+CompileMode = Literal["off", "on", "auto"]
+Target = Annotated[str, typer.Argument(help="'demo', a local folder, or a hub id.", show_default=False)]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
+]
+ShowDrafts = Annotated[
+    bool, typer.Option("--show-drafts", help="Mark the tokens that came from the drafter.")
+]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="Read the prompt from a file; - is standard input.", show_default=False)
+]
+
+
+def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model runs where, and who drafts for it: the arguments of `outrider.LLM`."""
+
+    drafter: Annotated[str, _option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
+    draft: Annotated[
+        str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
+    ] = None
+    num_draft_tokens: Annotated[int, _option(DRAFTING, "Draft tokens per target pass.")] = 5
+    verifier: Annotated[str, _option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "block"
+    dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
+    device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
+    compile: Annotated[CompileMode, _option(MODEL, "Compiled passes: made once per model, then cached.")] = (
+        "auto"
+    )
+    max_model_len: Annotated[
+        int | None, _option(MODEL, "Longest prompt plus answer.", show_default="the model's")
+    ] = None
+    revision: Annotated[
+        str | None, _option(MODEL, "Branch, tag or commit on the hub.", show_default=False)
+    ] = None
+    trust_remote_code: Annotated[
+        bool, _option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
+    ] = False
+
+    def llm_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `outrider.LLM`."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen and when to stop. `SamplingParams` checks the ranges and words the error."""
+
+    max_new_tokens: Annotated[int, _option(SAMPLING, "Most tokens to generate.")] = 256
+    temperature: Annotated[float, _option(SAMPLING, "0 is greedy.")] = 0.0
+    top_k: Annotated[int, _option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")] = 0
+    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0
+    min_p: Annotated[float, _option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")] = (
+        0.0
+    )
+    repetition_penalty: Annotated[
+        float, _option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.")
+    ] = 1.0
+    presence_penalty: Annotated[float, _option(SAMPLING, "Once per token seen in the output; 0 is off.")] = (
+        0.0
+    )
+    frequency_penalty: Annotated[float, _option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
+    seed: Annotated[
+        int | None, _option(SAMPLING, "Same seed, same text.", show_default="a new one each run")
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        _option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False),
+    ] = None
+
+    def params(self, logprobs: int | None = None) -> SamplingParams:
+        """The library's form. Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        max_tokens, stop = values.pop("max_new_tokens"), list(values.pop("stop") or [])
+        return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **values)
+
+
+def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Replace every dataclass parameter of `verb` by its fields, so that typer sees plain options."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb).parameters.values():
+        if parameter.name in groups:
+            parameters.extend(_field_parameters(groups[parameter.name]))
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(kind=kind, annotation=hints[parameter.name]))
+
+    def command(**values: Any) -> int | None:
+        for name, group in groups.items():
+            values[name] = group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
+        return verb(**values)
+
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _field_parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in dataclasses.fields(group)
+    ]

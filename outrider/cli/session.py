@@ -1,0 +1,57 @@
+"""Opening a model for a verb: libraries quietened, progress shown on stderr, nothing of it on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from outrider.cli.options import ModelOptions
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+
+
+def load_llm(target: str, options: ModelOptions) -> LLM:
+    """The model, ready. Raises the library's errors as they are."""
+    with progress(f"starting {target}") as status:
+        from outrider.llm import LLM
+
+        _quieten_libraries()
+        llm = LLM(target, **options.llm_arguments(), status=status)
+    for note in llm.notes:
+        sys.stderr.write(f"note: {note}\n")
+    return llm
+
+
+@contextlib.contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows what is being done: a spinner on a terminal, lines elsewhere; always on stderr.
+
+    Whatever a library prints meanwhile goes to stderr too: stdout belongs to the answer.
+    """
+    console = Console(stderr=True, highlight=False)
+    with contextlib.redirect_stdout(sys.stderr):
+        if not console.is_terminal:
+            yield lambda line: console.print(line, markup=False, soft_wrap=True)
+            return
+        with console.status(_dim(first)) as spinner:
+            yield lambda line: spinner.update(_dim(line))
+
+
+def _dim(line: str) -> str:
+    return f"[dim]{escape(line)}[/dim]"
+
+
+def _quieten_libraries() -> None:
+    """Their warnings are for programmers; what a user must know becomes one of our errors."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")

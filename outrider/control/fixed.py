@@ -1,0 +1,20 @@
+"""The same number of draft tokens every step, less only where a row is about to end.
+
+The one token a step emits beyond the draft needs room too, so a row with r tokens left is never sent more than r - 1.
+That depends on lengths alone, never on a drafted token's value, so it cannot bias the output.
+"""
+
+from __future__ import annotations
+
+from outrider.rows import Rows
+
+
+class FixedLength:
+    """`--num-draft-tokens N`."""
+
+    def __init__(self, gamma: int) -> None:
+        self.gamma = gamma
+
+    def choose(self, rows: Rows) -> list[int]:
+        """Draft tokens wanted for each row."""
+        return [max(0, min(self.gamma, row.room - 1)) for row in rows]

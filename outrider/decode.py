@@ -1,0 +1,115 @@
+"""The speculative loop: one step, the only one there is. `LLM`, benchmarks and servers all call `Decoder.step`.
+
+    draft    = drafter.propose(rows, gamma)          guess
+    output   = target.forward(pending + draft)       ONE target pass
+    probs    = distribution(output, sampling)        the target's law at every node; greedy = one-hot
+    verdict  = verifier.verify(draft, probs)         longest kept path, then a correction or bonus token
+    taken    = rows.append(draft, verdict)           end of text, stop strings and limits may shorten it
+    target.kv.keep(path); drafter.commit(verdict)    forget the rest
+
+Three invariants remove the special cases (each has a test): every row has one pending token, committed but in no cache;
+every model catches up by feeding `tokens[kv.length:]`; after a commit every cache equals a fresh start on the tokens.
+Plain decoding is the same step with an empty draft. A source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import Drafter
+from outrider.errors import NumericalError
+from outrider.models.lm import LM
+from outrider.rows import Row, Rows
+from outrider.sampling.distribution import distribution
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import Verifier
+
+
+class Control(Protocol):
+    """How many draft tokens each row gets this step."""
+
+    def choose(self, rows: Rows) -> list[int]: ...
+
+
+class Decoder:
+    """Target, drafter, verifier and the rows they work on."""
+
+    def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.verifier = verifier
+        self.control = control
+        self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled)
+
+    def add(self, row: Row) -> None:
+        """A row joins; its prompt is fed by the next step's catch-up."""
+        self.target.kv.add_row()
+        self.rows.add(row)
+        self.drafter.start(row)
+
+    def remove(self, index: int) -> Row:
+        """A row leaves, finished or not; the last row takes its index."""
+        self.target.kv.swap_remove(index)
+        self.drafter.stop(index)
+        return self.rows.swap_remove(index)
+
+    @torch.inference_mode()
+    def step(self) -> list[int]:
+        """One target pass for every row; returns how many tokens each row took."""
+        rows, clock = self.rows, _Clock()
+        self.target.catch_up([row.tokens for row in rows])
+        clock.lap("target")
+        draft = self.drafter.propose(rows, self.control.choose(rows))
+        clock.lap("draft")
+        logits = self.target.forward(self._pass_tokens(draft), draft.parents)  # (B, N+1, V)
+        clock.lap("target")
+        probs = self._law(logits, draft)
+        verdict = self.verifier.verify(draft, probs, rows.rng, rows.positions)
+        taken = rows.append(draft, verdict, logits)
+        clock.lap("verify")
+        self._keep(verdict, taken)
+        clock.lap("other")
+        self.drafter.commit(rows, verdict)
+        clock.lap("draft")
+        clock.share(rows)
+        return taken
+
+    def _pass_tokens(self, draft: Draft) -> Tensor:
+        """(B, N+1) int64: pending token, then the draft's nodes."""
+        pending = torch.tensor([[row.tokens[-1]] for row in self.rows], device=self.target.device)
+        return torch.cat([pending, draft.tokens], dim=1) if draft.num_nodes else pending
+
+    def _law(self, logits: Tensor, draft: Draft) -> Tensor:
+        try:
+            return distribution(logits, self.rows.sampling, self.rows.history, draft)
+        except NumericalError as error:
+            steps = max(row.stats.steps for row in self.rows)
+            raise NumericalError(f"generation stopped after {steps} steps: {error}") from error
+
+    def _keep(self, verdict: Verdict, taken: list[int]) -> None:
+        """Commit the pending token and the kept nodes; the last token a row took is its new pending token."""
+        for index, (path, count) in enumerate(zip(verdict.path.tolist(), taken, strict=True)):
+            self.target.kv.keep(index, [0, *(node + 1 for node in path[: count - 1])])
+
+
+class _Clock:
+    """Wall-clock seconds per phase of one step."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def share(self, rows: Rows) -> None:
+        """Every row waited for the whole step, so each is charged an equal share: sums over rows stay wall time."""
+        for row in rows:
+            for phase, seconds in self._seconds.items():
+                row.stats.time_s[phase] += seconds / len(rows)

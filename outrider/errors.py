@@ -1,0 +1,54 @@
+"""The errors a user can meet. Each message says what was wrong, what was expected, and what to do.
+
+Every class carries the exit code the command line ends with: 2 for bad input, 1 for a run that failed.
+Anything that is not an `OutriderError` is a bug of ours and may print a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OutriderError(Exception):
+    """Base of all errors meant to be read by a person."""
+
+    exit_code = 1
+
+
+class ConfigError(OutriderError):
+    """An option, parameter or name is wrong."""
+
+    exit_code = 2
+
+
+class CapabilityError(OutriderError):
+    """The request is well formed but this model, cache or device cannot do it (say what can)."""
+
+    exit_code = 2
+
+
+class CheckpointError(OutriderError):
+    """A checkpoint is missing, damaged or does not fit."""
+
+    exit_code = 2
+
+
+class RequestError(OutriderError):
+    """One request is unusable: an empty prompt, a prompt longer than the context."""
+
+    exit_code = 2
+
+
+class NumericalError(OutriderError):
+    """The model produced values that are no distribution (NaN, or everything masked)."""
+
+    exit_code = 1
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """' Did you mean 'x'?' when something close exists, then the full list; ready to append to a message."""
+    options = sorted(known)
+    close = difflib.get_close_matches(name, options, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return f"{hint} Available: {', '.join(options)}."

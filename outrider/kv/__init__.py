@@ -1,0 +1,5 @@
+"""Cache stores of keys and values."""
+
+from outrider.kv.cache import KVCache, LayerShape
+
+__all__ = ["KVCache", "LayerShape"]

@@ -1,0 +1,145 @@
+"""Keys and values of every layer, for a batch of rows of different lengths.
+
+One pair of tensors per layer, (slots, capacity, KV heads, head size). Row b of the batch lives in slot b; its first
+`lengths[b]` positions are committed, everything behind them is scratch that the next pass overwrites:
+
+    slot b   [ committed: 0 .. lengths[b] )[ the pass being scored: pending token, draft nodes )[ unused .. capacity )
+
+So forgetting a rejected draft is free, and keeping a chain is an addition; only a tree's kept path is moved. Rows leave
+by swap-remove: the last row moves into the hole, exactly as in every other per-row state (`Rows`, drafters), so that
+indices agree everywhere. Capacity grows by doubling in multiples of `BLOCK`, the key block of the attention kernel: with
+whole blocks only, a query's arithmetic does not depend on how much room lies behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 512  # positions; torch's CPU flash attention walks the keys in blocks of this size
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Head layout of one layer, as seen on its first pass."""
+
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+
+
+class KVCache:
+    """See the module docstring. Lengths are host integers: the decode loop is driven by the host anyway."""
+
+    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str) -> None:
+        self.layers = list(layers)
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.lengths: list[int] = []  # committed positions per row
+        self.keys: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, key_size)
+        self.values: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, value_size)
+        self._allocate(num_slots=1, capacity=BLOCK)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_slots(self) -> int:
+        return self.keys[0].shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Positions per slot."""
+        return self.keys[0].shape[1]
+
+    @property
+    def bytes_per_token(self) -> int:
+        per_position = sum(s.num_kv_heads * (s.key_size + s.value_size) for s in self.layers)
+        return per_position * self.dtype.itemsize
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self.bytes_per_token * self.num_slots * self.capacity
+
+    def reserve(self, num_rows: int, num_tokens: int) -> None:
+        """Make room for this many rows and positions; contents are preserved. Costs a copy only when it has to grow."""
+        slots, capacity = self.num_slots, self.capacity
+        if num_rows <= slots and num_tokens <= capacity:
+            return
+        while slots < num_rows:
+            slots *= 2
+        if num_tokens > capacity:
+            capacity = max(_round_up(num_tokens, BLOCK), min(2 * capacity, capacity + 8 * BLOCK))
+        self._allocate(slots, capacity)
+
+    def add_row(self) -> int:
+        """A new empty row at the end of the batch; returns its index."""
+        self.reserve(self.num_rows + 1, 0)
+        self.lengths.append(0)
+        return self.num_rows - 1
+
+    def swap_remove(self, row: int) -> None:
+        """Drop a row; the last row takes its place."""
+        last = self.num_rows - 1
+        if row != last:
+            length = self.lengths[last]
+            for store in (*self.keys, *self.values):
+                store[row, :length] = store[last, :length]
+            self.lengths[row] = self.lengths[last]
+        self.lengths.pop()
+
+    def advance(self, row: int, count: int) -> None:
+        """Commit the next `count` positions of a row, as the last pass wrote them."""
+        self.lengths[row] += count
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget everything from position `length` on."""
+        self.lengths[row] = min(self.lengths[row], length)
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Commit nodes of the pass just scored, given by their offsets in it (0 = the pending token), in path order.
+
+        Offsets must increase, so a node never moves onto one that is still to be read.
+        """
+        start = self.lengths[row]
+        if list(path) != list(range(len(path))):
+            source = torch.tensor([start + offset for offset in path], device=self.device)
+            for store in (*self.keys, *self.values):
+                store[row, start : start + len(path)] = store[row, source]  # indexing copies first: overlap is safe
+        self.lengths[row] += len(path)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the bookkeeping contradicts itself. For tests and idle moments."""
+        assert self.num_rows <= self.num_slots, f"{self.num_rows} rows in {self.num_slots} slots"
+        assert self.capacity % BLOCK == 0, f"capacity {self.capacity} is no multiple of {BLOCK}"
+        for row, length in enumerate(self.lengths):
+            assert 0 <= length <= self.capacity, f"row {row}: length {length} outside [0, {self.capacity}]"
+        for shape, key, value in zip(self.layers, self.keys, self.values, strict=True):
+            expected = (self.num_slots, self.capacity, shape.num_kv_heads)
+            assert key.shape == (*expected, shape.key_size), f"keys are {tuple(key.shape)}"
+            assert value.shape == (*expected, shape.value_size), f"values are {tuple(value.shape)}"
+
+    def _allocate(self, num_slots: int, capacity: int) -> None:
+        # Zeros, not empty: masked positions still enter a product with weight 0, and 0 * NaN would be NaN.
+        def grown(old: list[Tensor], sizes: list[int]) -> list[Tensor]:
+            new = []
+            for index, (shape, size) in enumerate(zip(self.layers, sizes, strict=True)):
+                store = torch.zeros(
+                    num_slots, capacity, shape.num_kv_heads, size, dtype=self.dtype, device=self.device
+                )
+                if old:
+                    store[: old[index].shape[0], : old[index].shape[1]] = old[index]
+                    old[index] = store  # frees the old layer before the next is made
+                new.append(store)
+            return new
+
+        self.keys = grown(self.keys, [s.key_size for s in self.layers])
+        self.values = grown(self.values, [s.value_size for s in self.layers])
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

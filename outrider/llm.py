@@ -1,0 +1,211 @@
+"""`LLM`: load a target once, then generate, in batches or as a stream. The names are vLLM's where the thing is the same.
+
+    llm = LLM("meta-llama/Llama-3.1-8B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct")
+    for done in llm.generate(["Why is the sky blue?"], SamplingParams(temperature=0.7, max_tokens=200)):
+        print(done.text, done.stats.tau)
+
+A thin driver around `Decoder.step`: it turns prompts into rows, keeps up to `max_num_seqs` of them running, and turns
+finished rows into completions. Not thread-safe: one call at a time.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from outrider.build import Built, Options, build
+from outrider.errors import ConfigError, RequestError
+from outrider.outputs import Completion, StreamChunk
+from outrider.rows import Row
+from outrider.sampling.params import SamplingParams
+from outrider.text import Detokenizer, StopStrings
+from outrider.version import __version__
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A target model, decoded speculatively. `target` is "demo", a local folder or a hub id; options: `Options`."""
+
+    def __init__(
+        self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None, num_draft_tokens: int = 5,
+        verifier: str = "block", dtype: str = "auto", device: str = "auto", threads: int | None = None,
+        compile: str = "auto", max_num_seqs: int = 8, max_model_len: int | None = None,
+        trust_remote_code: bool = False, revision: str | None = None,
+        status: Callable[[str], None] = lambda line: None,
+    ) -> None:  # fmt: skip
+        options = Options(
+            target=str(target), drafter=drafter, draft=None if draft is None else str(draft),
+            num_draft_tokens=num_draft_tokens, verifier=verifier, dtype=dtype, device=device, threads=threads,
+            compile=compile, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code, revision=revision,
+        )  # fmt: skip
+        self._built: Built = build(options, status)
+        self._decoder = self._built.decoder
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._built.target.tokenizer
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every option as it was resolved: no "auto" left."""
+        return self._built.config()
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Estimated bytes: weights, KV per token, the draft's share."""
+        return self._built.memory.as_dict()
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about how this runs, one line each."""
+        return self._built.notes
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {
+            "outrider": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        }
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation under the model's chat template. Raises ConfigError when it has none."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ConfigError(f"'{self._built.target.name}' has no chat template; use generate with a plain prompt")
+        try:
+            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # noqa: BLE001  templates raise whatever they like
+            raise RequestError(f"the chat template refused the messages: {error}") from error
+        return list(encoded["input_ids"])
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *, use_tqdm: bool = False,
+    ) -> list[Completion]:  # fmt: skip
+        """Complete every prompt; results in the order given. A bad prompt raises RequestError before anything runs."""
+        batch = [prompts] if isinstance(prompts, str) or _is_token_ids(prompts) else list(prompts)
+        params = _broadcast(sampling_params, len(batch))
+        rows = [self._row(number, p, s, streaming=False) for number, (p, s) in enumerate(zip(batch, params, strict=True))]
+        done: dict[int, Completion] = {}
+        with tqdm(total=len(rows), unit="prompt", disable=not use_tqdm) as bar:
+            for row in self._run(rows):
+                if row.finish_reason:
+                    done[row.request] = self._completion(row)
+                    bar.update()
+        return [done[number] for number in range(len(rows))]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """One prompt, a chunk per step. The last chunk has the completion; `last_completion` has it after an interruption."""
+        row = self._row(0, prompt, sampling_params or SamplingParams(), streaming=True)
+        return self._stream(row)
+
+    last_completion: Completion | None = None
+
+    def _stream(self, row: Row) -> Iterator[StreamChunk]:
+        shown = 0
+        try:
+            for _ in self._run([row]):
+                new = slice(shown, len(row.origins))
+                shown = len(row.origins)
+                pieces = row.pieces[new]
+                chunk = StreamChunk("".join(pieces), row.output[new], row.origins[new], pieces)
+                if row.finish_reason:
+                    chunk.completion = self._completion(row)
+                yield chunk
+        finally:
+            self.last_completion = self._completion(row)
+
+    def _run(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it."""
+        waiting, decoder = deque(rows), self._decoder
+        started = time.perf_counter()
+        try:
+            while waiting or len(decoder.rows):
+                while waiting and len(decoder.rows) < self._built.options.max_num_seqs:
+                    decoder.add(waiting.popleft())
+                decoder.step()
+                now = time.perf_counter() - started
+                stepped = list(decoder.rows)
+                for index in reversed(range(len(stepped))):
+                    if stepped[index].finish_reason:
+                        decoder.remove(index)
+                for row in stepped:
+                    _time(row, now)
+                    yield row
+        finally:
+            while len(decoder.rows):
+                decoder.remove(0)
+
+    def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
+        tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(t) for t in prompt]
+        limit, vocab_size = self._built.options.max_model_len, self._built.target.lm.shape.vocab_size
+        if not tokens:
+            raise RequestError(f"prompt {number} is empty: there is nothing to continue")
+        if len(tokens) >= limit:
+            raise RequestError(f"prompt {number} has {len(tokens)} tokens; the context holds {limit}, one must be left to answer")
+        outside = [t for t in tokens if not 0 <= t < vocab_size]
+        if outside:
+            raise RequestError(f"prompt {number} has token id {outside[0]}, outside the vocabulary of {vocab_size}")
+        eos = frozenset() if params.ignore_eos else self._built.target.eos_token_ids
+        needs_text = streaming or bool(params.stop)
+        return Row(
+            request=number,
+            tokens=list(tokens),
+            num_prompt=len(tokens),
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            max_tokens=min(limit, len(tokens) + params.max_tokens),
+            stop_tokens=eos | frozenset(params.stop_token_ids),
+            detokenizer=Detokenizer(self.tokenizer, tokens) if needs_text else None,
+            stops=StopStrings(params.stop),
+        )
+
+    def _completion(self, row: Row) -> Completion:
+        text = row.text if row.detokenizer is not None else self._decode_all(row)
+        return Completion(
+            prompt_token_ids=row.tokens[: row.num_prompt],
+            text=text,
+            token_ids=row.output,
+            finish_reason=row.finish_reason or "abort",
+            origins=row.origins,
+            logprobs=None if row.params.logprobs is None else row.logprobs,
+            stats=row.stats,
+            seed=row.seed,
+        )
+
+    def _decode_all(self, row: Row) -> str:
+        """The text of a row nobody watched: the same pieces a stream would have released."""
+        detokenizer = Detokenizer(self.tokenizer, row.tokens[: row.num_prompt])
+        return "".join([*(detokenizer.push(token) for token in row.output), detokenizer.flush()])
+
+
+def _time(row: Row, now_s: float) -> None:
+    """Time since the call began, split at the row's first token."""
+    stats = row.stats
+    if stats.steps == 1:
+        stats.ttft_s = now_s
+    stats.decode_s = now_s - stats.ttft_s
+
+
+def _is_token_ids(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+def _broadcast(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one, or one for each")
+    return list(params)

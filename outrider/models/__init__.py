@@ -1,0 +1,1 @@
+"""Models on our own cache: loading, probing, attention, fast paths."""

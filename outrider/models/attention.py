@@ -1,0 +1,97 @@
+"""Our attention and mask functions, registered with transformers, so that any of its decoders runs on our cache.
+
+The model calls `attention` where it would call SDPA or flash attention. We write the new keys and values into the cache
+at the places the pass plan names, and attend from the pass's queries to whole blocks of the cache under one additive
+mask that says which positions each query may see (committed prefix, tree ancestors, itself). Positions behind a row's
+end are masked, and a masked position contributes exactly nothing, so rows of different lengths share a pass.
+
+Queries are padded to a multiple of `QUERY_BLOCK` here, and keys come in whole blocks: a query's result then has the
+same bits whether it is alone, beside draft tokens, or beside other rows (probed in `probe.py`, not assumed).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "outrider"
+QUERY_BLOCK = 8
+
+
+class PassPlan(NamedTuple):
+    """Where a pass writes and what it may see. A tuple of tensors, so that it travels through torch.export."""
+
+    keys: list[Tensor]  # per layer (slots, capacity, KV heads, key size)
+    values: list[Tensor]  # per layer (slots, capacity, KV heads, value size)
+    places: Tensor  # (B*T,) int64: slot * capacity + position of every new token
+    mask: Tensor  # (B, 1, T padded to QUERY_BLOCK, S) additive, S a multiple of the cache block
+    window_mask: Tensor | None  # the same for sliding-window layers; None when the model has none
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,  # (B, heads, T, D)
+    key: Tensor,  # (B, KV heads, T, D)
+    value: Tensor,  # (B, KV heads, T, Dv)
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    outrider_plan: PassPlan | None = None,
+    s_aux: Tensor | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention contract: returns ((B, T, heads, Dv), no weights)."""
+    assert outrider_plan is not None, "the model does not pass keyword arguments on to its attention"
+    assert s_aux is None, "attention sinks are not supported"
+    plan, layer = outrider_plan, module.layer_idx
+    keys = _write(plan.keys[layer], plan.places, key)
+    values = _write(plan.values[layer], plan.places, value)
+    mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
+    num_rows, _, num_queries, num_keys = query.shape[0], None, query.shape[2], mask.shape[3]
+    padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
+    keys = keys[:num_rows, :num_keys].transpose(1, 2)
+    values = values[:num_rows, :num_keys].transpose(1, 2)
+    attend = _attend_with_softcap if softcap is not None else _attend
+    out = attend(padded, keys, values, mask, scaling, softcap)[:, :, :num_queries]
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _write(store: Tensor, places: Tensor, new: Tensor) -> Tensor:
+    """Put the pass's keys or values, (B, KV heads, T, D), at their places; in place, returns the store."""
+    flat_new = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
+    store.view(-1, store.shape[2], store.shape[3]).index_copy_(0, places, flat_new.to(store.dtype))
+    return store
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, _: object) -> Tensor:
+    grouped = query.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+
+
+def _attend_with_softcap(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, softcap: float
+) -> Tensor:
+    """Gemma 2 squashes the scores, which the fused kernels cannot do; written out, softmax in fp32."""
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query, keys.transpose(2, 3)) * scale
+    scores = torch.tanh(scores / softcap) * softcap + mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, values)
+
+
+def _no_mask(*args: object, **kwargs: object) -> None:
+    """transformers need not build a mask: the plan carries ours."""
+
+
+def register() -> None:
+    """Make `attn_implementation="outrider"` known to transformers. Idempotent."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, _no_mask)

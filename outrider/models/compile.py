@@ -1,0 +1,153 @@
+"""The same module as one compiled program: torch.export, then AOTInductor, kept on disk.
+
+Eager PyTorch spends 4-5 microseconds of Python and dispatch on each of a model's hundreds of small operations: more than
+the arithmetic itself for a small draft. The compiled program fuses them, packs the weights for oneDNN ("freezing"),
+joins projections that read the same input, and is entered once per pass. It is made once per model and machine (tens of
+seconds, C++ compiler needed), stored as one file, and loaded in well under a second afterwards. Rows, tokens, cache size
+and key range stay symbolic, so one program serves every pass.
+
+The eager module remains the reference: `tests/unit/models/test_compile.py` compares them, and `probe.find_pass_limits`
+measures row invariance on the compiled program just as on the eager one. Both never run in the same decode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from outrider.errors import CapabilityError
+from outrider.models.attention import QUERY_BLOCK, PassPlan
+from outrider.models.lm import LM, Run
+
+MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; beyond this `auto` stays eager
+MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
+
+
+class _Flat(nn.Module):
+    """The module with the plan spread over plain arguments, as torch.export wants them."""
+
+    def __init__(self, run: Run, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module  # registered, so that its parameters become constants of the program
+        self._run = run
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor],
+        places: Tensor, masks: list[Tensor], columns: Tensor,
+    ) -> Tensor:  # fmt: skip
+        plan = PassPlan(keys, values, places.flatten(), masks[0], masks[1] if len(masks) > 1 else None)
+        return self._run(ids, positions, plan, columns)
+
+
+def can_compile() -> str | None:
+    """None when compilation works here, else the reason in a few words."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+        return "no C++ compiler found (install g++)"
+    return None
+
+
+def cache_folder() -> Path:
+    """Where compiled programs live: $OUTRIDER_CACHE, else the user's cache folder."""
+    base = os.environ.get("OUTRIDER_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "outrider"
+    return Path(base).expanduser() / "compiled"
+
+
+def package_path(lm: LM, module: nn.Module, threads: int) -> Path:
+    """The file this model's program has on this machine. Any change of weights, versions or threads is another file."""
+    digest = hashlib.blake2b(digest_size=12)
+    facts = (
+        torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(), threads, lm.dtype, lm.device,
+        module.config.to_json_string(), _source_fingerprint(),
+    )  # fmt: skip
+    digest.update(repr(facts).encode())
+    for name, parameter in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return cache_folder() / f"{module.config.model_type}-{digest.hexdigest()}.pt2"
+
+
+def load_package(path: Path) -> Run:
+    """The program as a `Run`."""
+    program = torch._inductor.aoti_load_package(str(path))
+    os.utime(path)  # last use, for `drop_old`
+
+    def run(ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
+        return program(ids, positions, plan.keys, plan.values, plan.places.view_as(ids), masks, columns)
+
+    return run
+
+
+def compile_package(lm: LM, module: nn.Module, path: Path) -> None:
+    """Make the program and store it at `path`. Raises CapabilityError naming the cause when the model cannot be exported."""
+    if (reason := can_compile()) is not None:
+        raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inputs, dynamic = _example(lm)
+    options = {"freezing": True, "cpp.enable_concat_linear": True} if lm.device.type == "cpu" else {}
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad():
+        try:
+            program = torch.export.export(_Flat(lm.run, module), inputs, dynamic_shapes=dynamic, strict=False)
+            with torch._inductor.config.patch(options):
+                made = torch._inductor.aoti_compile_and_package(program, package_path=f"{scratch}/program.pt2")
+        except Exception as error:  # noqa: BLE001  torch.export and inductor raise many types
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CapabilityError(f"torch could not compile {module.config.model_type}: {first}") from error
+        os.replace(made, path)  # atomic: a reader sees the whole file or none
+    drop_old(path.parent)
+
+
+def drop_old(folder: Path, limit_bytes: int = MAX_CACHE_BYTES) -> None:
+    """Delete the least recently used programs until the folder is within its limit."""
+    files = sorted(folder.glob("*.pt2"), key=lambda f: f.stat().st_mtime)
+    total = sum(f.stat().st_size for f in files)
+    while total > limit_bytes and len(files) > 1:
+        oldest = files.pop(0)
+        total -= oldest.stat().st_size
+        oldest.unlink(missing_ok=True)
+
+
+def _example(lm: LM) -> tuple[tuple, tuple]:
+    """Example inputs of a two-row pass and which of their dimensions stay symbolic."""
+    kv, num_rows, num_tokens, num_keys = lm.kv, 2, 6, 1024
+    kv.reserve(num_rows + 1, 3 * 512)
+    ids = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=lm.device)
+    positions = torch.arange(num_tokens, device=lm.device).expand(num_rows, -1).contiguous()
+    places = positions + torch.arange(num_rows, device=lm.device)[:, None] * kv.capacity
+    mask = torch.zeros(num_rows, 1, 2 * QUERY_BLOCK, num_keys, dtype=lm.dtype, device=lm.device)
+    masks = [mask] if lm.shape.sliding_window is None else [mask, mask.clone()]
+    columns = torch.arange(3, device=lm.device)
+    rows, tokens = Dim("rows", min=1, max=4096), Dim("tokens", min=2, max=65536)
+    store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=512, max=1 << 24)}
+    mask_dims = {0: rows, 2: Dim("queries", min=8, max=65544), 3: Dim("keys", min=512, max=1 << 24)}
+    per_token = {0: rows, 1: tokens}
+    inputs = (ids, positions, kv.keys, kv.values, places, masks, columns)
+    dynamic = (
+        per_token, per_token, [store] * len(kv.keys), [store] * len(kv.values), per_token,
+        [mask_dims] * len(masks), {0: Dim("columns", min=1, max=65536)},
+    )  # fmt: skip
+    return inputs, dynamic
+
+
+def _source_fingerprint() -> str:
+    """Changes whenever the code that is compiled in does."""
+    here = Path(__file__).parent
+    return hashlib.blake2b(b"".join((here / f).read_bytes() for f in ("attention.py", "compile.py", "lm.py"))).hexdigest()
+
+
+def compile_in_background(arguments: list[str]) -> None:
+    """Start `python -m outrider.models.compile`-style work detached and at low priority (see `outrider.llm`)."""
+    subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, preexec_fn=lambda: os.nice(19),
+    )  # fmt: skip

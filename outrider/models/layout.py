@@ -1,0 +1,67 @@
+"""Where the tokens of one pass stand: positions, cache places, and who may see whom.
+
+A pass feeds every row the same number of tokens T, written behind its committed prefix. In a chain token t follows
+token t-1. In a tree `parents` says whom it follows: its position is the prefix length plus its depth, and it sees the
+prefix, its ancestors and itself, whatever order the nodes are stored in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.models.attention import QUERY_BLOCK
+
+
+def tree_depths_and_ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Depth (B, N+1) and ancestor-or-self mask (B, N+1, N+1) of [pending token] + N nodes.
+
+    `parents` (B, N) counts nodes from 0 and calls the pending token -1; parents stand before their children.
+    """
+    num_rows, num_nodes = parents.shape
+    depths = torch.zeros(num_rows, num_nodes + 1, dtype=torch.int64, device=parents.device)
+    sees = torch.eye(num_nodes + 1, dtype=torch.bool, device=parents.device).repeat(num_rows, 1, 1)
+    rows = torch.arange(num_rows, device=parents.device)
+    for node in range(1, num_nodes + 1):
+        parent = parents[:, node - 1] + 1
+        depths[:, node] = depths[rows, parent] + 1
+        sees[:, node] |= sees[rows, parent]
+    return depths, sees
+
+
+def attention_mask(
+    starts: Tensor,  # (B,) int64: committed positions per row
+    num_tokens: int,
+    num_keys: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+    depths: Tensor | None = None,  # (B, T), None for a chain
+    sees: Tensor | None = None,  # (B, T, T) bool, None for a chain
+) -> Tensor:
+    """Additive mask (B, 1, T rounded up to QUERY_BLOCK, S): 0 where a query may look, -inf elsewhere.
+
+    `window` limits the distance looked back, in positions (its own position counts as one).
+    """
+    padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
+    places = torch.arange(num_keys, device=starts.device)  # (S,)
+    offsets = torch.arange(padded, device=starts.device)  # (T',)
+    if sees is None or depths is None:
+        positions = starts[:, None] + offsets  # (B, T')
+        allowed = places <= positions[:, :, None]  # (B, T', S)
+        key_positions = places.expand(len(starts), -1)
+    else:
+        inside = places - starts[:, None]  # (B, S): index within the pass, negative in the prefix
+        in_pass = (inside >= 0) & (inside < num_tokens)
+        index = inside.clamp(0, num_tokens - 1)
+        seen = sees.gather(2, index[:, None].expand(-1, num_tokens, -1))  # (B, T, S)
+        allowed = torch.where(in_pass[:, None], seen, (inside < 0)[:, None])
+        filler = (places == 0).expand(len(starts), padded - num_tokens, -1)  # padding queries see one key: no 0/0
+        allowed = torch.cat([allowed, filler], dim=1)
+        key_positions = torch.where(in_pass, starts[:, None] + depths.gather(1, index), places)
+        positions = starts[:, None] + torch.nn.functional.pad(depths, (0, padded - num_tokens))
+    if window is not None:
+        near = key_positions[:, None] > positions[:, :, None] - window
+        near[:, num_tokens:] = True
+        allowed = allowed & near
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=starts.device)
+    return mask.masked_fill_(~allowed, float("-inf"))[:, None]

@@ -1,0 +1,162 @@
+"""From a name to a model that has passed its probes: a hub id or a local folder in, `LoadedModel` out.
+
+transformers owns checkpoints, architectures and tokenizers. Ours are the refusals: a checkpoint that is missing, damaged
+or incomplete, something that is no decoder-only language model, a model our cache cannot reproduce. All of them speak
+before the first token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.models import attention
+from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.pack import can_pack, pack_linears
+from outrider.models.probe import check_against_plain, find_layer_shapes, find_pass_limits
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run, with what the rest needs to know about where it came from."""
+
+    name: str
+    lm: LM
+    config: Any  # PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_token_ids: frozenset[int]
+
+
+def resolve_device(device: str) -> torch.device:
+    """'auto' means CUDA where there is one. Raises ConfigError on a device torch does not know or does not have."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise CapabilityError(f"device '{device}' was asked for, but this torch sees no CUDA device. Use cpu or auto.")
+    return resolved
+
+
+def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
+    """'auto' is the checkpoint's own dtype; float16 runs as float32 on CPU, which contains it exactly."""
+    if dtype == "auto":
+        own = getattr(config, "dtype", None) or torch.float32
+        return torch.float32 if device.type == "cpu" and own == torch.float16 else own
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
+    return DTYPES[dtype]
+
+
+def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+    """The model's config. Raises CheckpointError when there is none, CapabilityError when it is no decoder."""
+    path = Path(name)
+    looks_local = path.exists() or name.startswith((".", "/", "~"))
+    if looks_local and not path.is_dir():
+        raise CheckpointError(f"no model folder at '{name}'. Give a folder with config.json, a hub id, or 'demo'.")
+    if looks_local and not (path / "config.json").exists():
+        raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"cannot read the config of '{name}': {_first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
+    return config
+
+
+def load_tokenizer(
+    name: str, trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedTokenizerBase:
+    """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+    except Exception as error:  # noqa: BLE001  transformers raises a different type for each missing file
+        raise CheckpointError(
+            f"'{name}' has no usable tokenizer ({_first_line(error)}). "
+            "Put tokenizer.json and tokenizer_config.json beside config.json."
+        ) from error
+
+
+def load_module(
+    name: str, config: Any, dtype: torch.dtype, device: torch.device,
+    trust_remote_code: bool = False, revision: str | None = None,
+) -> nn.Module:  # fmt: skip
+    """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
+    attention.register()
+    try:
+        module, report = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
+            output_loading_info=True,
+        )  # fmt: skip
+    except OutriderError:
+        raise
+    except Exception as error:  # noqa: BLE001  a damaged file surfaces as any of a dozen types
+        raise CheckpointError(f"cannot load the weights of '{name}': {_first_line(error)}") from error
+    absent = [key for key in report["missing_keys"] if not key.endswith(("rotary_emb.inv_freq", ".attn.bias"))]
+    if absent:
+        raise CheckpointError(f"'{name}' lacks {len(absent)} weights, first '{sorted(absent)[0]}': incomplete checkpoint.")
+    if report.get("mismatched_keys"):
+        raise CheckpointError(f"'{name}': weights of another shape than config.json says: {report['mismatched_keys']}")
+    return module.eval().requires_grad_(False).to(device)
+
+
+def build_lm(module: nn.Module, name: str, dtype: torch.dtype, device: torch.device) -> LM:
+    """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed."""
+    config = module.config.get_text_config()
+    num_layers = config.num_hidden_layers
+    shape = LMShape(
+        vocab_size=module.get_output_embeddings().weight.shape[0],
+        context_length=getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT,
+        layers=find_layer_shapes(module, num_layers, name),
+        sliding_window=_sliding_window(config),
+        num_parameters=sum(p.numel() for p in module.parameters()),
+    )
+    lm = LM(module_run(module), shape, dtype, device)
+    check_against_plain(lm, module, name, config.vocab_size)
+    return lm
+
+
+def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
+    """The fast CPU path (packed linears), then the pass limits measured on it."""
+    if pack and can_pack(lm.device, lm.dtype):
+        pack_linears(module)
+    lm.limits = find_pass_limits(lm, lm.shape.vocab_size)
+
+
+def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    """Every token id that ends a text, from generation_config, config and tokenizer."""
+    found: set[int] = set()
+    sources = (module.generation_config, module.config, tokenizer)
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or [])
+        if found:
+            break
+    return frozenset(found)
+
+
+def _sliding_window(config: Any) -> int | None:
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,48 @@
+"""Weights packed once for oneDNN: the fast CPU path of every linear layer.
+
+A plain bf16 or fp32 linear re-packs or streams its weights in an unfortunate order on each call; a packed one reads them
+in blocks laid out for the machine. On a 2-core AVX-512 CPU, bf16, 8192x384: 0.07 ms against 0.18 ms for one row, and 8
+rows cost little more than one. The packed product of a row also has the same bits beside one neighbour or a hundred
+(fp32 included, where the plain one differs), except that many shapes treat a single row specially: `LM` never sends one.
+
+The plain `nn.Linear` stays the reference; `tests/unit/models/test_pack.py` compares them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+PACKABLE = (torch.bfloat16, torch.float32)
+
+
+class PackedLinear(nn.Module):
+    """Drop-in for `nn.Linear` (and GPT-2's transposed `Conv1D`) without gradients. Keeps the packed weights only."""
+
+    def __init__(self, linear: nn.Linear | Conv1D) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        weight = weight.t().contiguous() if isinstance(linear, Conv1D) else weight
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this device and dtype have packed kernels."""
+    return device.type == "cpu" and dtype in PACKABLE and torch.backends.mkldnn.is_available()
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace every linear layer of the model in place; returns how many. Tied weights get their own packed copy."""
+    count = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) in (nn.Linear, Conv1D):
+                setattr(module, name, PackedLinear(child))
+                count += 1
+    return count

@@ -1,0 +1,137 @@
+"""What a freshly loaded model must show before its first token: that our cache reproduces it, and on which passes.
+
+1. `find_layer_shapes`: one plain pass with a recording attention. A layer that never calls it keeps a state we cannot
+   roll back (recurrent, linear attention, pre-interface code): refused by name.
+2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
+   what a list of names cannot: an ignored mask, position ids that are not used, ALiBi, attention sinks.
+3. `find_pass_limits`: the same tokens in passes of different widths, compared bit for bit. Kernels choose their
+   summation order by the shape of the product, so exactness is measured on the model's own weights, not assumed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from outrider.errors import CapabilityError
+from outrider.kv import LayerShape
+from outrider.models.attention import NAME, QUERY_BLOCK, _no_mask
+from outrider.models.lm import LM, PassLimits
+
+SHAPES = "outrider-shapes"
+ROLLBACK_HINT = (
+    "Speculative decoding must be able to take rejected tokens back, so it needs a decoder whose every layer "
+    "attends over cached keys and values (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, Phi, OLMo, ...)."
+)
+WIDTHS = (2, 3, 6, 8, 16, 64)  # pass widths tried by find_pass_limits; the last one caps a pass: untried is unproven
+PREFIX = 24  # tokens before the probed pass
+
+
+def _record_shapes(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, outrider_shapes: dict[int, LayerShape] | None = None, **unused: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    if outrider_shapes is not None:
+        outrider_shapes[module.layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def find_layer_shapes(module: nn.Module, num_layers: int, name: str) -> tuple[LayerShape, ...]:
+    """Head layout of every layer, seen in one pass over two tokens. Raises CapabilityError when a layer has none."""
+    AttentionInterface.register(SHAPES, _record_shapes)
+    AttentionMaskInterface.register(SHAPES, _no_mask)
+    shapes: dict[int, LayerShape] = {}
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
+    positions = torch.arange(2, device=ids.device)[None]
+    try:
+        module.set_attn_implementation(SHAPES)
+        with torch.inference_mode():
+            module(input_ids=ids, position_ids=positions, use_cache=False, outrider_shapes=shapes)
+    except (TypeError, ValueError) as error:
+        raise CapabilityError(f"{name}: its code does not accept our attention ({error}). {ROLLBACK_HINT}") from error
+    missing = [layer for layer in range(num_layers) if layer not in shapes]
+    if missing:
+        kinds = getattr(module.config, "layer_types", None)
+        what = f"layer {missing[0]}" + (f" ({kinds[missing[0]]})" if kinds else "")
+        raise CapabilityError(
+            f"{name}: {what} and {len(missing) - 1} more of {num_layers} keep no keys and values we can roll back. "
+            f"{ROLLBACK_HINT}"
+        )
+    module.set_attn_implementation(NAME)
+    return tuple(shapes[layer] for layer in range(num_layers))
+
+
+def probe_tokens(vocab_size: int, count: int, device: torch.device) -> Tensor:
+    """(1, count) token ids spread over the vocabulary, always the same."""
+    generator = torch.Generator().manual_seed(20250101)
+    return torch.randint(0, vocab_size, (1, count), generator=generator).to(device)
+
+
+def check_against_plain(lm: LM, module: nn.Module, name: str, vocab_size: int) -> None:
+    """Raise CapabilityError when our passes do not reproduce the module's own logits (up to rounding)."""
+    tokens = probe_tokens(vocab_size, 12, lm.device)
+    parents = torch.tensor([[-1, -1, 0, 1, 2]], device=lm.device)  # two branches: 0-2-4 and 1-3
+    branches = [[6, 7, 9, 11], [6, 8, 10]]  # pending token and nodes, as columns of `tokens`
+    module.set_attn_implementation("eager")
+    with torch.inference_mode():
+        plain = module(input_ids=tokens, use_cache=False).logits
+        paths = [
+            module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
+        ]
+        module.set_attn_implementation(NAME)
+        lm.kv.add_row()
+        ours = lm.forward(tokens[:, :6])
+        lm.kv.advance(0, 6)
+        chain = lm.forward(tokens[:, 6:])
+        tree = lm.forward(tokens[:, 6:], parents)
+        lm.kv.swap_remove(0)
+    _refuse_difference(name, "prefill", ours, plain[:, :6])
+    _refuse_difference(name, "chain pass", chain, plain[:, 6:])
+    for branch, path in zip(branches, paths, strict=True):
+        _refuse_difference(name, "tree pass", tree[:, [column - 6 for column in branch]], path)
+
+
+def _refuse_difference(name: str, what: str, ours: Tensor, plain: Tensor) -> None:
+    scale = plain.float().abs().max().clamp(min=1e-6)
+    worst = ((ours.float() - plain.float()).abs().max() / scale).item()
+    tolerance = 1e-3 if plain.dtype in (torch.float32, torch.float64) else 8e-2
+    if not worst <= tolerance:
+        raise CapabilityError(
+            f"{name}: a {what} on our cache differs from the model's own logits by {worst:.1%} of their range "
+            f"(allowed {tolerance:.1%}), so it would not be lossless. The architecture uses something our attention "
+            f"does not handle (ALiBi, attention sinks, latent attention). {ROLLBACK_HINT}"
+        )
+
+
+def find_pass_limits(lm: LM, vocab_size: int) -> PassLimits:
+    """Pass shapes among which a row's bits do not change. Leaves the cache empty."""
+    tokens = probe_tokens(vocab_size, PREFIX + max(WIDTHS), lm.device)
+    lm.limits = PassLimits(granularity=2)
+    with torch.inference_mode():
+        for _ in range(2):
+            lm.kv.add_row()
+        lm.catch_up([tokens[0, : PREFIX + 1].tolist(), tokens[0, : PREFIX // 2 + 1].tolist()])
+        block = tokens[:, PREFIX : PREFIX + max(WIDTHS)]
+        alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
+        reference = alone[QUERY_BLOCK]
+
+        def agrees(logits: Tensor) -> bool:
+            width = min(logits.shape[1], QUERY_BLOCK)
+            return torch.equal(logits[:1, :width], reference[:, :width])
+
+        single = agrees(lm.forward(block[:, :1]))
+        beside = agrees(lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1)))
+        for _ in range(2):
+            lm.kv.swap_remove(0)
+    small = [width for width in WIDTHS if width < QUERY_BLOCK]
+    granularity = 2 if single and all(agrees(alone[w]) for w in small) else QUERY_BLOCK
+    largest = QUERY_BLOCK
+    for width in (w for w in WIDTHS if w > QUERY_BLOCK):
+        if not (beside and agrees(alone[width])):
+            return PassLimits(granularity, largest)
+        largest = width
+    return PassLimits(granularity, largest)

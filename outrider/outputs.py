@@ -1,0 +1,32 @@
+"""What a generation hands back: whole completions, or chunks while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.stats import DecodeStats
+
+
+@dataclass
+class Completion:
+    """One finished (or interrupted) answer."""
+
+    prompt_token_ids: list[int]
+    text: str  # without special tokens, and without the stop string that ended it
+    token_ids: list[int]  # everything generated, an end-of-text token included
+    finish_reason: str  # "stop" (end token or stop string), "length" (max_tokens or context), "abort" (interrupted)
+    origins: list[str]  # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted
+    logprobs: list[dict[int, float]] | None  # per token: id -> log-probability under the target, no filters applied
+    stats: DecodeStats
+    seed: int  # the one used, also when none was asked for: give it again to repeat a sampled answer
+
+
+@dataclass
+class StreamChunk:
+    """What one step added. The last chunk carries the completion."""
+
+    text: str
+    token_ids: list[int]
+    origins: list[str]
+    pieces: list[str]  # text released by each token; "".join(pieces) == text
+    completion: Completion | None = field(default=None)

@@ -1,0 +1,61 @@
+"""Lazy name tables: a name maps to `"module:attribute"`, imported only when asked for.
+
+Third parties add a name through an entry point group (`outrider.drafters`, `outrider.verifiers`); a clash with a
+built-in name is an error, never a silent override.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from outrider.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered thing: where it lives and the line that `outrider ls` prints about it."""
+
+    path: str  # "package.module:Class"
+    summary: str
+
+
+class Registry:
+    """Names of one kind ("drafter", "verifier") and how to import them."""
+
+    def __init__(self, kind: str, builtin: dict[str, Entry]) -> None:
+        self.kind = kind
+        self._builtin = builtin
+
+    @property
+    def group(self) -> str:
+        """Entry point group third parties register in."""
+        return f"outrider.{self.kind}s"
+
+    def entries(self) -> dict[str, Entry]:
+        """Built-in names first, then entry points. Raises ConfigError when a plug-in reuses a built-in name."""
+        found = dict(self._builtin)
+        for point in metadata.entry_points(group=self.group):
+            if point.name in self._builtin:
+                raise ConfigError(
+                    f"{self.kind} '{point.name}' from {point.value} clashes with the built-in of that name; rename it"
+                )
+            package = point.dist.name if point.dist else "an installed package"
+            found[point.name] = Entry(point.value, f"third party, from {package}")
+        return found
+
+    def names(self) -> list[str]:
+        return list(self.entries())
+
+    def load(self, name: str) -> Any:
+        """The registered object. Raises ConfigError with the nearest name when there is none."""
+        entries = self.entries()
+        if name not in entries:
+            raise ConfigError(f"unknown {self.kind} '{name}'.{did_you_mean(name, entries)}")
+        module, _, attribute = entries[name].path.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{self.kind} '{name}' ({entries[name].path}) cannot be imported: {error}") from error

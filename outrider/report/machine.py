@@ -1,0 +1,114 @@
+"""What this machine is and what it can do, as far as it matters for speed: for `outrider doctor` and for
+results.
+
+Every "no" comes with its reason and a remedy. Nothing here loads a model or changes a setting.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
+
+
+def cpu_name() -> str:
+    """The processor as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cpu_flags() -> list[str]:
+    """Which of the instruction sets that matter here the CPU has; empty where it cannot be read."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    found = next(
+        (line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith("flags")), []
+    )
+    return [flag for flag in FLAGS if flag in found]
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages whose version changes results or speed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def cuda_devices() -> list[dict[str, Any]]:
+    """Every CUDA device torch sees, with its memory."""
+    return [
+        {
+            "name": torch.cuda.get_device_name(index),
+            "free_bytes": torch.cuda.mem_get_info(index)[0],
+            "total_bytes": torch.cuda.mem_get_info(index)[1],
+        }
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
+
+
+def compiler() -> str | None:
+    """The C++ compiler that compilation would use."""
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def cores() -> dict[str, int | None]:
+    """Cores there are, and those this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count(), "usable": usable}
+
+
+def folder_size(folder: Path) -> dict[str, Any]:
+    """Where, how many files, how large; zeros when it does not exist."""
+    files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+    return {
+        "path": str(folder),
+        "num_files": len(files),
+        "num_bytes": sum(file.stat().st_size for file in files),
+    }
+
+
+def unavailable() -> list[dict[str, str]]:
+    """What does not work here, why, and what would help."""
+    found = []
+
+    def say(what: str, why: str, remedy: str) -> None:
+        found.append({"what": what, "why": why, "remedy": remedy})
+
+    if not torch.cuda.is_available():
+        why = (
+            "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+        )
+        say("CUDA", why, "on a machine with an NVIDIA GPU: pip install torch with CUDA, check nvidia-smi")
+    if compiler() is None:
+        say("compiled passes (--compile on)", "no C++ compiler found", "install g++, or set CXX")
+    if not torch.backends.mkldnn.is_available():
+        say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of pytorch.org")
+    flags = cpu_flags()
+    if flags and "avx512_bf16" not in flags and "amx_bf16" not in flags:
+        say("fast bfloat16 on CPU", "the CPU has neither avx512_bf16 nor amx_bf16", "try --dtype float32")
+    return found
+
+
+def python_path() -> str:
+    """The interpreter in use."""
+    return sys.executable

@@ -1,0 +1,75 @@
+"""Tables for a terminal: the registries, the demo's measurement, the doctor's findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from outrider.report.text import number
+
+WORDS = {True: "yes", False: "no", None: "-"}
+
+
+def show(table: Table) -> None:
+    """Print to stdout. Piped output is not squeezed into 80 columns."""
+    console = Console(highlight=False)
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def registry_table(title: str, facts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Name, summary and facts of every entry; what cannot be imported says so."""
+    table = _table(title)
+    for heading in ("name", *facts, "summary"):
+        table.add_column(heading.replace("_", " "), no_wrap=heading == "name")
+    for row in rows:
+        facts_found = [_word(row.get(fact)) for fact in facts]
+        summary = f"[red]{escape(row['error'])}[/red]" if "error" in row else escape(row["summary"])
+        table.add_row(row["name"], *facts_found, summary)
+    return table
+
+
+def demo_table(title: str, rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
+    """One line per drafter, the first being plain decoding, to which the others are compared."""
+    table = _table(title, caption)
+    table.add_column("drafter")
+    for heading in ("tokens/s", "speedup", "τ", "α", "identical output", "correct"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        same = row["num_identical"] == row["num_problems"]
+        identical = "yes" if same else f"[red]no ({row['num_identical']}/{row['num_problems']})[/red]"
+        table.add_row(
+            "none (plain)" if row["drafter"] == "none" else row["drafter"],
+            number(row["tokens_per_s"], 0), f"{row['speedup']:.2f}x",
+            number(row["tau"]), number(row["alpha"]),
+            "-" if row["drafter"] == "none" else identical, f"{row['num_correct']}/{row['num_problems']}",
+        )  # fmt: skip
+    return table
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """Two columns: what, and how it is."""
+    table = _table(title)
+    table.show_header = False
+    table.add_column("what", style="bold", no_wrap=True)
+    table.add_column("value")
+    for name, value in facts.items():
+        table.add_row(name, _word(value))
+    return table
+
+
+def _table(title: str, caption: str | None = None) -> Table:
+    return Table(
+        title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left",
+        title_style="bold", caption_style="dim",
+    )  # fmt: skip
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return WORDS[value]
+    return escape(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

@@ -1,0 +1,71 @@
+"""Lines and JSON for people and programs, from finished results.
+
+Every ratio is printed with its formula, because the field uses the same word for different ones
+(docs/glossary.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from outrider.stats import DecodeStats
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Text a terminal only displays: control characters, which a model can write, are replaced."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A rounded number, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def amount(num_bytes: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024 or unit == "GiB":
+            break
+        num_bytes /= 1024
+    return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+
+
+def stats_line(stats: DecodeStats, finish_reason: str | None = None) -> str:
+    """One generation in one line."""
+    parts = [
+        f"{stats.emitted} tokens in {number(stats.ttft_s + stats.decode_s)} s",
+        f"{number(stats.tokens_per_s, 0)} tokens/s",
+        f"first after {number(stats.ttft_s)} s",
+    ]
+    if stats.drafted:
+        parts += [
+            f"τ {number(stats.tau)} tokens per target pass",
+            f"α {number(stats.alpha)} (accepted {stats.accepted} of {stats.tested} tested)",
+        ]
+    if finish_reason:
+        parts.append(
+            {"length": "ended by the length limit", "abort": "stopped by you"}.get(
+                finish_reason, finish_reason
+            )
+        )
+    return " · ".join(parts)
+
+
+def to_json(value: dict[str, Any]) -> str:
+    """One line of strict JSON: infinities and NaN, which it lacks, become null; unknown objects their str."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,155 @@
+"""The batch being decoded: each row's tokens, sampling, randomness, and the rules that end it.
+
+`Rows.append` is the only way tokens enter a text. It takes a verdict, adds the kept draft tokens and the verifier's own
+token one by one, and stops a row where a stop token, a stop string or a limit says so, even in the middle of an accepted
+block. Everything after that point was never said: text, counters and caches all follow the shortened row.
+
+Rows leave by swap-remove (the last one moves into the hole), like every per-row state in the system.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.sampling.distribution import BatchSampling, History
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import KeyedStreams
+from outrider.stats import DecodeStats
+from outrider.text import Detokenizer, StopStrings
+from outrider.types import Draft, Verdict
+
+
+@dataclass
+class Row:
+    """One request in the batch."""
+
+    request: int  # the caller's number for it
+    tokens: list[int]  # prompt and output; the last one is the pending token
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    max_tokens: int  # total length at which the row ends: prompt + max_tokens, or the context
+    stop_tokens: frozenset[int]
+    detokenizer: Detokenizer | None  # None when nobody needs text before the end
+    stops: StopStrings
+    finish_reason: str | None = None
+    text: str = ""
+    pieces: list[str] = field(default_factory=list)  # text released by each output token
+    origins: list[str] = field(default_factory=list)  # "accepted", "correction", "bonus" or "plain", per output token
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    stats: DecodeStats = field(default_factory=DecodeStats)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be added."""
+        return self.max_tokens - len(self.tokens)
+
+    def add(self, token: int, origin: str) -> None:
+        """Append one token and decide whether the row ends with it."""
+        self.tokens.append(token)
+        self.origins.append(origin)
+        piece = "" if self.detokenizer is None else self.stops.push(self.detokenizer.push(token))
+        if token in self.stop_tokens or self.stops.found:
+            self.finish_reason = "stop"
+        elif self.room <= 0:
+            self.finish_reason = "length"
+        if self.finish_reason and not self.stops.found and self.detokenizer is not None:
+            piece += self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+        self.text += piece
+        self.pieces.append(piece)
+
+
+class Rows:
+    """The rows of one batch and the tensors made from them."""
+
+    def __init__(self, vocab_size: int, device: torch.device, *, coupled: bool = False) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.coupled = coupled  # drafters guess with the target's own noise (drafter-invariant sampling)
+        self.rows: list[Row] = []
+        self.rng = KeyedStreams([])
+        self.sampling: BatchSampling | None = None
+        self.history: History | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self):  # noqa: ANN204  an iterator over Row
+        return iter(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[index]
+
+    @property
+    def positions(self) -> Tensor:
+        """(B,) int64: index in its text of each row's next token."""
+        return torch.tensor([len(row.tokens) for row in self.rows], device=self.device)
+
+    def add(self, row: Row) -> int:
+        """Append a row; returns its index."""
+        self.rows.append(row)
+        self.rng.add_row(row.seed)
+        self._rebuild()
+        return len(self.rows) - 1
+
+    def swap_remove(self, index: int) -> Row:
+        """Take a row out; the last row moves into its place."""
+        row = self.rows[index]
+        self.rows[index] = self.rows[-1]
+        self.rows.pop()
+        self.rng.swap_remove(index)
+        self._rebuild()
+        return row
+
+    def append(self, draft: Draft, verdict: Verdict, logits: Tensor) -> list[int]:
+        """Add what the verdict keeps; returns the number of tokens each row really took.
+
+        `logits` (B, N+1, V) are the target's, for the rows that asked for log-probabilities.
+        """
+        paths, next_tokens = verdict.path.tolist(), verdict.next_token.tolist()
+        counts, complete = verdict.num_accepted.tolist(), verdict.all_accepted.tolist()
+        tokens, drafted = draft.tokens.tolist(), draft.lengths.tolist()
+        taken = []
+        for index, row in enumerate(self.rows):
+            path = paths[index][: counts[index]]
+            last = "plain" if drafted[index] == 0 else "bonus" if complete[index] else "correction"
+            news = [(tokens[index][node], "accepted") for node in path] + [(next_tokens[index], last)]
+            before = len(row.tokens)
+            for (token, origin), column in zip(news, [0, *(node + 1 for node in path)], strict=True):
+                if row.params.logprobs is not None:
+                    row.logprobs.append(_logprobs(logits[index, column], token, row.params.logprobs))
+                row.add(token, origin)
+                if row.finish_reason:
+                    break
+            added = row.tokens[before:]
+            row.stats.count_step(drafted[index], min(len(added), len(path)), len(added))
+            if self.history is not None:
+                self.history.append(index, added)
+            taken.append(len(added))
+        return taken
+
+    def _rebuild(self) -> None:
+        """Per-batch tensors follow the membership, which changes rarely."""
+        params = [row.params for row in self.rows]
+        self.sampling = BatchSampling.of(params, self.vocab_size, self.device) if params else None
+        self.history = None
+        if any(p.needs_history for p in params):
+            prompts = [row.tokens[: row.num_prompt] for row in self.rows]
+            self.history = History.start(prompts, [row.output for row in self.rows], self.vocab_size, self.device)
+
+
+def _logprobs(logits: Tensor, token: int, count: int) -> dict[int, float]:
+    """The target's own log-probabilities (temperature 1, no filters) of the token and of the `count` likeliest."""
+    law = torch.log_softmax(logits.float(), dim=-1)
+    top = torch.topk(law, count)
+    found = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    found[token] = law[token].item()
+    return {t: p for t, p in sorted(found.items(), key=lambda item: -item[1]) if math.isfinite(p) or t == token}

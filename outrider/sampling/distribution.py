@@ -1,0 +1,196 @@
+"""Logits -> law: the ONLY place where logits become probabilities, for target and drafters alike.
+
+Order: allowed-token mask and logit bias; repetition penalty (prompt and output); presence and frequency penalties (output);
+then a point mass at the largest score (lowest id among equals) for greedy rows, or temperature, top-k, top-p, min-p and
+softmax: transformers' order and results. Penalties follow the draft path: output m is penalised for the committed tokens
+plus the nodes that lead to it, so a tree's branches do not see each other.
+
+Greedy as a one-hot law makes greedy decoding the case p in {0, 1} of every verifier: no separate branch anywhere.
+A row's law is a function of that row alone, to the last bit. Mathematics: docs/algorithms/distribution.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError, NumericalError
+from outrider.sampling.history import History, path_counts
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.warpers import Warpers
+from outrider.types import Draft
+
+__all__ = ["BatchSampling", "History", "distribution"]
+
+
+@dataclass(frozen=True)
+class BatchSampling:
+    """The sampling options of a batch as tensors, built once per change of the batch. Off for all rows = None."""
+
+    num_rows: int
+    vocab_size: int
+    needs_history: bool  # some row has a penalty: `distribution` wants a History
+    bias: Tensor | None  # (B, 1, V) fp64: logit bias, -inf where a token is not allowed
+    repetition: Tensor | None  # (B, 1, 1) fp64
+    presence: Tensor | None  # (B, 1, 1) fp64
+    frequency: Tensor | None  # (B, 1, 1) fp64
+    greedy_rows: Tensor  # (G,) int64
+    sampled_rows: Tensor  # (S,) int64
+    warpers: Warpers  # of the sampled rows
+
+    @classmethod
+    def of(
+        cls, params: list[SamplingParams], vocab_size: int, device: torch.device | str = "cpu"
+    ) -> BatchSampling:
+        """Raises ConfigError when a bias or an allowed id lies outside the vocabulary."""
+        sampled = [row for row, p in enumerate(params) if not p.is_greedy]
+        greedy = [row for row, p in enumerate(params) if p.is_greedy]
+        return cls(
+            num_rows=len(params),
+            vocab_size=vocab_size,
+            needs_history=any(p.needs_history for p in params),
+            bias=_bias_table(params, vocab_size, device),
+            repetition=_column([p.repetition_penalty for p in params], 1.0, device),
+            presence=_column([p.presence_penalty for p in params], 0.0, device),
+            frequency=_column([p.frequency_penalty for p in params], 0.0, device),
+            greedy_rows=torch.tensor(greedy, dtype=torch.int64, device=device),
+            sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
+            warpers=Warpers.of([params[row] for row in sampled], vocab_size, device),
+        )
+
+
+def distribution(
+    logits: Tensor,  # (B, M, V) any float dtype
+    sampling: BatchSampling,
+    history: History | None = None,
+    draft: Draft | None = None,
+    dtype: torch.dtype = torch.float32,
+    first_node: int = 0,
+) -> Tensor:  # (B, M, V) dtype
+    """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
+
+    `history` holds the committed tokens and `draft` the nodes (needed only with penalties; a drafter that has drafted i
+    tokens asks for its next law with first_node=i, M=1). Outputs of padding nodes get some law, never an error.
+    Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
+    """
+    _check_arguments(logits, sampling, history)
+    scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
+    if sampling.sampled_rows.numel() == 0:
+        law, witness = _point_mass(scores, dtype)
+    elif sampling.greedy_rows.numel() == 0:
+        law = sampling.warpers.law(scores.to(dtype))
+        witness = law[..., 0]
+    else:
+        law, witness = _mixed(scores, sampling, dtype)
+    if not torch.isfinite(witness).all():  # sync: one flag
+        _refuse_or_patch(law, witness, draft, first_node)
+    return law
+
+
+def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    law = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+    witness = torch.empty(scores.shape[:2], dtype=dtype, device=scores.device)
+    greedy, sampled = sampling.greedy_rows, sampling.sampled_rows
+    point, peak = _point_mass(scores[greedy], dtype)
+    law[greedy], witness[greedy] = point, peak.to(dtype)
+    law[sampled] = sampling.warpers.law(scores[sampled].to(dtype))
+    witness[sampled] = law[sampled, :, 0]
+    return law, witness
+
+
+def _point_mass(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # `max` returns the first index among equals and lets NaN win, so the peak tells whether the scores are usable
+    peak, best = scores.max(dim=-1, keepdim=True)
+    law = torch.zeros(scores.shape, dtype=dtype, device=scores.device).scatter_(-1, best, 1.0)
+    return law, peak[..., 0]
+
+
+def _adjusted(
+    logits: Tensor,
+    sampling: BatchSampling,
+    history: History | None,
+    draft: Draft | None,
+    dtype: torch.dtype,
+    first_node: int,
+) -> Tensor:
+    # mask, bias and penalties; (B, M, V) in dtype, or the logits as they came when there is nothing to adjust
+    if sampling.bias is None and not sampling.needs_history:
+        return logits
+    scores = logits.to(dtype)
+    if sampling.bias is not None:
+        scores = scores + sampling.bias.to(dtype)
+    return scores if not sampling.needs_history else _penalised(scores, sampling, history, draft, first_node)
+
+
+def _penalised(
+    scores: Tensor, sampling: BatchSampling, history: History, draft: Draft | None, first_node: int
+) -> Tensor:
+    counts = history.output_counts[
+        :, None
+    ]  # (B, 1, V): without a draft every output has the committed history
+    if draft is not None and draft.num_nodes:
+        counts = counts + path_counts(draft, first_node, scores.shape[1], scores.shape[2])  # (B, M, V)
+    if sampling.repetition is not None:
+        penalty = sampling.repetition.to(scores.dtype)
+        seen = history.prompt_mask[:, None] | (counts > 0)
+        scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    if sampling.frequency is not None:
+        scores = scores - sampling.frequency.to(scores.dtype) * counts
+    if sampling.presence is not None:
+        scores = scores - sampling.presence.to(scores.dtype) * (counts > 0)
+    return scores
+
+
+def _check_arguments(logits: Tensor, sampling: BatchSampling, history: History | None) -> None:
+    if logits.dim() != 3 or logits.shape[0] != sampling.num_rows or logits.shape[2] != sampling.vocab_size:
+        wanted = f"({sampling.num_rows}, M, {sampling.vocab_size})"
+        raise ValueError(f"logits (B, M, V) must be {wanted}, got {tuple(logits.shape)}")
+    if sampling.needs_history and history is None:
+        raise ValueError("a row has penalties: distribution() needs the History of the batch")
+
+
+def _refuse_or_patch(law: Tensor, witness: Tensor, draft: Draft | None, first_node: int) -> None:
+    # law and witness (B, M): raise for an output that counts; give padding outputs a harmless point mass
+    broken = ~torch.isfinite(witness)
+    counted = torch.ones_like(broken)
+    if draft is not None:
+        output = torch.arange(first_node, first_node + broken.shape[1], device=broken.device)
+        counted = output <= draft.lengths[:, None]
+    if (broken & counted).any():
+        row, output = (broken & counted).nonzero()[0].tolist()
+        raise NumericalError(
+            f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out, so there is no "
+            "law to sample from; check the model's dtype and weights, or the allowed tokens"
+        )
+    law[broken] = 0
+    law[..., 0].masked_fill_(broken, 1)
+
+
+def _column(values: list[float], off: float, device: torch.device | str) -> Tensor | None:
+    if all(value == off for value in values):
+        return None
+    return torch.tensor(values, dtype=torch.float64, device=device)[:, None, None]
+
+
+def _bias_table(params: list[SamplingParams], vocab_size: int, device: torch.device | str) -> Tensor | None:
+    if all(p.logit_bias is None and p.allowed_token_ids is None for p in params):
+        return None
+    table = torch.zeros(len(params), vocab_size, dtype=torch.float64)
+    for row, p in enumerate(params):
+        for name, ids in (
+            ("allowed_token_ids", p.allowed_token_ids or []),
+            ("logit_bias", p.logit_bias or {}),
+        ):
+            outside = [token for token in ids if token >= vocab_size]
+            if outside:
+                raise ConfigError(
+                    f"{name} names token {outside[0]}, but the vocabulary has {vocab_size} tokens"
+                )
+        if p.allowed_token_ids is not None:
+            table[row] = -torch.inf
+            table[row, p.allowed_token_ids] = 0
+        for token, bias in (p.logit_bias or {}).items():
+            table[row, token] += bias
+    return table[:, None].to(device)

@@ -1,0 +1,118 @@
+"""What a user may ask about sampling one request, under the names vLLM's users know, checked when it is built.
+
+Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and every other filter is
+without effect, penalties and biases excepted. A value that cannot be honoured raises `ConfigError` with the name, the
+value and the allowed range; nothing is clamped or ignored silently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+from outrider.errors import ConfigError
+
+MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32; ask for 0 instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample one request and when to stop."""
+
+    temperature: float = 0.0  # 0 = greedy
+    top_k: int = 0  # keep the k likeliest tokens; 0 or -1 = off
+    top_p: float = 1.0  # keep the smallest set of likeliest tokens with this mass; 1 = off
+    min_p: float = 0.0  # drop tokens less likely than min_p times the likeliest; 0 = off
+    repetition_penalty: float = 1.0  # divides (multiplies) positive (negative) logits of seen tokens; 1 = off
+    presence_penalty: float = 0.0  # subtracted once from the logit of every token already in the output
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
+    logit_bias: dict[int, float] | None = None  # token id -> added to its logit
+    allowed_token_ids: list[int] | None = None  # all other tokens get no mass
+    seed: int | None = None  # None: the engine draws one
+    max_tokens: int = 256
+    stop: list[str] = field(default_factory=list)  # a single string is accepted
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", [self.stop])
+        self._check_numbers()
+        self._check_collections()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needs_history(self) -> bool:
+        """True when the law depends on earlier tokens: some penalty is on."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def _check_numbers(self) -> None:
+        temperature = _number("temperature", self.temperature)
+        if temperature != 0 and temperature < MIN_TEMPERATURE:
+            raise _out_of_range("temperature", temperature, f"0 (greedy) or at least {MIN_TEMPERATURE:g}")
+        if _integer("top_k", self.top_k) < -1:
+            raise _out_of_range("top_k", self.top_k, "at least 1, or 0 or -1 for off")
+        if not 0 < _number("top_p", self.top_p) <= 1:
+            raise _out_of_range("top_p", self.top_p, "above 0 and at most 1 (1 = off)")
+        if not 0 <= _number("min_p", self.min_p) <= 1:
+            raise _out_of_range("min_p", self.min_p, "between 0 (off) and 1")
+        if _number("repetition_penalty", self.repetition_penalty) <= 0:
+            raise _out_of_range("repetition_penalty", self.repetition_penalty, "above 0 (1 = off)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= _number(name, getattr(self, name)) <= 2:
+                raise _out_of_range(name, getattr(self, name), "between -2 and 2 (0 = off)")
+        if self.seed is not None and not 0 <= _integer("seed", self.seed) < 2**64:
+            raise _out_of_range("seed", self.seed, "between 0 and 2**64 - 1, or None")
+        if _integer("max_tokens", self.max_tokens) < 1:
+            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
+        if self.logprobs is not None and not 0 <= _integer("logprobs", self.logprobs):
+            raise _out_of_range("logprobs", self.logprobs, "at least 0, or None for no logprobs")
+
+    def _check_collections(self) -> None:
+        if not _all_are(self.stop, str) or "" in self.stop:
+            raise ConfigError(f"stop must be a string or a list of non-empty strings, got {self.stop!r}")
+        _token_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise ConfigError(
+                    "allowed_token_ids is empty: no token could be emitted; use None for no restriction"
+                )
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise ConfigError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+            _token_ids("logit_bias", list(self.logit_bias))
+            for token, bias in self.logit_bias.items():
+                _number(f"logit_bias[{token}]", bias)
+
+
+def _out_of_range(name: str, value: Any, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} must be {allowed}, got {value}")
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+    return int(value)
+
+
+def _all_are(values: Any, kind: type) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(value, kind) for value in values)
+
+
+def _token_ids(name: str, values: Any) -> None:
+    if not _all_are(values, Integral) or any(isinstance(value, bool) or value < 0 for value in values):
+        raise ConfigError(f"{name} must hold token ids (whole numbers from 0), got {values!r}")

@@ -1,0 +1,152 @@
+"""Random streams: every number is a function of (row seed, purpose, place), never of the batch or of call order.
+
+Two kinds of place, because two different guarantees are wanted:
+
+* A **coin** (accept, resample, draft) is keyed by the step that tosses it: `start`, the text index of the step's first
+  draft token, and `offset` within the step. Every step commits at least one token, so a start never repeats and each coin
+  is tossed once. Keying coins by text position alone would be WRONG: block verification looks at all coins of a step, also
+  at those beyond the cut, so a coin met again at the same position by the next step is no longer uniform given the text
+  (tests/contract/test_mutations.py shows the bias).
+* **Gumbel noise** is keyed by text position alone: the coupled verifier consumes each position's noise exactly once, and
+  that is what makes its output independent of the drafter.
+
+Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any place is reached without drawing what precedes it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+STARTS, OFFSETS = 64, 16  # coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
+KEPT_NOISE = (
+    64  # positions whose noise a row remembers: a rejected position is asked for again by the next step
+)
+
+
+class Purpose(IntEnum):
+    """Which coin: streams of different purposes are independent. Values are part of "same seed, same text"."""
+
+    ACCEPT = 0
+    RESAMPLE = 1
+    DRAFT = 2
+    GUMBEL = 3
+
+
+class Randomness(Protocol):
+    """Where verifiers and drafters get every random outcome; the exact-law oracle puts an enumerator in its place."""
+
+    def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
+        """n coins of the step that begins at `start` (B,): probs (B, n) -> (B, n) bool. Offsets 0 .. n-1."""
+
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
+        """One token per row with probability proportional to weights (B, V) >= 0: (B,) int64, never of zero weight.
+
+        `start` (B,) is the text index of the step's first draft token, `offset` the draw's place in the step (a drafter's
+        i-th token: offset i; the verifier's correction or bonus: 0).
+        """
+
+    def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
+        """Standard Gumbel noise of text positions (B, n): (B, n, V) fp64, the same whoever asks."""
+
+
+class KeyedStreams:
+    """The Randomness of real runs: one seed per row."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        self._rows = [RowStreams(seed) for seed in seeds]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    def add_row(self, seed: int) -> None:
+        self._rows.append(RowStreams(seed))
+
+    def swap_remove(self, row: int) -> None:
+        """Drop `row`; the last row takes its place."""
+        last = self._rows.pop()
+        if row < len(self._rows):
+            self._rows[row] = last
+
+    def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
+        uniforms = np.stack([r.uniforms(purpose, s, probs.shape[1]) for r, s in self._places(start)])
+        return torch.from_numpy(uniforms).to(probs.device) < probs
+
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
+        uniforms = [r.uniform(purpose, s, offset) for r, s in self._places(start)]
+        return inverse_cdf(weights, torch.tensor(uniforms, dtype=torch.float64, device=weights.device))
+
+    def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
+        where = positions.tolist()  # sync: positions
+        noise = [
+            row.gumbel(position, vocab_size)
+            for row, line in zip(self._rows, where, strict=True)
+            for position in line
+        ]
+        stacked = torch.stack(noise) if noise else torch.empty(0, vocab_size, dtype=torch.float64)
+        return stacked.view(*positions.shape, vocab_size).to(positions.device)
+
+    def _places(self, start: Tensor) -> zip[tuple[RowStreams, int]]:
+        return zip(self._rows, start.tolist(), strict=True)  # sync: starts
+
+
+class RowStreams:
+    """The numbers of one seed. Caches are only for speed: any place can be asked for at any time."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._windows: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
+        self._noise: dict[int, Tensor] = {}
+
+    def uniforms(self, purpose: Purpose, start: int, num: int) -> np.ndarray:
+        """fp64 uniforms in [0, 1) of offsets 0 .. num-1: (num,)."""
+        if num <= OFFSETS:
+            return self._window(purpose, start, 0)[start % STARTS, :num]
+        pages = [self._window(purpose, start, page)[start % STARTS] for page in range(-(-num // OFFSETS))]
+        return np.concatenate(pages)[:num]
+
+    def uniform(self, purpose: Purpose, start: int, offset: int) -> float:
+        page, column = divmod(offset, OFFSETS)
+        return self._window(purpose, start, page)[start % STARTS, column]
+
+    def gumbel(self, position: int, vocab_size: int) -> Tensor:
+        """(V,) fp64 -log(-log u); u is kept off 0 so that noise is finite and a token of zero mass never wins."""
+        noise = self._noise.get(position)
+        if noise is None or noise.shape[0] != vocab_size:
+            uniforms = torch.from_numpy(
+                self._generator(Purpose.GUMBEL, [0, position, 0, 0]).random(vocab_size)
+            )
+            noise = uniforms.clamp_(min=2.0**-54).log_().neg_().log_().neg_()
+            if len(self._noise) >= KEPT_NOISE:
+                self._noise.pop(next(iter(self._noise)))  # the oldest
+            self._noise[position] = noise
+        return noise
+
+    def _window(self, purpose: Purpose, start: int, page: int) -> np.ndarray:
+        # (STARTS, OFFSETS) fp64; page p holds offsets 16p .. 16p+15
+        window, cached = start // STARTS, self._windows.get((purpose, page))
+        if cached is None or cached[0] != window:
+            drawn = self._generator(purpose, [0, window, page, 0]).random((STARTS, OFFSETS))
+            self._windows[purpose, page] = cached = (window, drawn)
+        return cached[1]
+
+    def _generator(self, purpose: Purpose, counter: list[int]) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed, int(purpose)], counter=counter))
+
+
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token whose cumulative weight exceeds uniform * total: weights (B, V), uniforms (B,) -> (B,) int64.
+
+    A token of zero weight is never returned: it does not raise the cumulative sum, and u < 1 keeps the threshold below
+    the total. Sums run in fp64. A parallel (CUDA) sum need not be monotone, so there zero weights are masked as well.
+    """
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    threshold = uniforms[:, None] * cumulative[:, -1:]
+    if weights.device.type == "cpu":
+        return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return ((cumulative > threshold) & (weights > 0)).to(torch.uint8).argmax(dim=-1)

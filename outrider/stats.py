@@ -1,0 +1,94 @@
+"""What one generation did, as counters and seconds that add up; every ratio is derived when it is read.
+
+Definitions (docs/glossary.md): tau = emitted / steps, the bonus or correction token included, so plain decoding is 1.0;
+alpha = accepted / tested, where a draft token is tested when the verifier got as far as deciding on it;
+draft_utilisation = accepted / drafted (what vLLM prints as acceptance rate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PHASES = ("draft", "target", "verify", "other")
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+@dataclass
+class DecodeStats:
+    """Counters of one completion, or the sum over several."""
+
+    steps: int = 0  # target passes that emitted something
+    emitted: int = 0  # tokens added to the text
+    drafted: int = 0  # draft tokens submitted to the target
+    tested: int = 0  # of those, decided on: the accepted ones and the first rejected one of each step
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)  # [i]: steps whose (i+1)-th draft token was accepted
+    ttft_s: float = 0.0  # seconds from the request to its first token, prefill included
+    decode_s: float = 0.0  # seconds from the first token to the last
+    time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def tau(self) -> float | None:
+        return _ratio(self.emitted, self.steps)
+
+    @property
+    def alpha(self) -> float | None:
+        return _ratio(self.accepted, self.tested)
+
+    @property
+    def draft_utilisation(self) -> float | None:
+        return _ratio(self.accepted, self.drafted)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Emitted tokens per second of decoding, the time to the first token included."""
+        return _ratio(self.emitted, self.ttft_s + self.decode_s)
+
+    def count_step(self, drafted: int, accepted: int, emitted: int) -> None:
+        """Record one step of one row. `accepted` counts draft tokens that ended up in the text."""
+        self.steps += 1
+        self.emitted += emitted
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tested += accepted + (1 if accepted < drafted and emitted > accepted else 0)
+        missing = accepted - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * missing)
+        for position in range(accepted):
+            self.accepted_per_position[position] += 1
+
+    def merge(self, other: DecodeStats) -> DecodeStats:
+        """The sum of both, as a new object."""
+        width = max(len(self.accepted_per_position), len(other.accepted_per_position))
+        mine, theirs = (s.accepted_per_position + [0] * (width - len(s.accepted_per_position)) for s in (self, other))
+        return DecodeStats(
+            steps=self.steps + other.steps,
+            emitted=self.emitted + other.emitted,
+            drafted=self.drafted + other.drafted,
+            tested=self.tested + other.tested,
+            accepted=self.accepted + other.accepted,
+            accepted_per_position=[a + b for a, b in zip(mine, theirs, strict=True)],
+            ttft_s=self.ttft_s + other.ttft_s,
+            decode_s=self.decode_s + other.decode_s,
+            time_s={phase: self.time_s[phase] + other.time_s[phase] for phase in PHASES},
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain JSON form: the counters and the ratios derived from them."""
+        return {
+            "steps": self.steps,
+            "emitted": self.emitted,
+            "drafted": self.drafted,
+            "tested": self.tested,
+            "accepted": self.accepted,
+            "tau": self.tau,
+            "alpha": self.alpha,
+            "draft_utilisation": self.draft_utilisation,
+            "accepted_per_position": self.accepted_per_position,
+            "ttft_s": self.ttft_s,
+            "decode_s": self.decode_s,
+            "tokens_per_s": self.tokens_per_s,
+            "time_s": dict(self.time_s),
+        }

@@ -1,0 +1,45 @@
+"""What every test may count on: no network, no touching of the user's caches, and where real models lie.
+
+`../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another place). Tests that
+need them skip where they are absent; nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of shared models and data."""
+    folder = Path(os.environ.get("OUTRIDER_SHARED", REPOSITORY.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"no shared folder at {folder} (set OUTRIDER_SHARED)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stories(shared: Path) -> Path:
+    """A real 260k-parameter Llama."""
+    return _model(shared / "models" / "stories260K")
+
+
+@pytest.fixture(scope="session")
+def pair(shared: Path) -> tuple[Path, Path]:
+    """Target (14M) and draft (1.2M) of one vocabulary."""
+    folder = shared / "models" / "pair-14M"
+    return _model(folder / "target"), _model(folder / "draft")
+
+
+def _model(folder: Path) -> Path:
+    if not (folder / "config.json").exists():
+        pytest.skip(f"no model at {folder}")
+    return folder

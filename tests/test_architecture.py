@@ -1,0 +1,160 @@
+"""The building code (docs/architecture.md): imports point down the floors, files stay small, signatures are
+written.
+
+Read from the source with `ast`, so nothing has to be importable. Each exception is listed with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
+FLOORS = {
+    "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0,
+    "sampling": 1,
+    "kv": 2, "models": 2, "rows": 2, "text": 2,
+    "drafters": 3, "verifiers": 3, "control": 3,
+    "decode": 4,
+    "engine": 5, "build": 5, "llm": 5,
+    "train": 6, "lab": 6,
+    "report": 7, "serve": 7, "demo": 7,
+    "cli": 8, "__main__": 8,
+}  # fmt: skip
+STRANGERS = (3, 7)  # floors whose packages do not import one another
+UPWARD = {
+    (
+        "build",
+        "demo",
+    ): "the name 'demo' becomes a folder here; outrider/demo/__init__.py holds paths, no code",
+}
+LAZY = ("cli", "__init__")  # may import inside functions: the command line must answer before torch is loaded
+MAX_LINES = 400
+MAX_LINES_OF = {"decode.py": 149}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def unit_of(file: Path) -> str:
+    """The floor plan's name for a file: its package, or itself when it lies at the top."""
+    relative = file.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(unit, line) of every import of our own modules below `tree`."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "outrider":
+            names = [f"outrider.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "outrider" and len(parts) > 1:
+                yield parts[1], node.lineno
+
+
+def test_every_module_has_a_floor() -> None:
+    """Guards against a new package that nobody placed."""
+    assert {unit_of(file) for file in FILES} - {"__init__"} <= set(FLOORS)
+
+
+def test_imports_are_absolute() -> None:
+    """Relative imports would escape the floor test."""
+    relative = [
+        f"{f}:{n.lineno}"
+        for f in FILES
+        for n in ast.walk(parsed(f))
+        if isinstance(n, ast.ImportFrom) and n.level
+    ]
+    assert not relative
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_down(file: Path) -> None:
+    """A lower floor that knows a higher one, or strangers of one floor that know each other."""
+    here = unit_of(file)
+    if here == "__init__":
+        return
+    wrong = []
+    for there, line in imports(parsed(file)):
+        if there == here or (here, there) in UPWARD or there == "__init__":
+            continue
+        too_high = FLOORS[there] > FLOORS[here]
+        stranger = FLOORS[there] == FLOORS[here] and FLOORS[here] in STRANGERS
+        if too_high or stranger:
+            wrong.append(
+                f"{file.name}:{line} imports {there} (floor {FLOORS[there]}) from floor {FLOORS[here]}"
+            )
+    assert not wrong
+
+
+def test_no_import_cycles() -> None:
+    """Within a floor, too, one of two packages must come first."""
+    edges: dict[str, set[str]] = {}
+    for file in FILES:
+        here = unit_of(file)
+        edges.setdefault(here, set()).update(there for there, _ in imports(parsed(file)) if there != here)
+    placed: list[str] = []
+    while rest := [unit for unit in edges if unit not in placed]:
+        free = [unit for unit in rest if not (edges[unit] - set(placed)) & set(rest)]
+        assert free, f"these import one another: {sorted(rest)}"
+        placed += free
+
+
+def test_every_exception_is_still_needed() -> None:
+    """An exception that nobody uses any more is a hole."""
+    used = {(unit_of(file), there) for file in FILES for there, _ in imports(parsed(file))}
+    assert set(UPWARD) <= used
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_stand_at_the_top(file: Path) -> None:
+    """An import inside a function hides a dependency; only the lazy command line may."""
+    if unit_of(file) in LAZY:
+        return
+    functions = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    hidden = [f"{file.name}:{line} {there}" for function in functions for there, line in imports(function)]
+    assert not hidden
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_files_are_small_and_introduced(file: Path) -> None:
+    """A file that grew past reading, or that does not say what it is for."""
+    limit = MAX_LINES_OF.get(str(file.relative_to(PACKAGE)), MAX_LINES)
+    num_lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert num_lines <= limit, f"{num_lines} lines, at most {limit}"
+    assert num_lines == 0 or ast.get_docstring(parsed(file)), "no docstring"
+
+
+def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions of a module and methods of its classes that carry a public name."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_public_functions_are_annotated(file: Path) -> None:
+    """A signature one has to guess."""
+    bare = []
+    for function in public_functions(parsed(file).body):
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        named = [a for a in arguments if a.arg not in ("self", "cls") and a.annotation is None]
+        if named or function.returns is None:
+            bare.append(f"{file.name}:{function.lineno} {function.name}")
+    assert not bare

@@ -1,0 +1,167 @@
+"""Training text, tokenizer and chat template: one format everywhere."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from outrider.demo import corpus, demo_paths, tokenizer
+from outrider.demo.problems import problems
+
+QUESTION, SOLUTION = (
+    "Tom has 12 pens. He buys 7 more. How many pens does Tom have?",
+    "Tom has 12+7=19 pens.\n#### 19",
+)
+
+
+@pytest.fixture(scope="module")
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    texts = list(corpus.generated_documents(1, 300))
+    return tokenizer.as_transformers(tokenizer.train_tokenizer(texts, vocabulary_size=600))
+
+
+@pytest.fixture(scope="module")
+def sources(small_tokenizer: PreTrainedTokenizerFast) -> dict[str, corpus.TokenSource]:
+    texts = {name: list(corpus.generated_documents(1, 40)) for name in corpus.SOURCES}
+    return {name: corpus.tokenize(some, small_tokenizer.backend_tokenizer) for name, some in texts.items()}
+
+
+def test_special_tokens_and_single_digits(small_tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = small_tokenizer("47 + 1234")["input_ids"]
+    assert ids[0] == corpus.BOS_ID == small_tokenizer.bos_token_id
+    assert small_tokenizer.eos_token_id == corpus.EOS_ID
+    assert [t for t in small_tokenizer.convert_ids_to_tokens(ids) if t.isdigit()] == list("471234")
+
+
+@pytest.mark.parametrize(
+    "text", ["a\tb\n  c", "naïve €3 — 漢字", "def f(x):\n    return x ** 2\n", " 12  34 "]
+)
+def test_round_trip(small_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    ids = small_tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert small_tokenizer.decode(ids) == text
+
+
+def test_prompt_tokens_are_a_prefix_of_the_document(small_tokenizer: PreTrainedTokenizerFast) -> None:
+    """Catches a tokenizer that merges across `Answer:`; the model would never have seen its own prompts."""
+    prompt = small_tokenizer(f"Question: {QUESTION}\nAnswer:")["input_ids"]
+    whole = small_tokenizer(corpus.document(QUESTION, SOLUTION), add_special_tokens=False)["input_ids"]
+    assert whole[: len(prompt)] == prompt
+    assert whole[-1] == corpus.EOS_ID
+
+
+def test_chat_template_is_the_training_format(small_tokenizer: PreTrainedTokenizerFast) -> None:
+    turns = [{"role": "user", "content": f" {QUESTION} "}, {"role": "assistant", "content": SOLUTION}]
+    assert small_tokenizer.apply_chat_template(turns, tokenize=False) == corpus.document(QUESTION, SOLUTION)
+    prompt = small_tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    assert prompt == f"<s>Question: {QUESTION}\nAnswer:"
+    again = small_tokenizer.apply_chat_template(
+        [*turns, turns[0]], tokenize=False, add_generation_prompt=True
+    )
+    assert again == corpus.document(QUESTION, SOLUTION) + prompt
+
+
+def test_chat_template_puts_a_system_message_into_the_first_question_only(
+    small_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "#### 2"},
+        {"role": "user", "content": "2+2?"},
+    ]
+    text = small_tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "<s>Question: Be brief.\n1+1?\nAnswer: #### 2</s><s>Question: 2+2?\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        (["user", "user"], "alternate"),
+        (["assistant"], "must follow a user"),
+        (["user", "system"], "must come first"),
+        (["tool"], "unknown role"),
+        (["user", "assistant"], "last turn must be the user"),
+    ],
+)
+def test_chat_template_refuses_by_name(
+    small_tokenizer: PreTrainedTokenizerFast, roles: list[str], message: str
+) -> None:
+    turns = [{"role": role, "content": "x"} for role in roles]
+    with pytest.raises(TemplateError, match=message):
+        small_tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
+def test_gsm8k_is_rewritten_into_our_form() -> None:
+    text = "Natalia sold 1,248/2 = <<1248/2=624>>624 clips in May - really.\n#### 624"
+    assert corpus.compact_gsm8k(text) == "Natalia sold 1248/2=624 clips in May - really.\n#### 624"
+
+
+def test_drills_are_right_and_have_no_negative_results() -> None:
+    for text in corpus.drill_documents(100):
+        for line in text.removeprefix(corpus.BOS).removesuffix(corpus.EOS).split("\n"):
+            left, right = line.split("=")
+            a, operator, b = re.fullmatch(r"(\d+)([-+*/])(\d+)", left).groups()
+            a, b = int(a), int(b)
+            assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operator] == int(right) >= 0
+
+
+def test_batches_depend_on_seed_and_step_only(sources: dict[str, corpus.TokenSource]) -> None:
+    """Catches reader state: a resumed run must see the batches it would have seen."""
+    arguments = {"progress": 0.3, "rows": 3, "length": 64}
+    first = corpus.batch(sources, seed=1, step=5, **arguments)
+    assert first.shape == (3, 65)
+    assert np.array_equal(first, corpus.batch(sources, seed=1, step=5, **arguments))
+    assert not np.array_equal(first, corpus.batch(sources, seed=1, step=6, **arguments))
+    assert (first[:, 0] == corpus.BOS_ID).all()
+
+
+def test_mix_is_a_distribution_at_every_time() -> None:
+    for progress in (0.0, 0.2, corpus.MIX_RAMP, 1.0):
+        assert sum(corpus.mix(progress).values()) == pytest.approx(1.0)
+
+
+def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "math").mkdir()
+    rows = [json.dumps({"problem": f"What is {n}+1?", "solution": f"{n + 1}"}) for n in range(400)]
+    (tmp_path / "math" / "problems.jsonl").write_text("\n".join(rows))
+    train, kept = (
+        set(corpus.source_documents("math", tmp_path, held_out=flag, num_generated=0))
+        for flag in (False, True)
+    )
+    assert kept
+    assert not train & kept
+    assert len(train) + len(kept) == 400
+
+
+def test_importing_the_package_is_light() -> None:
+    """Catches torch creeping into `import outrider.demo`, which `outrider --help` may reach."""
+    code = "import sys, outrider.demo; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not demo_paths().target.exists(), reason="the pair has not been trained yet")
+def test_embedded_pair_solves_an_easy_problem_and_shares_a_tokenizer() -> None:
+    """Catches weights committed with another tokenizer, template or end token than the recipe's."""
+    from itertools import islice
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from outrider.demo.evaluate import greedy_tokens
+    from outrider.demo.problems import is_correct
+
+    words, draft_words = (AutoTokenizer.from_pretrained(path) for path in demo_paths())
+    assert words.get_vocab() == draft_words.get_vocab()
+    assert words.chat_template == draft_words.chat_template == tokenizer.CHAT_TEMPLATE
+    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in demo_paths())
+    assert target.generation_config.eos_token_id == draft.generation_config.eos_token_id == corpus.EOS_ID
+    assert target.config.vocab_size == draft.config.vocab_size == len(words)
+    chosen = list(islice(problems(1000, held_out=True, weights={1: 1.0}), 10))
+    answers = greedy_tokens(target, words, [p.prompt for p in chosen], 60)
+    assert sum(is_correct(words.decode(a), p.answer) for a, p in zip(answers, chosen, strict=True)) >= 7
