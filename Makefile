@@ -6,9 +6,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # The one place where torch is pinned. Without an NVIDIA driver the CPU wheel is installed: the default Linux wheel brings
-# several gigabytes of CUDA libraries. Where the extra index cannot be reached, pip says so and uses what it has.
+# several gigabytes of CUDA libraries. Where that index cannot be reached, pip takes what its own index has. Torch comes
+# alone (--no-deps), so that only this one package is asked for there; what it needs comes with the next line.
 TORCH := torch==2.13.0
-TORCH_CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+TORCH_CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 20
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,$(TORCH_CPU_INDEX))
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -16,7 +17,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.outrider-installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 MARKS ?= not slow and not gpu
 ARGS ?=
 
@@ -42,13 +43,13 @@ type: $(STAMP) ## mypy
 
 check: lint type test ## everything a commit must pass
 
-bench: $(STAMP) ## what can be benchmarked, and the command of each
-	@grep -l '__main__' benchmarks/*.py 2>/dev/null | sed "s|^|$(BIN)/python |" || echo "no benchmarks yet"
+bench: $(STAMP) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..." >&2; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)" >&2; $(PYTHON) -m venv $(VENV); }
-	@echo "installing $(TORCH)" >&2; $(PIP) $(TORCH_INDEX) "$(TORCH)"
+	@echo "installing $(TORCH)" >&2; $(PIP) --no-deps $(TORCH_INDEX) "$(TORCH)"
 	@echo "installing outrider and its tools" >&2; $(PIP) -e ".[dev]"
 	@touch $@
 

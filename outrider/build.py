@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from outrider.control import FixedLength
 from outrider.decode import Decoder
@@ -20,6 +21,8 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DraftSetup
 from outrider.errors import ConfigError
 from outrider.models import compile as compiling
+from outrider.models import draft_loop
+from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.load import (
     LoadedModel,
     build_lm,
@@ -98,7 +101,7 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     loader = _Loader(options, device, status)
     memory = loader.weigh()
     target = loader.load(options.target)
-    draft = loader.load(options.draft) if options.draft is not None else None
+    draft = None if options.draft is None else loader.load(options.draft, loop_vocab=target.lm.shape.vocab_size)
     drafter = drafter_class.build(DraftSetup(target, draft, options.num_draft_tokens))
     decoder = Decoder(target.lm, drafter, verifier_class(), FixedLength(options.num_draft_tokens))
     return Built(decoder, target, draft, loader.resolved(target), memory, loader.notes)
@@ -149,8 +152,8 @@ class _Loader:
             num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
         )  # fmt: skip
 
-    def load(self, name: str) -> LoadedModel:
-        """Config, tokenizer, weights, probes, fast path."""
+    def load(self, name: str, loop_vocab: int | None = None) -> LoadedModel:
+        """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary."""
         options = self.options
         revision = options.revision if self._is_target(name) else None
         config = self._config(name)
@@ -159,28 +162,36 @@ class _Loader:
         self.status(f"loading {name} ({str(dtype).removeprefix('torch.')}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         lm = build_lm(module, name, dtype, self.device)
-        compiled = self._compile(lm, module, name)
-        finish(lm, module, pack=not compiled)
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
+        compiled = self._compile(loaded, module, loop_vocab)
+        finish(lm, module, pack=not compiled)
         del module
         gc.collect()  # a compiled program holds its own packed weights
         return loaded
 
-    def _compile(self, lm: Any, module: Any, name: str) -> bool:
-        """Switch the model to its compiled program when asked for (on) or already there (auto)."""
-        mode = self.options.compile
-        if mode == "off" or self.device.type != "cpu":
-            self._compiled = False
+    def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
+        """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
+        mode, lm, count = self.options.compile, loaded.lm, self.options.num_draft_tokens
+        self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
+        if not self._compiled:
             return False
-        path = compiling.package_path(lm, module, torch.get_num_threads())
-        if mode == "auto" and not path.exists():
+        pass_path = compiling.package_path(lm, module)
+        loop_path = None if loop_vocab is None else compiling.package_path(lm, module, f"draft{count}")
+        missing = [path for path in (pass_path, loop_path) if path is not None and not path.exists()]
+        if missing and mode == "auto":
             self._compiled = False
-            self.notes.append(f"running uncompiled; --compile on makes {name} faster (once, about half a minute)")
+            self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
             return False
-        if not path.exists():
-            self.status(f"compiling {name}: once per model and machine, about half a minute")
-            compiling.compile_package(lm, module, path)
-        lm.run = compiling.load_package(path)
+        if missing:
+            self.status(f"compiling {loaded.name}: once per model and machine, a minute or so")
+        if pass_path in missing:
+            compiling.compile_pass(lm, module, pass_path)
+        if loop_path is not None:
+            if loop_path in missing:
+                program = DraftLoopProgram(lm, module, count, loop_vocab)
+                compiling.compile_program(program, *draft_loop.example(lm, count), loop_path)
+            loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count)
+        lm.run = compiling.load_pass(pass_path)
         return True
 
     def resolved(self, target: LoadedModel) -> Options:

@@ -39,8 +39,12 @@ class Detokenizer:
 
     def _release(self, text: str) -> str:
         new = text[len(self._done_text) :]
-        self._window, self._done = self._done, len(self._ids)
-        self._done_text = self._decode(self._window, self._done)
+        shown = self._decode(self._done, len(self._ids))
+        if shown:
+            self._window, self._done_text = self._done, shown
+        else:  # special tokens only: a window without text would make the next word the first, and strip its space
+            self._done_text = text
+        self._done = len(self._ids)
         return new
 
     def _decode(self, start: int, end: int) -> str:

@@ -49,14 +49,13 @@ def top_level(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Only a bug of ours leaves here as an exception."""
     try:
-        return build_app()(args=list(arguments), standalone_mode=False) or 0
+        return build_app()(args=list(arguments), prog_name="outrider", standalone_mode=False) or 0
     except OutriderError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         return _fail(_usage_message(error), error.exit_code)
-    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
-        sys.stdout = None
-        return 1
+    except SystemExit as left:  # typer's way out when the reader of our output has gone: nobody to tell
+        return int(left.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
 

@@ -11,13 +11,16 @@ full acceptance that is two tokens, else one), after a step it forgets what was 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import ConfigError
+from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.rows import Row, Rows
+from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import distribution
 from outrider.sampling.rng import Purpose
 from outrider.types import Draft, Verdict
@@ -30,8 +33,10 @@ class ModelDrafter(Drafter):
 
     needs_draft = True
 
-    def __init__(self, lm: LM) -> None:
+    def __init__(self, lm: LM, loop: DraftLoop | None = None) -> None:
         self.lm = lm
+        self._loop = loop
+        self._committed: list[int] = []  # per row, tokens it had when it was last drafted for
 
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
@@ -40,7 +45,7 @@ class ModelDrafter(Drafter):
         target, draft = setup.target, setup.draft
         if target.tokenizer is not None and draft.tokenizer is not None:
             check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name)
-        return cls(draft.lm)
+        return cls(draft.lm, draft.draft_loop)
 
     def start(self, row: Row) -> None:
         self.lm.kv.add_row()
@@ -52,10 +57,29 @@ class ModelDrafter(Drafter):
         if steps == 0:
             return Draft.empty(len(rows), rows.device)
         lengths = torch.tensor(wanted, device=rows.device)
+        pending = self._catch_up(rows)
+        if self._loop is not None and _loop_can_sample(rows):
+            return self._propose_compiled(self._loop, rows, pending, lengths)
+        return self._propose_stepwise(rows, pending, lengths, steps)
+
+    def _propose_compiled(self, loop: DraftLoop, rows: Rows, pending: list[list[int]], lengths: Tensor) -> Draft:
+        """All tokens in one call. It always drafts its full length; `lengths` cuts what a row does not want."""
+        params = [row.params for row in rows]
+        greedy = torch.tensor([p.is_greedy for p in params])
+        temperature = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params])
+        tokens, laws = loop(pending, greedy, temperature, rows.rng.draft_uniforms(rows.positions, loop.num_tokens))
+        width = int(lengths.max())
+        if all(p.is_greedy for p in params):
+            return Draft(tokens[:, :width], lengths)
+        return Draft(tokens[:, :width], lengths, probs=F.pad(laws[:, :width], (0, 0, 0, 1)))
+
+    def _propose_stepwise(self, rows: Rows, pending: list[list[int]], lengths: Tensor, steps: int) -> Draft:
+        """Token by token: any sampling option, no compiler."""
         plain_greedy = rows.sampling.sampled_rows.numel() == 0 and rows.sampling.bias is None and rows.history is None
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
-        logits = self._first_logits(rows)
+        start = rows.positions
+        logits = self._first_logits(pending)
         for node in range(steps):
             if node:
                 logits = self.lm.forward(tokens[-1][:, None])[:, 0]
@@ -67,7 +91,7 @@ class ModelDrafter(Drafter):
             so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
             law = distribution(logits[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
             laws.append(law)
-            tokens.append(_choose(law, rows, node))
+            tokens.append(_choose(law, rows, start, node))
         chosen = torch.stack(tokens, dim=1)
         if plain_greedy or rows.coupled:
             return Draft(chosen, lengths)
@@ -77,25 +101,29 @@ class ModelDrafter(Drafter):
     def commit(self, rows: Rows, verdict: Verdict) -> None:
         kv = self.lm.kv
         for index, (row, accepted) in enumerate(zip(rows, verdict.num_accepted.tolist(), strict=True)):
-            before = self._committed[index]  # tokens of the row when it was drafted for, all in the cache
-            kv.truncate(index, min(before + accepted, len(row.tokens) - 1))
+            if index < len(self._committed):
+                kv.truncate(index, min(self._committed[index] + accepted, len(row.tokens) - 1))
+        self._committed = []
 
     def stop(self, index: int) -> None:
         self.lm.kv.swap_remove(index)
 
-    def _first_logits(self, rows: Rows) -> Tensor:
-        """Logits (B, V) after each row's last token, the cache caught up to include it."""
+    def _catch_up(self, rows: Rows) -> list[list[int]]:
+        """What each row's cache still lacks after any long catch-up: one token, or two after a full acceptance."""
         kv = self.lm.kv
         if any(len(row.tokens) - length > MAX_RAGGED for row, length in zip(rows, kv.lengths, strict=True)):
             self.lm.catch_up([row.tokens for row in rows])
-        pending = [row.tokens[length:] for row, length in zip(rows, kv.lengths, strict=True)]
+        self._committed = [len(row.tokens) for row in rows]
+        return [row.tokens[length:] for row, length in zip(rows, kv.lengths, strict=True)]
+
+    def _first_logits(self, pending: list[list[int]]) -> Tensor:
+        """Logits (B, V) after each row's last token, the caches fed with it."""
         width = max(len(p) for p in pending)
         padded = torch.tensor([p + [0] * (width - len(p)) for p in pending], device=self.lm.device)
         last = torch.tensor([len(p) - 1 for p in pending], device=self.lm.device)
         logits = self.lm.forward(padded)
         for index, tokens in enumerate(pending):
-            kv.advance(index, len(tokens))
-        self._committed = list(kv.lengths)
+            self.lm.kv.advance(index, len(tokens))
         return logits[torch.arange(len(pending), device=self.lm.device), last]
 
     def _advance(self) -> None:
@@ -103,10 +131,15 @@ class ModelDrafter(Drafter):
             self.lm.kv.advance(index, 1)
 
 
-def _choose(law: Tensor, rows: Rows, node: int) -> Tensor:
-    """One token per row (B,) from its law (B, V), with the row's own randomness for that position of its text."""
-    positions = rows.positions + node
+def _loop_can_sample(rows: Rows) -> bool:
+    """The compiled loop knows greedy and temperature; filters, penalties, biases and shared noise go stepwise."""
+    sampling = rows.sampling
+    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias)
+    return not rows.coupled and rows.history is None and all(part is None for part in filters)
+
+
+def _choose(law: Tensor, rows: Rows, start: Tensor, node: int) -> Tensor:
+    """One token per row (B,) from its law (B, V): by the row's own coin, or by the target's noise for that position."""
     if rows.coupled:
-        noise = rows.rng.gumbel(positions[:, None], law.shape[-1])[:, 0]
-        return (law.log() + noise.to(law)).argmax(dim=-1)
-    return rows.rng.categorical(law, Purpose.DRAFT, positions)
+        return gumbel_choice(law, rows.rng.gumbel(start[:, None] + node, law.shape[-1])[:, 0])
+    return rows.rng.categorical(law, Purpose.DRAFT, start, node)

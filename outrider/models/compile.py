@@ -16,12 +16,15 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -33,8 +36,8 @@ MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; b
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
 
 
-class _Flat(nn.Module):
-    """The module with the plan spread over plain arguments, as torch.export wants them."""
+class PassProgram(nn.Module):
+    """One pass with the plan spread over plain arguments, as torch.export wants them."""
 
     def __init__(self, run: Run, module: nn.Module) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class _Flat(nn.Module):
         return self._run(ids, positions, plan, columns)
 
 
-def can_compile() -> str | None:
+def cannot_compile() -> str | None:
     """None when compilation works here, else the reason in a few words."""
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
         return "no C++ compiler found (install g++)"
@@ -62,24 +65,30 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "compiled"
 
 
-def package_path(lm: LM, module: nn.Module, threads: int) -> Path:
-    """The file this model's program has on this machine. Any change of weights, versions or threads is another file."""
+def package_path(lm: LM, module: nn.Module, purpose: str = "pass") -> Path:
+    """The file this program has on this machine. Any change of weights, code, versions or threads is another file."""
     digest = hashlib.blake2b(digest_size=12)
     facts = (
-        torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(), threads, lm.dtype, lm.device,
-        module.config.to_json_string(), _source_fingerprint(),
+        purpose, torch.__version__, transformers.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(), lm.dtype, lm.device, module.config.to_json_string(), _source_fingerprint(),
     )  # fmt: skip
     digest.update(repr(facts).encode())
     for name, parameter in module.state_dict().items():
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return cache_folder() / f"{module.config.model_type}-{digest.hexdigest()}.pt2"
+    return cache_folder() / f"{module.config.model_type}-{purpose}-{digest.hexdigest()}.pt2"
 
 
-def load_package(path: Path) -> Run:
-    """The program as a `Run`."""
+def load_program(path: Path) -> Callable[..., Any]:
+    """A stored program, ready to call."""
     program = torch._inductor.aoti_load_package(str(path))
     os.utime(path)  # last use, for `drop_old`
+    return program
+
+
+def load_pass(path: Path) -> Run:
+    """The compiled pass as a `Run`."""
+    program = load_program(path)
 
     def run(ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
@@ -88,21 +97,26 @@ def load_package(path: Path) -> Run:
     return run
 
 
-def compile_package(lm: LM, module: nn.Module, path: Path) -> None:
-    """Make the program and store it at `path`. Raises CapabilityError naming the cause when the model cannot be exported."""
-    if (reason := can_compile()) is not None:
+def compile_pass(lm: LM, module: nn.Module, path: Path) -> None:
+    """Make the program of one pass and store it at `path`."""
+    inputs, dynamic = _example(lm)
+    compile_program(PassProgram(lm.run, module), inputs, dynamic, path)
+
+
+def compile_program(program: nn.Module, inputs: tuple, dynamic: tuple, path: Path) -> None:
+    """Export, compile and store. Raises CapabilityError naming the cause when torch or this machine cannot."""
+    if (reason := cannot_compile()) is not None:
         raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    inputs, dynamic = _example(lm)
-    options = {"freezing": True, "cpp.enable_concat_linear": True} if lm.device.type == "cpu" else {}
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad():
+    options = {"freezing": True, "cpp.enable_concat_linear": True}  # pack weights; join projections of one input
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad(), _quiet():
         try:
-            program = torch.export.export(_Flat(lm.run, module), inputs, dynamic_shapes=dynamic, strict=False)
+            exported = torch.export.export(program, inputs, dynamic_shapes=dynamic, strict=False)
             with torch._inductor.config.patch(options):
-                made = torch._inductor.aoti_compile_and_package(program, package_path=f"{scratch}/program.pt2")
+                made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{scratch}/program.pt2")
         except Exception as error:  # noqa: BLE001  torch.export and inductor raise many types
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CapabilityError(f"torch could not compile {module.config.model_type}: {first}") from error
+            raise CapabilityError(f"torch could not compile this model ({first}). Use --compile off.") from error
         os.replace(made, path)  # atomic: a reader sees the whole file or none
     drop_old(path.parent)
 
@@ -142,12 +156,12 @@ def _example(lm: LM) -> tuple[tuple, tuple]:
 def _source_fingerprint() -> str:
     """Changes whenever the code that is compiled in does."""
     here = Path(__file__).parent
-    return hashlib.blake2b(b"".join((here / f).read_bytes() for f in ("attention.py", "compile.py", "lm.py"))).hexdigest()
+    return hashlib.blake2b(b"".join((here / f).read_bytes() for f in ("attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py"))).hexdigest()
 
 
-def compile_in_background(arguments: list[str]) -> None:
-    """Start `python -m outrider.models.compile`-style work detached and at low priority (see `outrider.llm`)."""
-    subprocess.Popen(
-        [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, preexec_fn=lambda: os.nice(19),
-    )  # fmt: skip
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export warns about things that are none of the user's business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -48,14 +48,14 @@ def attention_mask(
     if sees is None or depths is None:
         positions = starts[:, None] + offsets  # (B, T')
         allowed = places <= positions[:, :, None]  # (B, T', S)
-        key_positions = places.expand(len(starts), -1)
+        key_positions = places.expand(starts.shape[0], -1)
     else:
         inside = places - starts[:, None]  # (B, S): index within the pass, negative in the prefix
         in_pass = (inside >= 0) & (inside < num_tokens)
         index = inside.clamp(0, num_tokens - 1)
         seen = sees.gather(2, index[:, None].expand(-1, num_tokens, -1))  # (B, T, S)
         allowed = torch.where(in_pass[:, None], seen, (inside < 0)[:, None])
-        filler = (places == 0).expand(len(starts), padded - num_tokens, -1)  # padding queries see one key: no 0/0
+        filler = (places == 0).expand(starts.shape[0], padded - num_tokens, -1)  # padding queries see one key: no 0/0
         allowed = torch.cat([allowed, filler], dim=1)
         key_positions = torch.where(in_pass, starts[:, None] + depths.gather(1, index), places)
         positions = starts[:, None] + torch.nn.functional.pad(depths, (0, padded - num_tokens))

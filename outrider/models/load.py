@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention
+from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.pack import can_pack, pack_linears
 from outrider.models.probe import check_against_plain, find_layer_shapes, find_pass_limits
@@ -39,6 +40,7 @@ class LoadedModel:
     config: Any  # PretrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
+    draft_loop: DraftLoop | None = None  # when it drafts and is compiled
 
 
 def resolve_device(device: str) -> torch.device:

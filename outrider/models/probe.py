@@ -31,8 +31,11 @@ PREFIX = 24  # tokens before the probed pass
 
 def _record_shapes(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, outrider_shapes: dict[int, LayerShape] | None = None, **unused: object,
+    scaling: float | None = None, outrider_shapes: dict[int, LayerShape] | None = None,
+    s_aux: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
+    if s_aux is not None:
+        raise ValueError("it has attention sinks, which ours does not know")
     if outrider_shapes is not None:
         outrider_shapes[module.layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
     grouped = query.shape[1] != key.shape[1]

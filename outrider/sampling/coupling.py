@@ -1,9 +1,11 @@
-"""Shared-noise decoding: the token at text position t is argmax_v log p_t(v) + g_t(v), noise g keyed by (seed, t).
+"""Shared-noise decoding: the token at text position t is argmax_v log p_t(v) + g_t(v), noise g keyed by
+(seed, t).
 
-By the Gumbel-max theorem that token has law p_t, and it is a function of p_t and of the noise alone: same seed, same text,
-whichever drafter, draft length, batch, or none at all. A draft token is kept when it equals the target's own choice; a
-drafter that maximises log q + g with the same noise agrees with it often, namely with probability at least
-(1 - TV)/(1 + TV) (Daliri et al. 2408.07978; Maddison et al. 1411.0030 for the race). docs/algorithms/coupling.md.
+By the Gumbel-max theorem that token has law p_t, and it is a function of p_t and of the noise alone: same
+seed, same text, whichever drafter, draft length, batch, or none at all. A draft token is kept when it
+equals the target's own choice; a drafter that maximises log q + g with the same noise agrees with it often,
+namely with probability at least (1 - TV)/(1 + TV) (Daliri et al. 2408.07978; Maddison et al. 1411.0030 for
+the race). docs/algorithms/coupling.md.
 """
 
 from __future__ import annotations

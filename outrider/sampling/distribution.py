@@ -1,12 +1,14 @@
 """Logits -> law: the ONLY place where logits become probabilities, for target and drafters alike.
 
-Order: allowed-token mask and logit bias; repetition penalty (prompt and output); presence and frequency penalties (output);
-then a point mass at the largest score (lowest id among equals) for greedy rows, or temperature, top-k, top-p, min-p and
-softmax: transformers' order and results. Penalties follow the draft path: output m is penalised for the committed tokens
-plus the nodes that lead to it, so a tree's branches do not see each other.
+Order: allowed-token mask and logit bias; repetition penalty (prompt and output); presence and frequency
+penalties (output); then a point mass at the largest score (lowest id among equals) for greedy rows, or
+temperature, top-k, top-p, min-p and softmax: transformers' order and results. Penalties follow the draft
+path: output m is penalised for the committed tokens plus the nodes that lead to it, so a tree's branches do
+not see each other.
 
-Greedy as a one-hot law makes greedy decoding the case p in {0, 1} of every verifier: no separate branch anywhere.
-A row's law is a function of that row alone, to the last bit. Mathematics: docs/algorithms/distribution.md.
+Greedy as a one-hot law makes greedy decoding the case p in {0, 1} of every verifier: no separate branch
+anywhere. A row's law is a function of that row alone, to the last bit. Mathematics:
+docs/algorithms/distribution.md.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ __all__ = ["BatchSampling", "History", "distribution"]
 
 @dataclass(frozen=True)
 class BatchSampling:
-    """The sampling options of a batch as tensors, built once per change of the batch. Off for all rows = None."""
+    """The sampling options of a batch as tensors, built once per change of the batch. Off for all rows =
+    None.
+    """
 
     num_rows: int
     vocab_size: int
@@ -71,9 +75,9 @@ def distribution(
 ) -> Tensor:  # (B, M, V) dtype
     """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
 
-    `history` holds the committed tokens and `draft` the nodes (needed only with penalties; a drafter that has drafted i
-    tokens asks for its next law with first_node=i, M=1). Outputs of padding nodes get some law, never an error.
-    Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
+    `history` holds the committed tokens and `draft` the nodes (needed only with penalties; a drafter that
+    has drafted i tokens asks for its next law with first_node=i, M=1). Outputs of padding nodes get some
+    law, never an error. Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
     """
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
@@ -101,7 +105,8 @@ def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype) -> tuple
 
 
 def _point_mass(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # `max` returns the first index among equals and lets NaN win, so the peak tells whether the scores are usable
+    # `max` returns the first index among equals and lets NaN win, so the peak tells whether the scores are
+    # usable
     peak, best = scores.max(dim=-1, keepdim=True)
     law = torch.zeros(scores.shape, dtype=dtype, device=scores.device).scatter_(-1, best, 1.0)
     return law, peak[..., 0]
@@ -121,15 +126,17 @@ def _adjusted(
     scores = logits.to(dtype)
     if sampling.bias is not None:
         scores = scores + sampling.bias.to(dtype)
-    return scores if not sampling.needs_history else _penalised(scores, sampling, history, draft, first_node)
+    return (
+        scores
+        if history is None or not sampling.needs_history
+        else _penalised(scores, sampling, history, draft, first_node)
+    )
 
 
 def _penalised(
     scores: Tensor, sampling: BatchSampling, history: History, draft: Draft | None, first_node: int
 ) -> Tensor:
-    counts = history.output_counts[
-        :, None
-    ]  # (B, 1, V): without a draft every output has the committed history
+    counts = history.output_counts[:, None]  # (B, 1, V): the committed history, at every output
     if draft is not None and draft.num_nodes:
         counts = counts + path_counts(draft, first_node, scores.shape[1], scores.shape[2])  # (B, M, V)
     if sampling.repetition is not None:
@@ -161,8 +168,8 @@ def _refuse_or_patch(law: Tensor, witness: Tensor, draft: Draft | None, first_no
     if (broken & counted).any():
         row, output = (broken & counted).nonzero()[0].tolist()
         raise NumericalError(
-            f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out, so there is no "
-            "law to sample from; check the model's dtype and weights, or the allowed tokens"
+            f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out: no"
+            " law to sample from; check the model's dtype and weights, or the allowed tokens"
         )
     law[broken] = 0
     law[..., 0].masked_fill_(broken, 1)

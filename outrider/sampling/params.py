@@ -1,8 +1,9 @@
-"""What a user may ask about sampling one request, under the names vLLM's users know, checked when it is built.
+"""What a user may ask about sampling one request, under the names vLLM's users know, checked when it is
+built.
 
-Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and every other filter is
-without effect, penalties and biases excepted. A value that cannot be honoured raises `ConfigError` with the name, the
-value and the allowed range; nothing is clamped or ignored silently.
+Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and every
+other filter is without effect, penalties and biases excepted. A value that cannot be honoured raises
+`ConfigError` with the name, the value and the allowed range; nothing is clamped or ignored silently.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", [self.stop])
+        stop: Any = self.stop
+        if isinstance(stop, str):
+            object.__setattr__(self, "stop", [stop])
         self._check_numbers()
         self._check_collections()
 
@@ -72,7 +74,7 @@ class SamplingParams:
             raise _out_of_range("seed", self.seed, "between 0 and 2**64 - 1, or None")
         if _integer("max_tokens", self.max_tokens) < 1:
             raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
-        if self.logprobs is not None and not 0 <= _integer("logprobs", self.logprobs):
+        if self.logprobs is not None and _integer("logprobs", self.logprobs) < 0:
             raise _out_of_range("logprobs", self.logprobs, "at least 0, or None for no logprobs")
 
     def _check_collections(self) -> None:

@@ -1,9 +1,10 @@
 """Token-level rejection sampling of a chain: accept x w.p. min(1, p(x)/q(x)), correct from norm([p - q]+).
 
-Source: Leviathan et al. 2211.17192 (Algorithm 1) and Chen et al. 2302.01318. A token placed deterministically is the case
-q = point mass: accepted w.p. p(x), corrected from p without x. Greedy is the case p = point mass. Nothing here is random:
-these functions give acceptance probabilities and weights; the verifier tosses the coins. Accepting one token too few is
-as invisible to a losslessness test as one too many is fatal, so both are tested: docs/algorithms/rejection.md.
+Source: Leviathan et al. 2211.17192 (Algorithm 1) and Chen et al. 2302.01318. A token placed
+deterministically is the case q = point mass: accepted w.p. p(x), corrected from p without x. Greedy is the
+case p = point mass. Nothing here is random: these functions give acceptance probabilities and weights; the
+verifier tosses the coins. Accepting one token too few is as invisible to a losslessness test as one too
+many is fatal, so both are tested: docs/algorithms/rejection.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from outrider.types import Draft
 
 
 def ratios(target_probs: Tensor, draft: Draft) -> Tensor:
-    """p(x_i)/q(x_i) of every draft token of a chain: target_probs (B, N+1, V) -> (B, N), 0 where p(x_i) = 0."""
+    """p(x_i)/q(x_i) of every token of a chain: target_probs (B, N+1, V) -> (B, N), 0 where p(x_i) = 0."""
     index = draft.tokens[..., None]
     target = target_probs[:, :-1].gather(-1, index)[..., 0]  # (B, N)
     if draft.probs is None:
@@ -36,10 +37,10 @@ def acceptance(target_probs: Tensor, draft: Draft) -> Tensor:
 def next_token_weights(
     target_probs: Tensor, draft: Draft, num_accepted: Tensor, scale: Tensor | None = None
 ) -> Tensor:  # (B, V), unnormalised
-    """Weights of the token after the kept prefix: p if the whole draft was kept, else the residual [scale p - q]+.
+    """Weights of the token after the kept prefix: p if all of the draft was kept, else the residual.
 
-    `scale` (B,) is block verification's rho (1 = token-level). A residual without mass means p = q there, which is only
-    reached by rounding: then p itself.
+    The residual is [scale p - q]+. `scale` (B,) is block verification's rho (1 = token-level). A residual
+    without mass means p = q there, which is only reached by rounding: then p itself.
     """
     p = _row(target_probs, num_accepted)
     if draft.num_nodes == 0:
@@ -54,14 +55,12 @@ def next_token_weights(
 
 def _proposal(draft: Draft, node: Tensor, num_accepted: Tensor, like: Tensor) -> Tensor:
     # (B, V): the law that the first rejected token was drawn from
-    if draft.probs is not None and draft.sampled is None:
-        return _row(draft.probs, num_accepted).to(like.dtype)
+    law = None if draft.probs is None else _row(draft.probs, num_accepted).to(like.dtype)
+    if law is not None and draft.sampled is None:
+        return law
     token = draft.tokens.gather(1, node[:, None])
     point = torch.zeros_like(like).scatter_(-1, token, 1.0)
-    if draft.probs is None:
-        return point
-    is_sampled = draft.sampled.gather(1, node[:, None])
-    return torch.where(is_sampled, _row(draft.probs, num_accepted).to(like.dtype), point)
+    return point if law is None else torch.where(draft.is_sampled().gather(1, node[:, None]), law, point)
 
 
 def _row(table: Tensor, index: Tensor) -> Tensor:

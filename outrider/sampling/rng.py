@@ -1,16 +1,19 @@
-"""Random streams: every number is a function of (row seed, purpose, place), never of the batch or of call order.
+"""Random streams: every number is a function of (row seed, purpose, place), never of the batch or of call
+order.
 
 Two kinds of place, because two different guarantees are wanted:
 
-* A **coin** (accept, resample, draft) is keyed by the step that tosses it: `start`, the text index of the step's first
-  draft token, and `offset` within the step. Every step commits at least one token, so a start never repeats and each coin
-  is tossed once. Keying coins by text position alone would be WRONG: block verification looks at all coins of a step, also
-  at those beyond the cut, so a coin met again at the same position by the next step is no longer uniform given the text
-  (tests/contract/test_mutations.py shows the bias).
-* **Gumbel noise** is keyed by text position alone: the coupled verifier consumes each position's noise exactly once, and
-  that is what makes its output independent of the drafter.
+* A **coin** (accept, resample, draft) is keyed by the step that tosses it: `start`, the text index of the
+  step's first draft token, and `offset` within the step. Every step commits at least one token, so a start
+  never repeats and each coin is tossed once. Keying coins by text position alone would be WRONG: block
+  verification looks at all coins of a step, also at those beyond the cut, so a coin met again at the same
+  position by the next step is no longer uniform given the text (tests/contract/test_mutations.py shows the
+  bias).
+* **Gumbel noise** is keyed by text position alone: the coupled verifier consumes each position's noise
+  exactly once, and that is what makes its output independent of the drafter.
 
-Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any place is reached without drawing what precedes it.
+Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any place is reached without drawing
+what precedes it.
 """
 
 from __future__ import annotations
@@ -23,13 +26,11 @@ import torch
 from torch import Tensor
 
 STARTS, OFFSETS = 64, 16  # coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
-KEPT_NOISE = (
-    64  # positions whose noise a row remembers: a rejected position is asked for again by the next step
-)
+KEPT_NOISE = 64  # positions whose noise a row remembers: the next step asks for a rejected one again
 
 
 class Purpose(IntEnum):
-    """Which coin: streams of different purposes are independent. Values are part of "same seed, same text"."""
+    """Which coin: different purposes are independent streams. Values are part of "same seed, same text"."""
 
     ACCEPT = 0
     RESAMPLE = 1
@@ -38,16 +39,18 @@ class Purpose(IntEnum):
 
 
 class Randomness(Protocol):
-    """Where verifiers and drafters get every random outcome; the exact-law oracle puts an enumerator in its place."""
+    """Where verifiers and drafters get every random outcome; the exact-law oracle puts an enumerator in its
+    place.
+    """
 
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
         """n coins of the step that begins at `start` (B,): probs (B, n) -> (B, n) bool. Offsets 0 .. n-1."""
 
     def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
-        """One token per row with probability proportional to weights (B, V) >= 0: (B,) int64, never of zero weight.
+        """One token per row, probability proportional to weights (B, V) >= 0: (B,) int64, never of weight 0.
 
-        `start` (B,) is the text index of the step's first draft token, `offset` the draw's place in the step (a drafter's
-        i-th token: offset i; the verifier's correction or bonus: 0).
+        `start` (B,) is the text index of the step's first draft token, `offset` the draw's place in the
+        step (a drafter's i-th token: offset i; the verifier's correction or bonus: 0).
         """
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
@@ -80,6 +83,12 @@ class KeyedStreams:
     def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
         uniforms = [r.uniform(purpose, s, offset) for r, s in self._places(start)]
         return inverse_cdf(weights, torch.tensor(uniforms, dtype=torch.float64, device=weights.device))
+
+    def draft_uniforms(self, start: Tensor, num: int) -> Tensor:
+        """The uniforms behind `categorical` for a drafter's first `num` draws of a step, (B, num) fp64 on
+        the host.
+        """
+        return torch.from_numpy(np.stack([r.uniforms(Purpose.DRAFT, s, num) for r, s in self._places(start)]))
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
         where = positions.tolist()  # sync: positions
@@ -115,7 +124,9 @@ class RowStreams:
         return self._window(purpose, start, page)[start % STARTS, column]
 
     def gumbel(self, position: int, vocab_size: int) -> Tensor:
-        """(V,) fp64 -log(-log u); u is kept off 0 so that noise is finite and a token of zero mass never wins."""
+        """(V,) fp64 -log(-log u); u is kept off 0 so that noise is finite and a token of zero mass never
+        wins.
+        """
         noise = self._noise.get(position)
         if noise is None or noise.shape[0] != vocab_size:
             uniforms = torch.from_numpy(
@@ -136,14 +147,18 @@ class RowStreams:
         return cached[1]
 
     def _generator(self, purpose: Purpose, counter: list[int]) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=[self.seed, int(purpose)], counter=counter))
+        # explicit uint64: NumPy turns a list with a seed above 2**63 into floats, and nearby seeds into one
+        key = np.array([self.seed, int(purpose)], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds uniform * total: weights (B, V), uniforms (B,) -> (B,) int64.
+    """The first token whose cumulative weight exceeds uniform * total: weights (B, V), uniforms (B,) ->
+    (B,) int64.
 
-    A token of zero weight is never returned: it does not raise the cumulative sum, and u < 1 keeps the threshold below
-    the total. Sums run in fp64. A parallel (CUDA) sum need not be monotone, so there zero weights are masked as well.
+    A token of zero weight is never returned: it does not raise the cumulative sum, and u < 1 keeps the
+    threshold below the total. Sums run in fp64. A parallel (CUDA) sum need not be monotone, so there zero
+    weights are masked as well.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniforms[:, None] * cumulative[:, -1:]

@@ -1,8 +1,10 @@
-"""What speculation can bring: closed forms, each with its source. Valid for i.i.d. acceptance and a flat verify cost.
+"""What speculation can bring: closed forms, each with its source. Valid for i.i.d. acceptance and a flat
+verify cost.
 
-alpha = probability that a tested draft token is accepted (per position: sum_v min(p, q)); gamma = draft tokens per step;
-c = drafter time per token / target pass time. tau counts emitted tokens per target pass, the bonus token included.
-Leviathan et al. 2211.17192: Definition 3.1, Theorem 3.5 (alpha), Equation 1 (tau), Theorem 3.8 (speedup), Corollary 3.9.
+alpha = probability that a tested draft token is accepted (per position: sum_v min(p, q)); gamma = draft
+tokens per step; c = drafter time per token / target pass time. tau counts emitted tokens per target pass,
+the bonus token included. Leviathan et al. 2211.17192: Definition 3.1, Theorem 3.5 (alpha), Equation 1
+(tau), Theorem 3.8 (speedup), Corollary 3.9.
 """
 
 from __future__ import annotations
@@ -32,15 +34,17 @@ def predicted_speedup(alpha: float, gamma: int, c: float) -> float:
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int = 16) -> int:
-    """The number of draft tokens with the largest predicted speedup; 0 = do not speculate. Ties: fewer tokens."""
+    """The number of draft tokens with the largest predicted speedup; 0 = do not speculate. Ties: fewer
+    tokens.
+    """
     return max(range(max_gamma + 1), key=lambda gamma: (predicted_speedup(alpha, gamma, c), -gamma))
 
 
 def break_even_alpha(gamma: int, c: float) -> float | None:
     """The alpha from which speculating with `gamma` pays (speedup 1); None when no alpha does (c > 1).
 
-    Solves alpha + alpha^2 + ... + alpha^gamma = gamma c by bisection. gamma = 1 gives alpha = c (Corollary 3.9: alpha > c
-    is enough to gain, with gamma = 1).
+    Solves alpha + alpha^2 + ... + alpha^gamma = gamma c by bisection. gamma = 1 gives alpha = c (Corollary
+    3.9: alpha > c is enough to gain, with gamma = 1).
     """
     _check(0.0, gamma)
     if gamma == 0 or predicted_speedup(1.0, gamma, c) < 1:

@@ -1,8 +1,9 @@
 """Temperature, top-k, top-p and min-p, in this order, with the results of transformers' `LogitsWarper`s.
 
-Every function masks (-inf) or scales, row by row, and leaves a row whose option is off untouched to the last bit, so a
-row's law never depends on who shares its batch. Top-p has a plain version (full sort, the reference) and a fast one that
-looks at the likeliest tokens only and falls back to the plain one for the nodes it cannot decide; a test compares them.
+Every function masks (-inf) or scales, row by row, and leaves a row whose option is off untouched to the
+last bit, so a row's law never depends on who shares its batch. Top-p has a plain version (full sort, the
+reference) and a fast one that looks at the likeliest tokens only and falls back to the plain one for the
+nodes it cannot decide; a test compares them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Warpers:
         )
 
     def law(self, scores: Tensor) -> Tensor:
-        """softmax of the filtered scores: (S, M, V) -> (S, M, V), same dtype; NaN rows where scores are no numbers."""
+        """softmax of the filtered scores: (S, M, V) -> (S, M, V), same dtype; NaN rows where scores are no
+        numbers.
+        """
         if self.temperature is not None:
             scores = scores / self.temperature.to(scores.dtype)
         if self.top_k is not None:
@@ -76,8 +79,9 @@ def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
 def apply_top_p(scores: Tensor, top_p: Tensor, head: int = NUCLEUS_HEAD) -> Tensor:
     """Mask everything outside the smallest set of likeliest tokens whose mass reaches `top_p`; fast version.
 
-    A token goes when the mass ranked before it is at least top_p. Within the `head` largest scores that decides a node
-    when some token of the head goes and no tie straddles the edge; other nodes are sorted in full.
+    A token goes when the mass ranked before it is at least top_p. Within the `head` largest scores that
+    decides a node when some token of the head goes and no tie straddles the edge; other nodes are sorted in
+    full.
     """
     if scores.shape[-1] <= head:
         return apply_top_p_by_sorting(scores, top_p)
@@ -99,9 +103,14 @@ def apply_top_p(scores: Tensor, top_p: Tensor, head: int = NUCLEUS_HEAD) -> Tens
 
 
 def apply_top_p_by_sorting(scores: Tensor, top_p: Tensor) -> Tensor:
-    """The reference of `apply_top_p`: ascending sort, drop while the cumulative mass is at most 1 - top_p."""
-    ascending, order = scores.sort(dim=-1, stable=True)
-    remove = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    remove[..., -1] = False
+    """The reference of `apply_top_p`: drop from the least likely up while the dropped mass is at most 1 -
+    top_p.
+
+    Among equals at the edge the lowest ids stay (transformers leaves that to an unstable sort).
+    """
+    descending, order = scores.sort(dim=-1, descending=True, stable=True)
+    mass_from_below = descending.flip(-1).softmax(dim=-1).cumsum(dim=-1).flip(-1)  # own mass included
+    remove = mass_from_below <= 1 - top_p
+    remove[..., 0] = False
     remove = torch.zeros_like(remove).scatter_(-1, order, remove)
     return scores.masked_fill(remove & (top_p < 1), -torch.inf)

@@ -1,7 +1,8 @@
 """What every verifier does: from a draft and the target's laws to the kept path and one more token.
 
-A verifier draws only through the `Randomness` it is given, and the shape of its draws depends on shapes alone, never on
-values: so the exact-law oracle can replace the randomness by an enumeration of every outcome.
+A verifier draws only through the `Randomness` it is given, and the shape of its draws depends on shapes
+alone, never on values: so the exact-law oracle can replace the randomness by an enumeration of every
+outcome.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ class Verifier(ABC):
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
-    coupled: ClassVar[bool] = False  # chooses with keyed noise a drafter may share (drafter-invariant sampling)
+    coupled: ClassVar[bool] = (
+        False  # chooses with keyed noise a drafter may share (drafter-invariant sampling)
+    )
 
     @abstractmethod
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         """Keep a prefix of the draft and add one token.
 
-        target_probs (B, N+1, V): the law after the pending token and after each node. positions (B,): text index of each
-        row's first draft token (= number of committed tokens). Only the first lengths[b] nodes of row b count.
+        target_probs (B, N+1, V): the law after the pending token and after each node. positions (B,): text
+        index of each row's first draft token (= number of committed tokens). Only the first lengths[b]
+        nodes of row b count.
         """
 
 

@@ -1,6 +1,8 @@
-"""Block verification (Sun et al. 2403.10444), the default for chains: keep the longest prefix whose coin shows heads.
+"""Block verification (Sun et al. 2403.10444), the default for chains: keep the longest prefix whose coin
+shows heads.
 
-Never accepts fewer tokens in expectation than the token-level rule, for the same draft and the same target pass.
+Never accepts fewer tokens in expectation than the token-level rule, for the same draft and the same target
+pass.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ class BlockVerifier(Verifier):
     lossless: ClassVar[bool] = True
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        check_chain(self, draft, target_probs)
         if draft.probs is None:  # nothing sampled: the same law, without sums over the vocabulary
             return TokenVerifier().verify(draft, target_probs, rng, positions)
-        check_chain(self, draft, target_probs)
         rho = path_weights(target_probs, draft)  # (B, N+1)
         heads = rng.bernoulli(keep_probs(target_probs, draft, rho), Purpose.ACCEPT, positions)  # (B, N)
         length = torch.arange(1, draft.num_nodes + 1, device=heads.device)

@@ -1,7 +1,8 @@
-"""Drafter-invariant verification ("gumbel"): the target's own noisy choice decides, the draft only guesses it.
+"""Drafter-invariant verification ("gumbel"): the target's own noisy choice decides, the draft only guesses
+it.
 
-Same seed, same text, with any drafter, any length, any batch, or no speculation. The price is acceptance: P(draft =
-target's choice) instead of sum min(p, q); a drafter that uses the same noise recovers most of it.
+Same seed, same text, with any drafter, any length, any batch, or no speculation. The price is acceptance:
+P(draft = target's choice) instead of sum min(p, q); a drafter that uses the same noise recovers most of it.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from outrider.demo import corpus, demo_paths, tokenizer
-from outrider.demo.problems import problems
+from outrider.demo import corpus, tokenizer
 
 QUESTION, SOLUTION = (
     "Tom has 12 pens. He buys 7 more. How many pens does Tom have?",
@@ -143,25 +142,3 @@ def test_importing_the_package_is_light() -> None:
     """Catches torch creeping into `import outrider.demo`, which `outrider --help` may reach."""
     code = "import sys, outrider.demo; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.skipif(not demo_paths().target.exists(), reason="the pair has not been trained yet")
-def test_embedded_pair_solves_an_easy_problem_and_shares_a_tokenizer() -> None:
-    """Catches weights committed with another tokenizer, template or end token than the recipe's."""
-    from itertools import islice
-
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from outrider.demo.evaluate import greedy_tokens
-    from outrider.demo.problems import is_correct
-
-    words, draft_words = (AutoTokenizer.from_pretrained(path) for path in demo_paths())
-    assert words.get_vocab() == draft_words.get_vocab()
-    assert words.chat_template == draft_words.chat_template == tokenizer.CHAT_TEMPLATE
-    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in demo_paths())
-    assert target.generation_config.eos_token_id == draft.generation_config.eos_token_id == corpus.EOS_ID
-    assert target.config.vocab_size == draft.config.vocab_size == len(words)
-    chosen = list(islice(problems(1000, held_out=True, weights={1: 1.0}), 10))
-    answers = greedy_tokens(target, words, [p.prompt for p in chosen], 60)
-    assert sum(is_correct(words.decode(a), p.answer) for a, p in zip(answers, chosen, strict=True)) >= 7

@@ -1,6 +1,7 @@
 """The recipe end to end on a tiny configuration, and that an interrupted run loses nothing."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outrider.demo import corpus, recipe, train
+from outrider.demo import card, corpus, recipe, train
 from outrider.demo.evaluate import count_steps
 from outrider.demo.optimizer import BatchedMuon, orthogonalise, warmup_stable_decay
 
@@ -74,8 +75,8 @@ def test_recipe_end_to_end_and_resume_gives_the_same_weights(tmp_path: Path) -> 
 
 
 def test_rows_and_length_keep_the_tokens_of_a_step() -> None:
-    plan = train.Plan(steps=1, rows=24, length=256, longer_every=(4, 16))
-    shapes = [plan.rows_and_length(step) for step in range(16)]
+    plan = train.Plan(steps=1, rows=24, length=256, longer_every=(8, 32))
+    shapes = [plan.rows_and_length(step) for step in range(32)]
     assert {rows * length for rows, length in shapes} == {24 * 256}
     assert {length for _, length in shapes} == {256, 512, 1024}
 
@@ -117,3 +118,38 @@ def test_schedule_warms_up_holds_and_decays() -> None:
     assert warmup_stable_decay(0, 0.0, warmup_steps=10) == pytest.approx(0.1)
     assert warmup_stable_decay(50, 0.3, warmup_steps=10) == 1.0
     assert warmup_stable_decay(50, 1.0, warmup_steps=10) == pytest.approx(0.02)
+
+
+def test_card_states_what_was_measured() -> None:
+    """Catches a card whose numbers are typed: every one of these comes from the report."""
+    guesses = {"alpha": 0.81, "tau_k3": 2.51, "tau_k5": 3.13, "tau_k8": 3.57}
+    at = {"step": 1234, "num_tokens": 5_600_000, "minutes": 77.0, "loss": 1.23}
+    report = {
+        "num_problems_per_grade": 100,
+        "accuracy_by_grade": {"1": 0.91},
+        "gsm8k_test_accuracy": 0.02,
+        "num_gsm8k_test": 50,
+        "target_loss": {"grade1": 0.71},
+        "draft_loss": {"grade1": 0.93},
+        "draft_parameters": 1_234_567,
+        "draft_on_generated": {"grade1": guesses},
+        "draft_on_gsm8k_test": guesses,
+        "target_training": at,
+        "draft_training": at,
+    }
+    text = card.render(report, corpus.mix(1.0), "Some history.", "- a limit")
+    for number in (
+        "91%",
+        "2%",
+        "3.13",
+        "0.71",
+        "0.93",
+        "1.2M",
+        "1234",
+        "5.6M",
+        "77",
+        "Some history.",
+        "- a limit",
+    ):
+        assert number in text
+    assert not re.search(r"[{}]", text)

@@ -1,0 +1,270 @@
+"""How much memory a model will need, against what is there: known before a single weight is read.
+
+Weights are counted from the headers of the safetensors files (which also shows a truncated file at once), or
+from the config where there are no files yet. Keys and values cost `layers x KV heads x head size x 2 x bytes
+per number` for each token. A draft model has a share of both. On CPU the weights exist twice while they are
+packed or compiled (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
+megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.errors import CapabilityError, CheckpointError
+
+GIB = 1 << 30
+PACKED_COPIES = 2.0  # weights as loaded, and packed for oneDNN or compiled in
+DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
+MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
+FLOATS = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+}  # loaded as the dtype asked for; anything else keeps its size
+CGROUP = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """One model's part."""
+
+    name: str
+    weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """What is needed, and what there is."""
+
+    target: ModelMemory
+    draft: ModelMemory | None
+    num_rows: int
+    num_tokens: int  # per row
+    copies: float  # of the weights, at the worst moment
+    device: str
+    available_bytes: int
+
+    @property
+    def models(self) -> list[ModelMemory]:
+        return [model for model in (self.target, self.draft) if model is not None]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of the target, all copies."""
+        return round(self.target.weights_bytes * self.copies)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the target, for all rows at full length."""
+        return self.target.kv_bytes_per_token * self.num_rows * self.num_tokens
+
+    @property
+    def draft_bytes(self) -> int:
+        """The draft's weights and KV."""
+        if self.draft is None:
+            return 0
+        kv = self.draft.kv_bytes_per_token * self.num_rows * self.num_tokens
+        return round(self.draft.weights_bytes * self.copies) + kv
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.draft_bytes
+
+    @property
+    def fitting_tokens(self) -> int:
+        """Longest rows whose KV fits beside the weights."""
+        per_token = sum(model.kv_bytes_per_token for model in self.models) * self.num_rows
+        free = self.available_bytes - round(sum(model.weights_bytes for model in self.models) * self.copies)
+        return max(0, free // per_token) if per_token else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON: the fields and the sums."""
+        derived = ("weights_bytes", "kv_bytes", "draft_bytes", "needed_bytes", "fitting_tokens")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+    def one_line(self) -> str:
+        """For a person, before loading starts."""
+        draft = f" + draft {_size(self.draft_bytes)}" if self.draft is not None else ""
+        weights = _size(self.weights_bytes) if self.target.weights_bytes else "unknown"
+        per_token = sum(model.kv_bytes_per_token for model in self.models)
+        return (
+            f"memory: about {_size(self.needed_bytes)} needed "
+            f"(weights {weights} + KV {_size(self.kv_bytes)} for {self.num_rows} x {self.num_tokens} tokens, "
+            f"{_size(per_token)} each{draft}), "
+            f"{_size(self.available_bytes)} available on {self.device}"
+        )
+
+    def check(self) -> None:
+        """Raises CapabilityError when it does not fit, saying what would."""
+        if self.needed_bytes <= self.available_bytes:
+            return
+        draft = f" + draft {_size(self.draft_bytes)}" if self.draft is not None else ""
+        raise CapabilityError(
+            f"not enough memory on {self.device}: '{self.target.name}' needs {_size(self.needed_bytes)} "
+            f"(weights {_size(self.weights_bytes)} + KV {_size(self.kv_bytes)} for {self.num_rows} x "
+            f"{self.num_tokens} tokens{draft}), {_size(self.available_bytes)} available; "
+            f"try {self._advice()}."
+        )
+
+    def _advice(self) -> str:
+        if self.fitting_tokens >= 16:
+            return f"--max-model-len {self.fitting_tokens}"
+        if self.draft is not None and self.needed_bytes - self.draft_bytes <= self.available_bytes:
+            return "--drafter ngram, which needs no draft model"
+        return "a smaller model, --dtype bfloat16 if it is larger, or a machine with more memory"
+
+
+def estimate_memory(
+    names: Sequence[str],
+    configs: Sequence[Any],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_rows: int = 1,
+    num_tokens: int | None = None,
+    packed: bool = False,
+    available_bytes: int | None = None,
+) -> MemoryReport:
+    """Weigh the target and, as second name, its draft. Raises CapabilityError when they do not fit.
+
+    `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
+    damaged files.
+    """
+    models = [model_memory(name, config, dtype) for name, config in zip(names, configs, strict=True)]
+    context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS
+    report = MemoryReport(
+        target=models[0],
+        draft=models[1] if len(models) > 1 else None,
+        num_rows=num_rows,
+        num_tokens=min(num_tokens or DEFAULT_TOKENS, context),
+        copies=PACKED_COPIES if packed else 1.0,
+        device=str(device),
+        available_bytes=available_memory(device) if available_bytes is None else available_bytes,
+    )
+    report.check()
+    return report
+
+
+def model_memory(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
+    """One model's weights and KV per token; `name` is a folder or a hub id."""
+    folder = Path(name).expanduser()
+    weights = folder_weights_bytes(folder, dtype) if folder.is_dir() else config_weights_bytes(config, dtype)
+    return ModelMemory(str(name), weights, kv_bytes_per_token(config, dtype))
+
+
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Keys and values of one token over all layers."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return int(text.num_hidden_layers * kv_heads * head_size * 2 * dtype.itemsize)
+
+
+def folder_weights_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Bytes of the weights in a checkpoint folder once loaded as `dtype`, from the files' headers alone."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = [folder / file for file in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+        missing = [file.name for file in files if not file.exists()]
+        if missing:
+            raise CheckpointError(
+                f"'{folder}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}'."
+            )
+    else:
+        single = folder / "model.safetensors"
+        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    if files:
+        return sum(safetensors_bytes(file, dtype) for file in files)
+    pickled = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
+    if not pickled:
+        raise CheckpointError(f"'{folder}' has no weights: neither *.safetensors nor pytorch_model*.bin.")
+    return pickled
+
+
+def safetensors_bytes(file: Path, dtype: torch.dtype) -> int:
+    """Bytes of one file's tensors once loaded. CheckpointError when the file is cut off."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        header_ends = 8 + length
+        if not 2 <= length <= MAX_HEADER_BYTES or header_ends > size:
+            raise CheckpointError(
+                f"'{file}' is damaged: {size} bytes are no safetensors file. Fetch it again."
+            )
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise CheckpointError(
+                f"'{file}' is damaged: its header cannot be read. Fetch it again."
+            ) from error
+    tensors = [entry for key, entry in header.items() if key != "__metadata__"]
+    expected = header_ends + max((entry["data_offsets"][1] for entry in tensors), default=0)
+    if expected != size:
+        raise CheckpointError(f"'{file}' is damaged: {size} bytes instead of {expected}. Fetch it again.")
+    return sum(_loaded_bytes(entry, dtype) for entry in tensors)
+
+
+def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of the weights a config describes, by building it without storage; 0 when that fails."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
+        return 0
+    return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+
+
+def available_memory(device: torch.device) -> int:
+    """Free bytes: of the CUDA device, or of this machine within its container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([psutil.virtual_memory().available, *_container_rooms()])
+
+
+def _container_rooms() -> list[int]:
+    rooms = []
+    for limit, used in CGROUP:
+        try:
+            rooms.append(int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):  # no such control group, or "max": no limit
+            continue
+    return rooms
+
+
+def _loaded_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
+    start, end = entry["data_offsets"]
+    stored = FLOATS.get(entry["dtype"])
+    return end - start if stored is None else (end - start) // stored * dtype.itemsize
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"'{file}' is damaged: it is no JSON. Fetch it again.") from error
+
+
+def _size(num_bytes: float) -> str:
+    if num_bytes >= GIB / 10:
+        return f"{num_bytes / GIB:.1f} GiB"
+    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 1024:.1f} KiB"

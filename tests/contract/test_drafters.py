@@ -1,0 +1,315 @@
+"""One suite for every drafter: whoever registers one gets all of these tests, under every verifier.
+
+A drafter may guess badly but must not show: greedy text is plain decoding's text, a step leaves nothing behind, a row
+does not notice its neighbours, and the counters add up. Drafters that take a model are tried with four: a copy of the
+target (everything accepted), a slightly disturbed one, a random stranger of another shape (nearly nothing accepted), and
+the disturbed one with a shorter context and a wider, padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.build import Built, Options, build
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import DraftSetup
+from outrider.models.lm import LM
+from outrider.rows import Row
+from outrider.sampling.params import SamplingParams
+from outrider.verifiers import VERIFIERS
+from tests.helpers import (
+    byte_tokenizer,
+    disturbed,
+    make_row,
+    run_to_end,
+    save_checkpoint,
+    tiny_llama,
+    widened,
+)
+
+DRAFTS = ("copy", "near", "stranger", "narrow")
+CASES = [
+    (name, draft)
+    for name in DRAFTERS.names()
+    for draft in (DRAFTS if DRAFTERS.load(name).needs_draft else (None,))
+]
+PROMPTS = ("to be or not to be or", "x", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1")
+TEXT_OF_ROWS = 40  # tokens
+
+
+@dataclass
+class Bench:
+    """The models, loaded twice: once to work with, once to start afresh beside them."""
+
+    root: Path
+    built: dict[tuple[str | None, int], Built] = field(default_factory=dict)
+    plain_texts: dict[tuple, list[int]] = field(default_factory=dict)
+
+    def models(self, draft: str | None, copy: int = 0) -> Built:
+        """The target and this draft, loaded once per copy."""
+        if (draft, copy) not in self.built:
+            drafter = {"drafter": "none"} if draft is None else {"drafter": "draft-model", "draft": str(self.root / draft)}
+            options = Options(target=str(self.root / "target"), dtype="float32", compile="off", threads=1, **drafter)
+            self.built[draft, copy] = build(options)
+        return self.built[draft, copy]
+
+    def decoder(self, drafter: str, draft: str | None, verifier: str = "block", gamma: int = 4, copy: int = 0) -> Decoder:
+        """A decoder without rows. Decoders of one draft share caches: empty one before using the next."""
+        built = self.models(draft, copy)
+        setup = DraftSetup(built.target, built.draft, gamma)
+        made = DRAFTERS.load(drafter).build(setup)
+        return Decoder(built.target.lm, made, VERIFIERS.load(verifier)(), FixedLength(gamma))
+
+    def prompt(self, number: int) -> list[int]:
+        return self.models(None).target.tokenizer(PROMPTS[number % len(PROMPTS)])["input_ids"]
+
+    def row(self, number: int, params: SamplingParams, *, text: bool = False) -> Row:
+        tokenizer = self.models(None).target.tokenizer if text else None
+        return make_row(self.prompt(number), params, seed=100 + number, number=number, tokenizer=tokenizer)
+
+    def alone(self, decoder: Decoder, number: int, params: SamplingParams, *, text: bool = False) -> Row:
+        """One row, decoded with nobody beside it."""
+        decoder.add(self.row(number, params, text=text))
+        return run_to_end(decoder)[0]
+
+    def plain(self, number: int, params: SamplingParams) -> Row:
+        """Greedy decoding without a drafter."""
+        return self.alone(self.decoder("none", None), number, params, text=True)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    root, tokenizer = tmp_path_factory.mktemp("models"), byte_tokenizer()
+    target = tiny_llama(257, sharpness=2.0)
+    near = disturbed(target, 0.05)
+    stranger = tiny_llama(257, seed=9, sharpness=3.0, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
+    narrow = widened(disturbed(target, 0.05, seed=2), 320)
+    narrow.config.max_position_embeddings = 40
+    for name, model in (("target", target), ("copy", target), ("near", near), ("stranger", stranger), ("narrow", narrow)):
+        save_checkpoint(root / name, model, tokenizer)
+    threads = torch.get_num_threads()
+    yield Bench(root)
+    torch.set_num_threads(threads)
+
+
+def ids(case: Sequence[str | None]) -> str:
+    return "-".join(str(part) for part in case if part)
+
+
+every_drafter = pytest.mark.parametrize(("drafter", "draft"), CASES, ids=map(ids, CASES))
+every_verifier = pytest.mark.parametrize("verifier", VERIFIERS.names())
+
+
+@every_verifier
+@every_drafter
+def test_greedy_text_is_plain_text(bench: Bench, drafter: str, draft: str | None, verifier: str) -> None:
+    """Catches a verifier that accepts too much, a cache that keeps a rejected token, a pass whose bits depend on its width."""
+    params = SamplingParams(max_tokens=TEXT_OF_ROWS)
+    expected = [bench.plain(number, params).output for number in range(3)]
+    for gamma in (1, 4, 7):
+        decoder = bench.decoder(drafter, draft, verifier, gamma)
+        for number in range(3):
+            decoder.add(bench.row(number, params))
+        assert [row.output for row in run_to_end(decoder)] == expected, f"gamma {gamma}"
+
+
+@every_drafter
+def test_good_drafts_are_used(bench: Bench, drafter: str, draft: str | None) -> None:
+    """Catches the bug no losslessness test sees: drafts that are made, paid for, and rejected for no reason."""
+    params = SamplingParams(max_tokens=60)
+    row = bench.alone(bench.decoder(drafter, draft), 2, params)
+    if draft == "copy":
+        assert row.stats.accepted == row.stats.tested == row.stats.drafted
+        assert row.stats.tau == pytest.approx(5, rel=0.1)
+    elif draft == "near":
+        assert row.stats.accepted > row.stats.steps / 2
+    elif drafter == "none":
+        assert row.stats.drafted == 0
+        assert set(row.origins) == {"plain"}
+
+
+MIXED = (
+    SamplingParams(temperature=1.0, max_tokens=21),
+    SamplingParams(max_tokens=17),
+    SamplingParams(temperature=0.7, top_p=0.9, max_tokens=30),
+    SamplingParams(temperature=1.3, repetition_penalty=1.3, presence_penalty=0.5, max_tokens=9),
+    SamplingParams(temperature=1.0, top_k=20, min_p=0.02, max_tokens=1),
+    SamplingParams(frequency_penalty=1.0, max_tokens=25, logit_bias={70: 3.0}),
+)
+
+
+@every_verifier
+@every_drafter
+def test_a_row_does_not_notice_its_neighbours(bench: Bench, drafter: str, draft: str | None, verifier: str) -> None:
+    """Catches random numbers, penalties, caches or draft state that follow the batch index instead of the row.
+
+    Rows of every kind join at different steps, end at different steps, and one is taken out in the middle.
+    """
+    decoder = bench.decoder(drafter, draft, verifier)
+    alone = [bench.alone(decoder, number, params) for number, params in enumerate(MIXED)]
+    joins = {0: [0, 1], 2: [2, 3], 3: [4], 5: [5]}
+    aborted: Row | None = None
+    done: list[Row] = []
+    for step in range(60):
+        for number in joins.get(step, []):
+            decoder.add(bench.row(number, MIXED[number]))
+        if step == 6:
+            victim = next(i for i, row in enumerate(decoder.rows) if row.request == 2)
+            aborted = decoder.remove(victim)
+        if not len(decoder.rows):
+            break
+        decoder.step()
+        done += [decoder.remove(i) for i in reversed(range(len(decoder.rows))) if decoder.rows[i].finish_reason]
+        assert decoder.target.kv.num_rows == len(decoder.rows)
+    assert aborted is not None
+    assert aborted.output == alone[2].output[: len(aborted.output)]
+    assert len(done) == len(MIXED) - 1
+    for row in done:
+        assert (row.output, row.origins) == (alone[row.request].output, alone[row.request].origins), row.request
+        assert row.stats.steps == alone[row.request].stats.steps
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+@every_drafter
+def test_commit_is_total(bench: Bench, drafter: str, draft: str | None, steps: int) -> None:
+    """Catches anything a step leaves behind: every cache, and the drafter, must be as if started on the committed tokens."""
+    decoder, fresh = bench.decoder(drafter, draft), bench.decoder(drafter, draft, copy=1)
+    params = [SamplingParams(temperature=1.0, max_tokens=60), SamplingParams(max_tokens=60), MIXED[3]]
+    for number, wanted in enumerate(params):
+        decoder.add(bench.row(number, wanted))
+    for _ in range(steps):
+        decoder.step()
+    texts = [row.tokens for row in decoder.rows]
+    assert decoder.target.kv.lengths == [len(tokens) - 1 for tokens in texts]
+    for row in decoder.rows:
+        fresh.add(row)
+    same_contents(decoder.target, fresh.target, texts)
+    ours = decoder.drafter.propose(decoder.rows, [4, 4, 4])
+    theirs = fresh.drafter.propose(fresh.rows, [4, 4, 4])
+    assert torch.equal(ours.lengths, theirs.lengths)
+    assert torch.equal(ours.tokens, theirs.tokens)
+    assert (ours.probs is None) == (theirs.probs is None)
+    if ours.probs is not None:
+        torch.testing.assert_close(ours.probs, theirs.probs, rtol=0, atol=1e-5)
+    for unfinished in (decoder, fresh):
+        while len(unfinished.rows):
+            unfinished.remove(0)
+
+
+@pytest.mark.parametrize("draft", [draft for draft in DRAFTS])
+def test_draft_cache_is_that_of_the_committed_text(bench: Bench, draft: str) -> None:
+    """Catches a draft cache that still holds rejected tokens, or lacks the last one after a full acceptance, at any step."""
+    decoder, fresh = bench.decoder("draft-model", draft), bench.models(draft, copy=1).draft.lm
+    for number in range(3):
+        decoder.add(bench.row(number, SamplingParams(temperature=1.0, max_tokens=40)))
+    while not any(row.finish_reason for row in decoder.rows):
+        decoder.step()
+        kv = decoder.drafter.lm.kv
+        kv.check_integrity()
+        texts = [row.tokens for row in decoder.rows]
+        assert all(length < len(tokens) for length, tokens in zip(kv.lengths, texts, strict=True))
+        for _ in texts:
+            fresh.kv.add_row()
+        same_contents(decoder.drafter.lm, fresh, [tokens[: n + 1] for tokens, n in zip(texts, kv.lengths, strict=True)])
+        for _ in texts:
+            fresh.kv.swap_remove(0)
+    while len(decoder.rows):
+        decoder.remove(0)
+
+
+@torch.inference_mode()
+def same_contents(used: LM, fresh: LM, texts: list[list[int]]) -> None:
+    """The used cache holds what the empty rows of `fresh` hold after being fed the texts (all but each last token)."""
+    fresh.catch_up(texts)
+    assert used.kv.lengths == fresh.kv.lengths
+    for ours, theirs in zip((*used.kv.keys, *used.kv.values), (*fresh.kv.keys, *fresh.kv.values), strict=True):
+        for row, length in enumerate(used.kv.lengths):
+            torch.testing.assert_close(ours[row, :length], theirs[row, :length], rtol=1e-4, atol=1e-4)
+
+
+def check_stats(row: Row) -> None:
+    """Every token is accounted for once."""
+    stats, kinds = row.stats, row.origins
+    assert stats.emitted == len(row.output) == len(kinds)
+    assert stats.accepted == kinds.count("accepted") == sum(stats.accepted_per_position)
+    cut = kinds[-1] == "accepted"  # the text ended inside an accepted block: that step added no token of its own
+    assert stats.steps == len(kinds) - kinds.count("accepted") + cut
+    assert stats.emitted == stats.accepted + stats.steps - cut
+    assert stats.tested == stats.accepted + kinds.count("correction")
+    assert stats.accepted <= stats.tested <= stats.drafted
+    assert stats.accepted_per_position == sorted(stats.accepted_per_position, reverse=True)
+    assert all(seconds >= 0 for seconds in stats.time_s.values())
+    if stats.drafted == 0:
+        assert set(kinds) == {"plain"}
+
+
+@every_verifier
+@every_drafter
+def test_stats_add_up(bench: Bench, drafter: str, draft: str | None, verifier: str) -> None:
+    """Catches a counter that counts overshoot, forgets a step, or calls a correction a bonus."""
+    decoder = bench.decoder(drafter, draft, verifier)
+    for number, params in enumerate(MIXED):
+        decoder.add(bench.row(number, params))
+    for row in run_to_end(decoder):
+        check_stats(row)
+
+
+@every_drafter
+def test_limits_inside_an_accepted_block(bench: Bench, drafter: str, draft: str | None) -> None:
+    """Catches overshoot: tokens, text, counters or cache entries beyond an end that falls inside an accepted block.
+
+    The text's end is put at each of the first tokens in turn: as a limit, as a stop token, as a stop string.
+    """
+    number, decoder = 2, bench.decoder(drafter, draft, gamma=5)
+    plain = bench.plain(number, SamplingParams(max_tokens=16))
+    last_origins = set()
+    for end in range(1, 9):
+        first = plain.output.index(plain.output[end])
+        ends = {
+            "limit": SamplingParams(max_tokens=end),
+            "token": SamplingParams(max_tokens=16, stop_token_ids=[plain.output[end]]),
+            "string": SamplingParams(max_tokens=16, stop=[plain.text[end - 1 : end + 2] or "never"]),
+        }
+        for kind, params in ends.items():
+            expected = bench.plain(number, params)
+            row = bench.row(number, params, text=True)
+            decoder.add(row)
+            while not row.finish_reason:
+                decoder.step()
+            assert decoder.target.kv.lengths == [len(row.tokens) - 1], f"{kind} at {end}"
+            decoder.remove(0)
+            assert (row.output, row.text, row.finish_reason) == (expected.output, expected.text, expected.finish_reason)
+            assert "".join(row.pieces) == row.text
+            assert len(row.pieces) == len(row.output)
+            check_stats(row)
+            last_origins.add(row.origins[-1])
+            if kind == "limit":
+                assert (row.output, row.finish_reason) == (plain.output[:end], "length")
+            elif kind == "token":
+                assert (row.output, row.finish_reason) == (plain.output[: first + 1], "stop")
+            else:
+                assert row.finish_reason == "stop"
+                assert params.stop[0] not in row.text
+                assert plain.text.startswith(row.text)
+    if draft == "copy":
+        assert "accepted" in last_origins, "no end fell inside an accepted block: the test tests nothing"
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=1.0, max_tokens=24), MIXED[2], MIXED[3]])
+@every_drafter
+def test_shared_noise_gives_one_text(bench: Bench, drafter: str, draft: str | None, params: SamplingParams) -> None:
+    """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, whoever drafts, however far."""
+    expected = [bench.alone(bench.decoder("none", None, "gumbel"), number, params).output for number in range(3)]
+    assert expected[0] != bench.alone(bench.decoder("none", None, "gumbel"), 0, SamplingParams(max_tokens=24)).output
+    for gamma in range(1, 7):
+        decoder = bench.decoder(drafter, draft, "gumbel", gamma)
+        for number in range(3):
+            decoder.add(bench.row(number, params))
+        assert [row.output for row in run_to_end(decoder)] == expected, f"gamma {gamma}"

@@ -1,0 +1,300 @@
+"""The law of whole texts out of the real engine, against the law transformers gives them.
+
+A random transformer of 12 tokens runs through everything that could bend its law: cache, roll-back, batches of rows with
+their own prompts and options, draft model, verifier, keyed random streams. The first three tokens of thousands of texts
+are counted and compared with exact probabilities: transformers' forward over all 144 two-token continuations, its own
+logits processors (and OpenAI's formula for presence and frequency penalties).
+
+What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the first three tokens (outcomes expected
+fewer than 10 times are counted together), and over the first two. Under the right law G is chi-squared; a law at total
+variation TV gives it a noncentrality of at least 4 N TV^2. At N = 4000 and 60 degrees of freedom, as here for pairs, the
+odds of noticing TV = 0.06 are above 0.9 at p < 1e-5, and TV = 0.1 (resampling from p, the classic bug, is beyond that)
+is never missed; the slow version has N = 40 000 and sees a TV of 0.02 (`test_power_is_as_stated` computes both). All
+p-values of a run are judged together (Holm) at 0.001: one false alarm in a thousand changes of a random stream; with the
+streams as they are the outcome is fixed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from transformers import (
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from outrider.build import Built, Options, build
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import DraftSetup
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rejection import acceptance
+from outrider.sampling.rng import Purpose, Randomness
+from outrider.types import Draft, Verdict
+from outrider.verifiers import VERIFIERS
+from outrider.verifiers.base import Verifier, chain_verdict
+from tests.helpers import disturbed, make_row, save_checkpoint, tiny_llama, word_tokenizer
+
+V, DEPTH, GAMMA = 12, 3, 3
+ROWS = 192  # per batch
+FALSE_ALARMS = 1e-3  # family-wise, per run
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of row: a prompt and its options."""
+
+    name: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+CASES = (
+    Case("temperature 1", (3, 1, 4), SamplingParams(temperature=1.0, max_tokens=5)),
+    Case("top-p", (2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 2, 8), SamplingParams(temperature=0.8, top_p=0.85, max_tokens=5)),
+    Case("penalties", (5, 6, 5, 6, 5), SamplingParams(
+        temperature=1.0, repetition_penalty=1.5, presence_penalty=0.6, frequency_penalty=0.9, max_tokens=5)),
+)  # fmt: skip
+
+
+@dataclass
+class World:
+    """The models in the engine, and the target's exact laws."""
+
+    built: Built
+    target: LlamaForCausalLM
+    draft: LlamaForCausalLM
+
+    def law(self, model: LlamaForCausalLM, case: Case, output: tuple[int, ...]) -> np.ndarray:
+        """(V,) the exact law after prompt + output."""
+        return self.laws(model, case, [output])[0]
+
+    def laws(self, model: LlamaForCausalLM, case: Case, outputs: list[tuple[int, ...]]) -> np.ndarray:
+        """(len(outputs), V) by transformers alone; outputs of one length."""
+        ids = torch.tensor([[*case.prompt, *output] for output in outputs])
+        with torch.inference_mode():
+            scores = model(input_ids=ids).logits[:, -1].double()
+        return processed(scores, ids, len(case.prompt), case.params).softmax(dim=-1).numpy()
+
+    def joint(self, case: Case, depth: int) -> np.ndarray:
+        """(V,) * depth: exact probability of every beginning."""
+        total = np.ones(())
+        for length in range(depth):
+            outputs = list(itertools.product(range(V), repeat=length))
+            law = self.laws(self.target, case, outputs).reshape((V,) * (length + 1))
+            total = total[..., None] * law
+        return total
+
+
+def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingParams) -> Tensor:
+    """Transformers' processors in transformers' order, after them OpenAI's two penalties where the pipeline has them."""
+    penalties = LogitsProcessorList()
+    if params.repetition_penalty != 1:
+        penalties.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    scores = penalties(ids, scores.clone())
+    counts = torch.zeros_like(scores).scatter_add_(1, ids[:, num_prompt:], torch.ones_like(ids[:, num_prompt:]).double())
+    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    return warpers(ids, scores)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    root, threads = tmp_path_factory.mktemp("law"), torch.get_num_threads()
+    target = tiny_llama(V, seed=3, sharpness=4.0, **SIZES)
+    draft = disturbed(target, 0.7)
+    for name, model in (("target", target), ("draft", draft)):
+        save_checkpoint(root / name, model, word_tokenizer(V))
+    options = Options(
+        target=str(root / "target"), draft=str(root / "draft"), drafter="draft-model", dtype="float32", compile="off", threads=1
+    )
+    yield World(build(options), target, draft)
+    torch.set_num_threads(threads)
+
+
+class ResamplesFromTarget(Verifier):
+    """The classic bug: after a rejection the next token comes from p, not from the residual."""
+
+    name, lossless = "broken", False
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)
+        num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
+        law = target_probs[torch.arange(len(num_accepted)), num_accepted]
+        return chain_verdict(draft, num_accepted, rng.categorical(law, Purpose.RESAMPLE, positions, 0))
+
+
+def make_decoder(world: World, drafter: str, verifier: Verifier) -> Decoder:
+    setup = DraftSetup(world.built.target, world.built.draft, GAMMA)
+    return Decoder(world.built.target.lm, DRAFTERS.load(drafter).build(setup), verifier, FixedLength(GAMMA))
+
+
+def sample(decoder: Decoder, num_texts: int) -> dict[str, Counter]:
+    """Beginnings of `num_texts` texts of every case. Rows of all cases share batches, joining as others leave."""
+    kinds = itertools.cycle(CASES)
+    counts: dict[str, Counter] = {case.name: Counter() for case in CASES}
+    waiting = len(CASES) * num_texts
+    while waiting or len(decoder.rows):
+        while waiting and len(decoder.rows) < ROWS:
+            case = next(kinds)
+            decoder.add(make_row(case.prompt, case.params, seed=waiting, number=CASES.index(case)))
+            waiting -= 1
+        decoder.step()
+        for index in reversed(range(len(decoder.rows))):
+            if len(decoder.rows[index].output) >= DEPTH:
+                row = decoder.remove(index)
+                counts[CASES[row.request].name][tuple(row.output[:DEPTH])] += 1
+    return counts
+
+
+def p_value(counts: Counter, joint: np.ndarray) -> float:
+    """G-test of counted beginnings against their exact joint law (V,) * depth."""
+    depth, num_texts = joint.ndim, sum(counts.values())
+    observed = np.zeros_like(joint)
+    for beginning, count in counts.items():
+        observed[beginning[:depth]] += count
+    if observed[joint < 1e-12].any():
+        return 0.0  # said something impossible
+    expected = joint * num_texts
+    rare = expected < 10
+    cells = [(o, e) for o, e in zip(observed[~rare], expected[~rare], strict=True)]
+    if expected[rare].sum() > 0:
+        cells.append((observed[rare].sum(), expected[rare].sum()))
+    g = 2 * sum(o * np.log(o / e) for o, e in cells if o)
+    return float(stats.chi2.sf(g, len(cells) - 1))
+
+
+def holm(p_values: dict[str, float]) -> list[str]:
+    """Names rejected at the family-wise level."""
+    ordered = sorted(p_values.items(), key=lambda item: item[1])
+    rejected = []
+    for rank, (name, p) in enumerate(ordered):
+        if p > FALSE_ALARMS / (len(ordered) - rank):
+            break
+        rejected.append(f"{name}: p = {p:.1e}")
+    return rejected
+
+
+def verdicts(world: World, decoder: Decoder, num_texts: int) -> dict[str, float]:
+    counts = sample(decoder, num_texts)
+    return {
+        f"{case.name}, {depth} tokens": p_value(counts[case.name], world.joint(case, depth))
+        for case in CASES
+        for depth in (2, 3)
+    }
+
+
+PAIRS = [("draft-model", "block"), ("draft-model", "token"), ("draft-model", "gumbel"), ("ngram", "block")]
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
+def test_texts_follow_the_target_law(world: World, drafter: str, verifier: str) -> None:
+    """Catches what no unit of the engine shows alone: stale keys, coins met twice, rows that share a stream."""
+    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 4000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", VERIFIERS.names())
+@pytest.mark.parametrize("drafter", DRAFTERS.names())
+def test_texts_follow_the_target_law_closely(world: World, drafter: str, verifier: str) -> None:
+    """The same for every pair, with ten times the texts: sees a third of the deviation."""
+    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 40_000))
+
+
+def test_a_wrong_residual_is_noticed(world: World) -> None:
+    """Catches a law test that cannot fail: resampling from p must be seen in every case."""
+    p_values = verdicts(world, make_decoder(world, "draft-model", ResamplesFromTarget()), 4000)
+    assert len(holm(p_values)) == len(p_values)
+    assert max(p_values.values()) < 1e-6
+
+
+@pytest.mark.parametrize(("num_texts", "tv"), [(4000, 0.06), (40_000, 0.02)])
+def test_power_is_as_stated(num_texts: int, tv: float) -> None:
+    """Catches a docstring that promises more than the sample gives."""
+    threshold = stats.chi2.isf(1e-5, 60)
+    assert stats.ncx2.sf(threshold, 60, 4 * num_texts * tv**2) > 0.9
+
+
+# ---------------------------------------------------------------- acceptance identity
+
+
+def accepted_in_first_step(world: World, verifier: str, case: Case, num_texts: int) -> np.ndarray:
+    """(num_texts,) draft tokens accepted by the first step of each text."""
+    decoder = make_decoder(world, "draft-model", VERIFIERS.load(verifier)())
+    lengths: list[int] = []
+    while len(lengths) < num_texts:
+        for seed in range(ROWS):
+            decoder.add(make_row(case.prompt, case.params, seed=len(lengths) + seed + 10**6))
+        lengths += [taken - 1 for taken in decoder.step()]
+        while len(decoder.rows):
+            decoder.remove(0)
+    return np.array(lengths[:num_texts])
+
+
+def survival(world: World, case: Case, weigh: Callable[[np.ndarray, np.ndarray, float], float]) -> list[float]:
+    """Exact P(at least i draft tokens kept), i = 1 .. GAMMA, by enumeration of every draft.
+
+    `weigh(p, q, rho)` is what a token's p, q and its prefix's weight rho make of the weight; 1 at the start.
+    """
+    alive = {(): (1.0, 1.0)}  # prefix -> (probability that it is drafted, its weight)
+    result = []
+    for _ in range(GAMMA):
+        following = {}
+        for prefix, (drafted, weight) in alive.items():
+            p, q = (world.law(model, case, prefix) for model in (world.target, world.draft))
+            for token in np.flatnonzero(q):
+                following[*prefix, token] = (drafted * q[token], weigh(p[token], q[token], weight))
+        alive = following
+        result.append(sum(drafted * weight for drafted, weight in alive.values()))
+    return result
+
+
+RULES: dict[str, Callable[[float, float, float], float]] = {
+    "token": lambda p, q, weight: weight * min(1.0, p / q),  # so P(first kept) = sum of min(p, q)
+    "block": lambda p, q, weight: min(1.0, weight * p / q),  # Sun et al. 2403.10444: P(kept at least i | draft) = rho_i
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("verifier", RULES)
+def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
+    """Catches too FEW acceptances, which leave the text right and only the speed wrong.
+
+    Measured P(at least i tokens kept) within 4.5 standard errors (odds 7e-6 each, 18 comparisons) of its exact value.
+    """
+    num_texts = 6000
+    accepted = accepted_in_first_step(world, verifier, case, num_texts)
+    for position, exact in enumerate(survival(world, case, RULES[verifier]), start=1):
+        measured = (accepted >= position).mean()
+        error = np.sqrt(exact * (1 - exact) / num_texts)
+        assert abs(measured - exact) <= 4.5 * error + 1e-6, f"position {position}: {measured:.4f}, exact {exact:.4f}"
+
+
+def test_shared_noise_accepts_within_its_bounds(world: World) -> None:
+    """Catches a drafter that ignores the shared noise: then agreement falls to sum p q, below the guaranteed floor."""
+    case, num_texts = CASES[0], 6000
+    p, q = (world.law(model, case, ()) for model in (world.target, world.draft))
+    overlap = np.minimum(p, q).sum()
+    measured = (accepted_in_first_step(world, "gumbel", case, num_texts) >= 1).mean()
+    error = 4.5 * np.sqrt(0.25 / num_texts)
+    assert overlap / (2 - overlap) - error <= measured <= overlap + error
+    assert (p * q).sum() < overlap / (2 - overlap) - error, "the floor proves nothing for these two laws"

@@ -1,0 +1,123 @@
+"""Small models, tokenizers and rows that tests build for themselves: plain functions, no fixtures, nothing downloaded.
+
+Two vocabularies: `byte_tokenizer`, whose tokens are single bytes, so that random output is full of broken and multi-byte
+characters; and `word_tokenizer`, a dozen words, small enough to enumerate every continuation. Models are random Llamas
+saved with `save_pretrained`, so that tests go through the same door as a user's checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.decode import Decoder
+from outrider.rows import Row
+from outrider.sampling.params import SamplingParams
+from outrider.text import Detokenizer, StopStrings
+
+EOS = 0  # the end token of every tokenizer made here
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """257 tokens: the end token and every byte. Nearly every random text has characters spread over tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|end|>": EOS, **{letter: index + 1 for index, letter in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _wrapped(tokenizer)
+
+
+def word_tokenizer(num_tokens: int, *, prefix: str = "w") -> PreTrainedTokenizerFast:
+    """`num_tokens` tokens: the end token and the words w1, w2, ..."""
+    vocab = {"<|end|>": EOS, **{f"{prefix}{index}": index for index in range(1, num_tokens)}}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _wrapped(tokenizer)
+
+
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def tiny_llama(vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **changes: Any) -> LlamaForCausalLM:
+    """A random Llama of two layers with grouped heads. `sharpness` scales the logits: 1 is nearly uniform."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=vocab_size, initializer_range=0.2, bos_token_id=None, eos_token_id=EOS, **{**sizes, **changes}
+        )
+        model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(sharpness)
+    return model
+
+
+def disturbed(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForCausalLM:
+    """A copy with every weight matrix moved by `noise` times its own spread: a draft that is right most of the time."""
+    copy = LlamaForCausalLM(LlamaConfig(**model.config.to_dict()))
+    copy.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in copy.parameters():
+            if weight.dim() > 1:
+                weight.add_(torch.randn(weight.shape, generator=generator) * weight.std() * noise)
+    return copy.eval()
+
+
+def widened(model: LlamaForCausalLM, vocab_size: int) -> LlamaForCausalLM:
+    """The same model with a padded vocabulary: rows that no tokenizer names, as Qwen's larger checkpoints have them."""
+    wide = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "vocab_size": vocab_size})).eval()
+    weights, own = wide.state_dict(), model.state_dict()
+    for name, weight in own.items():
+        weights[name][: weight.shape[0]] = weight
+    wide.load_state_dict(weights)
+    return wide
+
+
+def save_checkpoint(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> Path:
+    """A transformers checkpoint in `folder`."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_row(
+    prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None, number: int = 0,
+    tokenizer: Any = None, stop_tokens: frozenset[int] = frozenset(),
+) -> Row:  # fmt: skip
+    """A row as the engine makes it, for tests that drive the decoder step by step."""
+    chosen = params.seed if seed is None else seed
+    return Row(
+        request=number,
+        tokens=list(prompt),
+        num_prompt=len(prompt),
+        params=params,
+        seed=0 if chosen is None else chosen,
+        max_tokens=len(prompt) + params.max_tokens,
+        stop_tokens=stop_tokens | frozenset(params.stop_token_ids),
+        detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
+        stops=StopStrings(params.stop),
+    )
+
+
+def run_to_end(decoder: Decoder) -> list[Row]:
+    """Step until every row has finished; finished rows leave at once. Rows in the order of their numbers."""
+    done: list[Row] = []
+    while len(decoder.rows):
+        decoder.step()
+        for index in reversed(range(len(decoder.rows))):
+            if decoder.rows[index].finish_reason:
+                done.append(decoder.remove(index))
+    return sorted(done, key=lambda row: row.request)

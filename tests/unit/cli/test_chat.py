@@ -1,0 +1,66 @@
+"""`outrider chat`: history, commands, the end of input, errors in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from outrider.cli import chat
+from outrider.errors import RequestError
+
+
+def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
+    """Every line is a message; no prompt sign on stdout; the history grows; end of input ends the program."""
+    result = cli("chat", "demo", stdin="first\n\nsecond\n")
+    assert result.code == 0
+    assert result.out == "Paris is the capital.\n" * 2
+    assert fake.prompts[1] > fake.prompts[0], "the second prompt contains the first exchange"
+
+
+def test_commands(cli: Callable[..., Any], fake: Any) -> None:
+    """/reset forgets, /stats adds up, unknown ones teach, /quit leaves the rest unread."""
+    result = cli("chat", "demo", stdin="/stats\nfirst\n/stats\n/reset\nfirst\n/rset\n/help\n/quit\nnever\n")
+    assert result.code == 0
+    assert fake.prompts[0] == fake.prompts[1]
+    assert len(fake.prompts) == 2
+    assert "no answer yet" in result.err
+    assert "5 tokens" in result.err
+    assert "Did you mean '/reset'?" in result.err
+    assert all(command in result.err for command in chat.COMMANDS)
+
+
+def test_system_message_survives_reset(cli: Callable[..., Any], fake: Any) -> None:
+    cli("chat", "demo", "--system", "Be brief.", stdin="first\n/reset\nfirst\n")
+    cli("chat", "demo", stdin="first\n")
+    assert fake.prompts[0] == fake.prompts[1] > fake.prompts[2]
+
+
+def test_no_chat_template_is_said_before_the_first_message(cli: Callable[..., Any], fake: Any) -> None:
+    fake.has_template = False
+    result = cli("chat", "demo", stdin="hello\n")
+    assert (result.code, result.out, fake.prompts) == (2, "", [])
+
+
+def test_ctrl_c_stops_the_answer_not_the_program(cli: Callable[..., Any], fake: Any) -> None:
+    presses = iter([True])
+    fake.on_step = lambda number: os.kill(os.getpid(), signal.SIGINT) if next(presses, False) else None
+    result = cli("chat", "demo", stdin="first\nsecond\n")
+    assert result.code == 0
+    assert result.out == "Paris is\nParis is the capital.\n"
+    assert "stopped by you" in result.err
+
+
+def test_an_error_ends_a_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
+    def fail(number: int) -> None:
+        raise RequestError("prompt 0 has 5000 tokens; the context holds 1024")
+
+    fake.on_step = fail
+    result = cli("chat", "demo", stdin="first\nsecond\n")
+    assert result.code == 2
+    assert len(fake.prompts) == 1
+
+
+def test_show_drafts(cli: Callable[..., Any], fake: Any) -> None:
+    assert cli("chat", "demo", "--show-drafts", stdin="first\n").out == "‹Paris› is‹ the capital›.\n"

@@ -1,0 +1,188 @@
+"""`outrider generate`: streaming, marking, JSON, prompts from everywhere, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.options import ModelOptions
+from outrider.errors import NumericalError
+
+TEXT = "Paris is the capital.\n"
+KEYS = ["text", "token_ids", "finish_reason", "stats", "config", "versions"]
+STATS = [
+    "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
+    "accepted_per_position", "ttft_s", "decode_s", "tokens_per_s", "time_s",
+]  # fmt: skip
+EVERY_OPTION = (
+    "--drafter draft-model --draft d --num-draft-tokens 3 --verifier token --dtype float32 --device cpu "
+    "--threads 1 --compile off --max-model-len 99 --revision r --trust-remote-code --max-new-tokens 9 "
+    "--temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
+    "--frequency-penalty 0.3 --seed 5 --stop A --stop B"
+)
+
+
+def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fake: Any) -> None:
+    result = cli("generate", "demo", "Where?")
+    assert (result.code, result.out) == (0, TEXT)
+    assert "5 tokens" in result.err
+    assert "accepted 3 of" in result.err
+    assert fake.prompts == ["Where?"]
+
+
+def test_no_stream_prints_the_same_text(cli: Callable[..., Any], fake: Any) -> None:
+    assert cli("generate", "demo", "Where?", "--no-stream").out == TEXT
+
+
+def test_show_drafts_marks_accepted_runs_without_colour(cli: Callable[..., Any], fake: Any) -> None:
+    """One pair of marks a step, the legend beside it, and the text unchanged once they are taken out."""
+    result = cli("generate", "demo", "Where?", "--show-drafts")
+    assert result.out == "‹Paris› is‹ the capital›.\n"
+    assert "‹drafted and accepted›" in result.err
+
+
+def test_json_is_one_object_with_the_promised_keys(cli: Callable[..., Any], fake: Any) -> None:
+    result = cli("generate", "demo", "Where?", "--json", "--temperature", "0.7")
+    found = json.loads(result.out)
+    assert result.out.count("\n") == 1
+    assert list(found) == KEYS
+    assert list(found["stats"]) == STATS
+    assert list(found["stats"]["time_s"]) == ["draft", "target", "verify", "other"]
+    assert (found["text"], found["finish_reason"], found["token_ids"]) == (TEXT, "stop", [0, 1, 2, 3, 4])
+    assert found["config"]["sampling"]["seed"] == 7, (
+        "the seed that was drawn, so that the run can be repeated"
+    )
+    assert found["stats"]["tau"] == pytest.approx(5 / 3)
+
+
+def test_json_with_logprobs_and_origins(cli: Callable[..., Any], fake: Any) -> None:
+    """Minus infinity is no JSON."""
+    result = cli("generate", "demo", "Where?", "--json", "--logprobs", "2", "--show-drafts")
+    found = json.loads(result.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["logprobs"][0] == {"0": -0.5, "1": None}
+    assert found["origins"] == ["accepted", "correction", "accepted", "accepted", "bonus"]
+
+
+def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
+    """An option that is accepted and ignored is a lie."""
+    assert cli("generate", "demo", "x", *EVERY_OPTION.split()).code == 0
+    target, options = fake.asked[0]
+    assert target == "demo"
+    assert options == ModelOptions(
+        drafter="draft-model", draft="d", num_draft_tokens=3, verifier="token", dtype="float32", device="cpu",
+        threads=1, compile="off", max_model_len=99, revision="r", trust_remote_code=True,
+    )  # fmt: skip
+    assert set(options.llm_arguments()) == set(vars(options))
+    given = fake.params[0]
+    assert (given.max_tokens, given.temperature, given.top_k, given.top_p, given.min_p) == (
+        9,
+        0.5,
+        4,
+        0.9,
+        0.1,
+    )
+    assert (given.repetition_penalty, given.presence_penalty, given.frequency_penalty) == (1.1, 0.2, 0.3)
+    assert (given.seed, given.stop) == (5, ["A", "B"])
+
+
+def test_prompt_from_standard_input(cli: Callable[..., Any], fake: Any) -> None:
+    """`echo` adds a newline; the model must not see it. A second one is the user's own."""
+    cli("generate", "demo", stdin="Where?\n")
+    cli("generate", "demo", "--prompt-file", "-", stdin="Where?\n\n")
+    assert fake.prompts == ["Where?", "Where?\n"]
+
+
+def test_prompt_from_a_file(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Wo ist München?\n", encoding="utf-8")
+    assert cli("generate", "demo", "--prompt-file", str(file)).code == 0
+    assert fake.prompts == ["Wo ist München?"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", "folder"])
+def test_unusable_prompt_files(cli: Callable[..., Any], fake: Any, tmp_path: Path, content: Any) -> None:
+    file = tmp_path / "prompt.txt"
+    if content == "folder":
+        file.mkdir()
+    elif content is not None:
+        file.write_bytes(content)
+    result = cli("generate", "demo", "--prompt-file", str(file))
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert fake.asked == []
+
+
+def test_empty_standard_input(cli: Callable[..., Any], fake: Any) -> None:
+    assert cli("generate", "demo", stdin="\n").code == 2
+
+
+def test_chat_template(cli: Callable[..., Any], fake: Any) -> None:
+    """Token ids from the template go to the model instead of the raw text; no template is bad input."""
+    assert cli("generate", "demo", "x", "--chat-template").code == 0
+    assert isinstance(fake.prompts[0], list)
+    fake.has_template = False
+    result = cli("generate", "demo", "x", "--chat-template")
+    assert result.code == 2
+    assert "no chat template" in result.err
+
+
+def test_ctrl_c_keeps_what_was_produced(cli: Callable[..., Any], fake: Any) -> None:
+    """The text so far, a finished line, the stats, exit code 130; the stream closed between two steps."""
+    fake.on_step = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 1 else None
+    before = signal.getsignal(signal.SIGINT)
+    result = cli("generate", "demo", "x")
+    assert (result.code, result.out) == (130, "Paris is the capital\n")
+    assert "stopped by you" in result.err
+    assert fake.closed
+    assert signal.getsignal(signal.SIGINT) is before, "the terminal's own Ctrl-C must work again"
+
+
+def test_ctrl_c_with_json(cli: Callable[..., Any], fake: Any) -> None:
+    fake.on_step = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 0 else None
+    result = cli("generate", "demo", "x", "--json")
+    assert result.code == 130
+    assert json.loads(result.out)["finish_reason"] == "abort"
+
+
+def test_a_second_ctrl_c_does_not_wait(cli: Callable[..., Any], fake: Any) -> None:
+    """A step that hangs must not hold the user."""
+
+    def twice(number: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake.on_step = twice
+    result = cli("generate", "demo", "x")
+    assert result.code == 130
+    assert "Traceback" not in result.err
+
+
+def test_failure_in_the_middle_ends_the_line_first(cli: Callable[..., Any], fake: Any) -> None:
+    """NaN logits at step 2: what was said stays readable, then one error line, exit code 1."""
+
+    def fail(number: int) -> None:
+        if number == 1:
+            raise NumericalError("generation stopped after 1 steps: NaN")
+
+    fake.on_step = fail
+    result = cli("generate", "demo", "x")
+    assert (result.code, result.out) == (1, "Paris is\n")
+    assert result.err == "error: generation stopped after 1 steps: NaN\n"
+
+
+def test_a_reader_that_leaves(cli: Callable[..., Any], fake: Any) -> None:
+    """`outrider generate ... | head -1`: no traceback."""
+
+    def leave(number: int) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    fake.on_step = leave
+    result = cli("generate", "demo", "x")
+    assert result.code == 1
+    assert result.err == ""

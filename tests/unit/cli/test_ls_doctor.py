@@ -1,0 +1,49 @@
+"""`outrider ls` and `outrider doctor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from outrider.cli.ls import describe
+from outrider.registry import Entry, Registry
+
+
+def test_ls_lists_both_registries(cli: Callable[..., Any]) -> None:
+    result = cli("ls")
+    assert result.code == 0
+    for name in ("none", "draft-model", "ngram", "block", "token", "gumbel"):
+        assert name in result.out
+
+
+def test_ls_json(cli: Callable[..., Any]) -> None:
+    found = json.loads(cli("ls", "verifiers", "--json").out)
+    assert list(found) == ["verifiers"]
+    assert all(row["lossless"] is True for row in found["verifiers"])
+
+
+def test_an_entry_that_cannot_be_imported_is_listed() -> None:
+    """One broken plug-in must not hide all others."""
+    rows = describe(Registry("drafter", {"bad": Entry("no.such:Thing", "broken")}), ("lossless",))
+    assert rows[0]["name"] == "bad"
+    assert "cannot be imported" in rows[0]["error"]
+
+
+def test_doctor(cli: Callable[..., Any]) -> None:
+    result = cli("doctor")
+    assert result.code == 0
+    assert "torch" in result.out
+
+
+def test_doctor_json_says_why_things_are_unavailable(cli: Callable[..., Any]) -> None:
+    found = json.loads(cli("doctor", "--json").out)
+    assert {
+        "versions",
+        "cpu_flags",
+        "threads",
+        "memory_available_bytes",
+        "compiler",
+        "compiled_cache",
+    } <= set(found)
+    assert all(item["what"] and item["why"] and item["remedy"] for item in found["unavailable"])

@@ -1,0 +1,148 @@
+"""The command line as such: help at once, clear about mistakes, a line and an exit code for every error."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from outrider.cli import session
+from outrider.cli.options import ModelOptions, SamplingOptions
+from outrider.errors import CapabilityError, CheckpointError, NumericalError, OutriderError
+
+PROMISED = (
+    "drafter draft num-draft-tokens verifier max-new-tokens temperature top-k top-p min-p repetition-penalty "
+    "presence-penalty frequency-penalty seed stop logprobs dtype device threads compile json show-drafts "
+    "no-stream prompt-file chat-template raw"
+)
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "psutil")
+
+
+@pytest.mark.parametrize("verb", [[], ["generate"], ["chat"], ["demo"], ["ls"], ["doctor"]])
+def test_help_imports_nothing_heavy(verb: list[str]) -> None:
+    """Help that loads torch takes seconds. The import set is checked, since time depends on the machine."""
+    code = (
+        f"import sys; from outrider.cli.app import run; code = run({[*verb, '--help']!r}); "
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules], code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY [] 0"
+
+
+def test_help_names_every_verb_and_option(cli: Callable[..., Any]) -> None:
+    """The options a user is promised."""
+    top = cli("--help")
+    assert top.code == 0
+    assert all(verb in top.out for verb in ("generate", "chat", "demo", "ls", "doctor"))
+    out = cli("generate", "--help").out
+    assert [name for name in PROMISED.split() if f"--{name}" not in out] == []
+
+
+def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
+    result = cli()
+    assert result.code == 0
+    assert "Usage" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["genrate"], "Did you mean 'generate'?"),
+        (["generate", "demo", "x", "--draftr", "ngram"], "Did you mean '--drafter'?"),
+        (["generate", "demo", "x", "--temprature=1"], "Did you mean '--temperature'?"),
+        (["generate"], "'target'"),
+        (["generate", "demo", "x", "--temperature", "warm"], "'--temperature'"),
+        (["generate", "demo", "x", "--compile", "maybe"], "'off', 'on', 'auto'"),
+        (["generate", "demo", "x", "--seed"], "--seed"),
+        (["generate", "demo", "x", "y"], "y"),
+        (["generate", "demo", "x", "--top-p", "3"], "top_p must be above 0 and at most 1 (1 = off), got 3.0"),
+        (["generate", "demo", "x", "--max-new-tokens", "0"], "max_tokens must be at least 1"),
+        (["generate", "demo", "x", "--stop", ""], "stop must be"),
+        (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
+        (["generate", "demo", "x", "--show-drafts", "--no-stream"], "--show-drafts marks the stream"),
+        (["generate", "demo", "x", "--prompt-file", "f"], "two prompts"),
+        (["generate", "demo"], "no prompt"),
+        (["generate", "demo", ""], "the prompt is empty"),
+        (["ls", "drafter"], "Did you mean 'drafters'?"),
+        (["demo", "--target", "x"], "--target needs its --draft"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    cli: Callable[..., Any], fake: Any, arguments: list[str], expected: str
+) -> None:
+    """A wrong command line must not load a model, nor print a page or a traceback."""
+    result = cli(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert expected in result.err
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckpointError("no model folder\nat all"), 2),
+        (CapabilityError("needs 9 GiB"), 2),
+        (NumericalError("NaN"), 1),
+    ],
+)
+def test_errors_while_loading(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: OutriderError, code: int
+) -> None:
+    """The library's errors keep their exit code and become one line."""
+
+    def fail(target: str, options: ModelOptions) -> None:
+        raise error
+
+    monkeypatch.setattr(session, "load_llm", fail)
+    result = cli("generate", "demo", "x")
+    assert (result.code, result.out) == (code, "")
+    assert result.err == f"error: {' '.join(str(error).split())}\n"
+
+
+def test_a_bug_keeps_its_traceback(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no OutriderError is ours to find: it must not be dressed up as the user's mistake."""
+
+    def fail(target: str, options: ModelOptions) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(session, "load_llm", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli("generate", "demo", "x")
+
+
+def test_ctrl_c_while_loading(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(target: str, options: ModelOptions) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "load_llm", fail)
+    result = cli("generate", "demo", "x")
+    assert result.code == 130
+    assert "Traceback" not in result.err
+
+
+def test_defaults_are_the_library_s() -> None:
+    """The help prints the command line's defaults; they must be what `LLM` and `SamplingParams` do."""
+    from outrider.llm import LLM
+    from outrider.sampling.params import SamplingParams
+
+    library = inspect.signature(LLM.__init__).parameters
+    for name, value in ModelOptions().llm_arguments().items():
+        assert library[name].default == value, name
+    assert SamplingOptions().params() == SamplingParams()
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """A library that prints while loading must not spoil `--json`."""
+    with session.progress("loading") as status:
+        print("chatter")
+        status("compiling [1/2]")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "chatter\ncompiling [1/2]\n"
