@@ -5,12 +5,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# The one place where torch is pinned. Without an NVIDIA driver the CPU wheel is installed: the default Linux wheel brings
-# several gigabytes of CUDA libraries. Where that index cannot be reached, pip takes what its own index has. Torch comes
-# alone (--no-deps), so that only this one package is asked for there; what it needs comes with the next line.
+# The one place where torch is pinned. It is installed first and alone: a machine without a GPU then keeps whatever CPU build
+# its index offers, and nothing later may replace it by another version. TORCH_INDEX takes extra pip options, e.g. an index of
+# CPU wheels.
 TORCH := torch==2.13.0
-TORCH_CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 20
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,$(TORCH_CPU_INDEX))
+TORCH_INDEX ?=
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -49,7 +48,7 @@ bench: $(STAMP) ## side by side with other engines; benchmarks/setup_peers.sh in
 $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..." >&2; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)" >&2; $(PYTHON) -m venv $(VENV); }
-	@echo "installing $(TORCH)" >&2; $(PIP) --no-deps $(TORCH_INDEX) "$(TORCH)"
+	@echo "installing $(TORCH)" >&2; $(PIP) $(TORCH_INDEX) "$(TORCH)"
 	@echo "installing outrider and its tools" >&2; $(PIP) -e ".[dev]"
 	@touch $@
 

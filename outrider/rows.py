@@ -97,6 +97,8 @@ class Rows:
         """Append a row; returns its index."""
         self.rows.append(row)
         self.rng.add_row(row.seed)
+        if self.history is not None:
+            self.history.add_row(row.tokens[: row.num_prompt], row.output)
         self._rebuild()
         return len(self.rows) - 1
 
@@ -106,6 +108,8 @@ class Rows:
         self.rows[index] = self.rows[-1]
         self.rows.pop()
         self.rng.swap_remove(index)
+        if self.history is not None:
+            self.history.swap_remove(index)
         self._rebuild()
         return row
 
@@ -137,11 +141,12 @@ class Rows:
         return taken
 
     def _rebuild(self) -> None:
-        """Per-batch tensors follow the membership, which changes rarely."""
+        """Per-batch tensors follow the membership, which changes rarely; a history exists while some row needs one."""
         params = [row.params for row in self.rows]
         self.sampling = BatchSampling.of(params, self.vocab_size, self.device) if params else None
-        self.history = None
-        if any(p.needs_history for p in params):
+        if not any(p.needs_history for p in params):
+            self.history = None
+        elif self.history is None:
             prompts = [row.tokens[: row.num_prompt] for row in self.rows]
             self.history = History.start(prompts, [row.output for row in self.rows], self.vocab_size, self.device)
 

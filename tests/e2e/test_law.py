@@ -9,7 +9,7 @@ What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the
 fewer than 10 times are counted together), and over the first two. Under the right law G is chi-squared; a law at total
 variation TV gives it a noncentrality of at least 4 N TV^2. At N = 4000 and 60 degrees of freedom, as here for pairs, the
 odds of noticing TV = 0.06 are above 0.9 at p < 1e-5, and TV = 0.1 (resampling from p, the classic bug, is beyond that)
-is never missed; the slow version has N = 40 000 and sees a TV of 0.02 (`test_power_is_as_stated` computes both). All
+is never missed; the slow version has N = 16 000 and sees a TV of 0.03 (`test_power_is_as_stated` computes both). All
 p-values of a run are judged together (Holm) at 0.001: one false alarm in a thousand changes of a random stream; with the
 streams as they are the outcome is fixed.
 """
@@ -40,6 +40,7 @@ from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DraftSetup
+from outrider.models.lm import PassLimits
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rejection import acceptance
 from outrider.sampling.rng import Purpose, Randomness
@@ -67,9 +68,9 @@ class Case:
 
 
 CASES = (
-    Case("temperature 1", (3, 1, 4), SamplingParams(temperature=1.0, max_tokens=5)),
-    Case("top-p", (2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 2, 8), SamplingParams(temperature=0.8, top_p=0.85, max_tokens=5)),
-    Case("penalties", (5, 6, 5, 6, 5), SamplingParams(
+    Case("temperature 1", (3,), SamplingParams(temperature=1.0, max_tokens=5)),
+    Case("top-p", (9,), SamplingParams(temperature=0.8, top_p=0.85, max_tokens=5)),
+    Case("penalties", (5, 6), SamplingParams(
         temperature=1.0, repetition_penalty=1.5, presence_penalty=0.6, frequency_penalty=0.9, max_tokens=5)),
 )  # fmt: skip
 
@@ -127,7 +128,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     options = Options(
         target=str(root / "target"), draft=str(root / "draft"), drafter="draft-model", dtype="float32", compile="off", threads=1
     )
-    yield World(build(options), target, draft)
+    built = build(options)
+    for loaded in (built.target, built.draft):
+        loaded.lm.limits = PassLimits()  # whole batches in one pass: the law does not hang on the last bit
+    yield World(built, target, draft)
     torch.set_num_threads(threads)
 
 
@@ -216,8 +220,8 @@ def test_texts_follow_the_target_law(world: World, drafter: str, verifier: str) 
 @pytest.mark.parametrize("verifier", VERIFIERS.names())
 @pytest.mark.parametrize("drafter", DRAFTERS.names())
 def test_texts_follow_the_target_law_closely(world: World, drafter: str, verifier: str) -> None:
-    """The same for every pair, with ten times the texts: sees a third of the deviation."""
-    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 40_000))
+    """The same for every pair, with four times the texts: sees half the deviation."""
+    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 16_000))
 
 
 def test_a_wrong_residual_is_noticed(world: World) -> None:
@@ -227,7 +231,7 @@ def test_a_wrong_residual_is_noticed(world: World) -> None:
     assert max(p_values.values()) < 1e-6
 
 
-@pytest.mark.parametrize(("num_texts", "tv"), [(4000, 0.06), (40_000, 0.02)])
+@pytest.mark.parametrize(("num_texts", "tv"), [(4000, 0.06), (16_000, 0.03)])
 def test_power_is_as_stated(num_texts: int, tv: float) -> None:
     """Catches a docstring that promises more than the sample gives."""
     threshold = stats.chi2.isf(1e-5, 60)

@@ -1,0 +1,78 @@
+"""Worker: llama.cpp through llama-cpp-python, plain or with a draft model behind its `LlamaDraftModel` class.
+
+Settings: bf16 GGUF written from the same checkpoint, compiled here for this processor, fp16 KV (its
+default), no flash attention (its default). llama.cpp's own speculative loop is a C++ program that the Python
+package does not carry; the package's loop calls a Python class for drafts, so the draft model runs one
+llama.cpp pass per token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from gguf_export import exported
+from llama_cpp.llama_speculative import LlamaDraftModel
+from protocol import Stopwatch, serve
+
+
+class GreedyDraft(LlamaDraftModel):
+    """Drafts `length` tokens greedily; keeps the part of its KV that still agrees with the text."""
+
+    def __init__(self, model: llama_cpp.Llama, length: int) -> None:
+        self._model, self._length = model, length
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        model = self._model
+        cached = min(model.n_tokens, len(input_ids) - 1)
+        differs = np.nonzero(model.input_ids[:cached] != input_ids[:cached])[0]
+        model.n_tokens = int(differs[0]) if len(differs) else cached  # eval forgets everything after it
+        feed, drafted = input_ids[model.n_tokens :].tolist(), []
+        for _ in range(self._length):
+            model.eval(feed)
+            logits = np.ctypeslib.as_array(model._ctx.get_logits(), shape=(model.n_vocab(),))
+            feed = [int(logits.argmax())]
+            drafted += feed
+        return np.array(drafted, dtype=np.intc)
+
+
+class LlamaCppWorker:
+    def load(self, command: dict[str, Any]) -> dict[str, Any]:
+        cache = Path(command["cache"]) / "gguf"
+        options = {
+            "n_ctx": command["max_model_len"],
+            "n_threads": command["threads"],
+            "n_threads_batch": command["threads"],
+            "use_mmap": False,
+            "verbose": False,
+        }
+        draft = None
+        if command["draft"]:
+            model = llama_cpp.Llama(str(exported(Path(command["draft"]), cache)), **options)
+            draft = GreedyDraft(model, command["num_draft_tokens"])
+        path = exported(Path(command["target"]), cache)
+        self._llm = llama_cpp.Llama(str(path), draft_model=draft, **options)
+        return {
+            "versions": {"llama-cpp-python": llama_cpp.__version__},
+            "settings": {
+                "weights": "bf16 GGUF",
+                "kv": "f16",
+                "draft_loop": "Python class" if draft else None,
+            },
+        }
+
+    def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
+        self._llm.reset()  # no prefix reuse between requests
+        watch, token_ids = Stopwatch(), []
+        for token in self._llm.generate(prompt_ids, temp=0.0):
+            watch.mark()
+            token_ids.append(int(token))
+            if len(token_ids) == max_tokens:
+                break
+        return {"token_ids": token_ids, "ttft_s": watch.first_s}
+
+
+if __name__ == "__main__":
+    serve(LlamaCppWorker())

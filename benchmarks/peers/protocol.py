@@ -1,0 +1,72 @@
+"""How a worker talks: one JSON object per line, commands on standard input, answers on standard output.
+
+    {"cmd": "load", "target": folder, "draft": folder | null, "threads": 2, "num_draft_tokens": 5, ...}
+        -> {"versions": {...}, "settings": {...}}
+    {"cmd": "run", "prompt_ids": [...], "max_tokens": 96}
+        -> {"token_ids": [...], "seconds": wall time of the call, "ttft_s": to the first token or null, ...}
+    {"cmd": "quit"}
+
+One worker holds one configuration: plain decoding (draft null) or one draft length. Engines print what they
+like on standard output, so the real one is kept aside for answers and engines write to standard error. A
+failure answers {"error": ...} and the worker goes on. Standard library only: it runs in every peer's
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Worker(Protocol):
+    """An engine in one configuration."""
+
+    def load(self, command: dict[str, Any]) -> dict[str, Any]: ...
+
+    def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]: ...
+
+
+def serve(worker: Worker) -> None:
+    """Answer commands until "quit" or the end of input."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["cmd"] == "quit":
+            break
+        try:
+            answer = _answer(worker, command)
+        except Exception as error:  # noqa: BLE001  whatever an engine raises is the answer
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+    answers.close()
+    os._exit(0)  # engines leave threads and children behind that would keep the process alive
+
+
+def _answer(worker: Worker, command: dict[str, Any]) -> dict[str, Any]:
+    if command["cmd"] == "load":
+        return worker.load(command)
+    if command["cmd"] != "run":
+        raise ValueError(f"unknown command {command['cmd']!r}")
+    start = time.perf_counter()
+    answer = worker.run(command["prompt_ids"], command["max_tokens"])
+    return {"seconds": time.perf_counter() - start, **answer}
+
+
+class Stopwatch:
+    """Seconds from its making to the first `mark`: the time to the first token, from a callback."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._start = clock()
+        self.first_s: float | None = None
+
+    def mark(self) -> None:
+        if self.first_s is None:
+            self.first_s = self._clock() - self._start

@@ -1,0 +1,261 @@
+"""What a decoding step costs and whether speculation pays what it promises: the floors that are ours alone.
+
+1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1 token).
+2. The drafter's time per draft token over a target pass of one token (floor: 0.06 for 1.2M against 100M).
+3. The share of a step outside model passes: law, verification, bookkeeping (floor: 5 % at 100M).
+4. Measured speedup over plain decoding against what acceptance and measured costs predict (floor: 0.9 of it):
+   tau(alpha, k) * pass(1) / (pass(k + 1) + k * draft token), tau: Leviathan et al. 2211.17192, eq. 1.
+
+The decode phase is timed around `Decoder.step`, the step that everything else calls, after the step that
+feeds the prompt. Configurations are interleaved over prompts and rounds; runs beside busy neighbours are
+repeated.
+
+    python benchmarks/step.py
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import psutil
+import torch
+import typer
+from peers import inflated
+from rich.console import Console
+from rich.table import Table
+from workload import SHARED_PAIR, OtherCpu, encode, model_name, prompt_texts, spread, write_result
+
+from outrider import SamplingParams, __version__
+from outrider.build import Built, Options, build
+from outrider.models.lm import LM
+from outrider.rows import Row
+from outrider.sampling.theory import tau
+from outrider.stats import PHASES
+from outrider.text import StopStrings
+
+MOST_TOKENS = 16
+PASS_REPEATS = 40
+WARM_STEPS = 10
+FLOORS = {"pass(8) / pass(1)": 1.2, "draft token / pass(1)": 0.06, "outside model passes": 0.05}
+PROMISE_FLOOR = 0.9
+
+
+@dataclass
+class Decoded:
+    """One prompt's decode phase, the prompt's own step left out."""
+
+    seconds: float
+    emitted: int
+    steps: int
+    drafted: int
+    tested: int
+    accepted: int
+    time_s: dict[str, float]
+    token_ids: list[int]
+    other_cpu: float
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="Target, before inflation.")] = SHARED_PAIR / "target",
+    draft: Annotated[Path, typer.Option(help="Draft model.")] = SHARED_PAIR / "draft",
+    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 8192,
+    extra_layers: Annotated[int, typer.Option(help="Inflate the target by silent layers.")] = 0,
+    k: Annotated[str, typer.Option(help="Draft lengths, comma-separated.")] = "3,5",
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    prompts: Annotated[int, typer.Option(min=1)] = 6,
+    max_tokens: Annotated[int, typer.Option(min=16)] = 96,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.08,
+    compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
+    name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "step",
+) -> None:
+    """Measure a step's parts and compare the speedup with its prediction."""
+    console = Console()
+    wide, inflation = inflated(target.resolve(), mlp, extra_layers)
+    ids = encode(prompt_texts(prompts), wide)
+    lengths = [0, *map(int, k.split(","))]
+    built = {length: _build(wide, draft.resolve(), length, threads, compile) for length in lengths}
+    passes = pass_costs(built[0].decoder.target, ids[0])
+    runs = decode_all(built, ids, max_tokens, rounds, max_other_cpu)
+    summary = {length: summarise(length, runs, passes) for length in lengths}
+    content = {
+        "models": {"target": model_name(target), "draft": model_name(draft), "inflation": inflation},
+        "versions": {"outrider": __version__, "torch": torch.__version__},
+        "workload": {"prompts": prompts, "max_tokens": max_tokens, "rounds": rounds, "threads": threads},
+        "config": built[lengths[-1]].config() | {"target": model_name(target), "draft": model_name(draft)},
+        "pass_s": passes,
+        "summary": {str(length): row for length, row in summary.items()},
+        "floors": reached(passes, summary),
+    }
+    path = write_result(name, content, threads)
+    show(console, passes, summary, content["floors"])
+    console.print(f"written to benchmarks/results/{path.name}")
+
+
+def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: str) -> Built:
+    drafting = {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": length}
+    options = drafting if length else {"drafter": "none"}
+    return build(Options(str(target), **options, dtype="bfloat16", threads=threads, compile=compile_mode))
+
+
+@torch.inference_mode()
+def pass_costs(lm: LM, prompt: list[int]) -> dict[int, dict[str, float]]:
+    """Seconds of one pass over n tokens behind the prompt, n = 1 .. 16, all n in turn, again and again."""
+    lm.kv.add_row()
+    lm.catch_up([[*prompt, 0]])
+    inputs = {n: torch.tensor([prompt[-1:] * n]) for n in range(1, MOST_TOKENS + 1)}
+    seconds: dict[int, list[float]] = {n: [] for n in inputs}
+    for repeat in range(PASS_REPEATS + WARM_STEPS):
+        for n, tokens in inputs.items():
+            start = time.perf_counter()
+            lm.forward(tokens)
+            if repeat >= WARM_STEPS:
+                seconds[n].append(time.perf_counter() - start)
+    lm.kv.swap_remove(0)
+    return {n: spread(values) for n, values in seconds.items()}
+
+
+def decode_all(
+    built: dict[int, Built], prompts: list[list[int]], max_tokens: int, rounds: int, max_other_cpu: float
+) -> dict[int, list[Decoded]]:
+    """Every configuration on every prompt, in alternating order, after one unmeasured prompt each."""
+    runs: dict[int, list[Decoded]] = {length: [] for length in built}
+    for configuration in built.values():
+        decode(configuration, prompts[0], max_tokens)
+    for turn in range(rounds * len(prompts)):
+        prompt = prompts[turn % len(prompts)]
+        for length in list(built)[:: 1 if turn % 2 == 0 else -1]:
+            attempts = [decode(built[length], prompt, max_tokens)]
+            while attempts[-1].other_cpu > max_other_cpu and len(attempts) < 4:
+                attempts.append(decode(built[length], prompt, max_tokens))
+            runs[length].append(min(attempts, key=lambda run: run.other_cpu))
+    return runs
+
+
+def decode(built: Built, prompt: list[int], max_tokens: int) -> Decoded:
+    """Greedy text of one prompt; what the steps after the first cost."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    row = Row(
+        request=0, tokens=list(prompt), num_prompt=len(prompt), params=params, seed=0,
+        max_tokens=len(prompt) + max_tokens, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+    )  # fmt: skip
+    decoder = built.decoder
+    decoder.add(row)
+    decoder.step()
+    stats, before = row.stats, row.stats.merge(type(row.stats)())
+    others, start = OtherCpu(psutil.Process()), time.perf_counter()
+    while not row.finish_reason:
+        decoder.step()
+    seconds = time.perf_counter() - start
+    decoder.remove(0)
+    return Decoded(
+        seconds=seconds,
+        emitted=stats.emitted - before.emitted,
+        steps=stats.steps - before.steps,
+        drafted=stats.drafted - before.drafted,
+        tested=stats.tested - before.tested,
+        accepted=stats.accepted - before.accepted,
+        time_s={phase: stats.time_s[phase] - before.time_s[phase] for phase in PHASES},
+        token_ids=row.output,
+        other_cpu=others.share(),
+    )
+
+
+def summarise(
+    length: int, runs: dict[int, list[Decoded]], passes: dict[int, dict[str, float]]
+) -> dict[str, Any]:
+    """Medians over runs of one configuration, and its speedup beside the prediction."""
+    mine, plain = runs[length], runs[0]
+    outside = [1 - (run.time_s["target"] + run.time_s["draft"]) / run.seconds for run in mine]
+    summary: dict[str, Any] = {
+        "tokens_per_s": spread([run.emitted / run.seconds for run in mine]),
+        "step_s": median(run.seconds / run.steps for run in mine),
+        "phase_s": {phase: median(run.time_s[phase] / run.steps for run in mine) for phase in PHASES},
+        "outside_model_passes": median(outside),
+        "identical_to_plain": all(a.token_ids == b.token_ids for a, b in zip(mine, plain, strict=True)),
+        "other_cpu": spread([run.other_cpu for run in mine]),
+    }
+    if not length:
+        return summary
+    pass_1, pass_k = passes[1]["median"], passes[length + 1]["median"]
+    token_s = median(run.time_s["draft"] / run.drafted for run in mine)
+    alpha = sum(run.accepted for run in mine) / sum(run.tested for run in mine)
+    measured_tau = sum(run.emitted for run in mine) / sum(run.steps for run in mine)
+    predicted = tau(alpha, length) * pass_1 / (pass_k + length * token_s)
+    speedup = sum(run.seconds for run in plain) / sum(run.seconds for run in mine)
+    speedup *= sum(run.emitted for run in mine) / sum(run.emitted for run in plain)
+    return summary | {
+        "alpha": alpha,
+        "tau": measured_tau,
+        "tau_of_alpha": tau(alpha, length),
+        "draft_token_s": token_s,
+        "draft_token_over_pass": token_s / pass_1,
+        "speedup": speedup,
+        "predicted_speedup": predicted,
+        "measured_over_predicted": speedup / predicted,
+    }
+
+
+def reached(passes: dict[int, dict[str, float]], summary: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Each floor: the value, the bound, and whether it holds."""
+    drafting = [row for length, row in summary.items() if length]
+    values = {
+        "pass(8) / pass(1)": passes[8]["median"] / passes[1]["median"],
+        "draft token / pass(1)": min(row["draft_token_over_pass"] for row in drafting),
+        "outside model passes": max(row["outside_model_passes"] for row in summary.values()),
+    }
+    result = {
+        name: {"value": v, "at_most": FLOORS[name], "holds": v <= FLOORS[name]} for name, v in values.items()
+    }
+    worst = min(row["measured_over_predicted"] for row in drafting)
+    promise = {"value": worst, "at_least": PROMISE_FLOOR, "holds": worst >= PROMISE_FLOOR}
+    return {**result, "measured / predicted speedup": promise}
+
+
+def show(
+    console: Console,
+    passes: dict[int, dict[str, float]],
+    summary: dict[int, dict[str, Any]],
+    floors: dict[str, Any],
+) -> None:
+    costs = Table(title="one target pass, ms (median)")
+    row = Table(title="decode phase, medians")
+    ratios = ("tau", "alpha", "speedup", "predicted_speedup")
+    for n in passes:
+        costs.add_column(str(n), justify="right")
+    costs.add_row(*(f"{cost['median'] * 1e3:.1f}" for cost in passes.values()))
+    for column in (
+        "k",
+        "tokens/s",
+        "step ms",
+        *PHASES,
+        "outside",
+        "tau",
+        "alpha",
+        "speedup",
+        "predicted",
+        "same text",
+    ):
+        row.add_column(column, justify="right")
+    for length, result in summary.items():
+        row.add_row(
+            str(length), f"{result['tokens_per_s']['median']:.0f}", f"{result['step_s'] * 1e3:.2f}",
+            *(f"{result['phase_s'][phase] * 1e3:.2f}" for phase in PHASES),
+            f"{result['outside_model_passes']:.1%}",
+            *(f"{result[name]:.2f}" if length else "-" for name in ratios),
+            "yes" if result["identical_to_plain"] else "NO",
+        )  # fmt: skip
+    console.print(costs, row)
+    for name, floor in floors.items():
+        bound = f"<= {floor['at_most']}" if "at_most" in floor else f">= {floor['at_least']}"
+        console.print(
+            f"{name}: {floor['value']:.3f} ({bound}: {'holds' if floor['holds'] else 'does NOT hold'})"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,44 @@
+"""The embedded demo pair: a 14M-parameter target and a 1.2M draft that solve graded word problems.
+
+Where the weights are, and six prompts they were not trained on. `problems.py` makes more of them and checks
+answers; `recipe.py` is how the pair was trained; `models/README.md` is the model card. Importing this loads
+neither torch nor transformers.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class DemoPaths(NamedTuple):
+    target: Path
+    draft: Path
+
+
+def demo_paths() -> DemoPaths:
+    """The folders of the embedded pair, each readable by transformers' `from_pretrained`."""
+    models = Path(__file__).parent / "models"
+    return DemoPaths(models / "target", models / "draft")
+
+
+DEMO_PROMPTS: tuple[str, ...] = (
+    "Question: Sam has 37 lemons and James has 18 lemons. How many more lemons does Sam have?\nAnswer:",
+    "Question: A box holds 11 pink books and 18 blue books. How many books does the box hold?\nAnswer:",
+    (
+        "Question: Nina starts with 15 apples. Max gives Nina 17 more apples. She sells 14 of the apples. "
+        "How many apples does Nina have now?\nAnswer:"
+    ),
+    (
+        "Question: Ben has $11. He buys a scarf for $5 and a plate for $2. How much money does he have "
+        "left?\nAnswer:"
+    ),
+    (
+        "Question: James picks 18 eggs in the morning and 2 in the evening. 8 eggs are bad. The others go "
+        "into 3 equal packets. How many eggs does each packet hold?\nAnswer:"
+    ),
+    (
+        "Question: Leah buys 3 hats for $2 each and a bag for $17. She pays with $36. How much change does "
+        "she get?\nAnswer:"
+    ),
+)  # written by problems.py, held-out split; answers 19, 29, 18, 4, 4, 13
+
+__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_paths"]
