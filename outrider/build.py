@@ -80,6 +80,7 @@ class Built:
     draft: LoadedModel | None
     options: Options  # resolved: no "auto" left
     memory: MemoryReport
+    context: int  # tokens a row may hold, prompt and answer
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
 
     def config(self) -> dict[str, Any]:
@@ -100,11 +101,13 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     device = resolve_device(options.device)
     loader = _Loader(options, device, status)
     memory = loader.weigh()
+    status(memory.one_line())
     target = loader.load(options.target)
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab=target.lm.shape.vocab_size)
     drafter = drafter_class.build(DraftSetup(target, draft, options.num_draft_tokens))
     decoder = Decoder(target.lm, drafter, verifier_class(), FixedLength(options.num_draft_tokens))
-    return Built(decoder, target, draft, loader.resolved(target), memory, loader.notes)
+    context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
+    return Built(decoder, target, draft, loader.resolved(target, context), memory, context, loader.notes)
 
 
 def _resolve_names(options: Options) -> Options:
@@ -186,7 +189,7 @@ class _Loader:
             self.status(f"compiling {loaded.name}: once per model and machine, a minute or so")
         if pass_path in missing:
             compiling.compile_pass(lm, module, pass_path)
-        if loop_path is not None:
+        if loop_path is not None and loop_vocab is not None:
             if loop_path in missing:
                 program = DraftLoopProgram(lm, module, count, loop_vocab)
                 compiling.compile_program(program, *draft_loop.example(lm, count), loop_path)
@@ -194,16 +197,15 @@ class _Loader:
         lm.run = compiling.load_pass(pass_path)
         return True
 
-    def resolved(self, target: LoadedModel) -> Options:
+    def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" replaced by what was chosen."""
-        limit = min(self.options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
         return _replace(
             self.options,
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),
             threads=torch.get_num_threads(),
             compile="on" if self._compiled else "off",
-            max_model_len=limit,
+            max_model_len=context,
         )
 
 

@@ -47,8 +47,8 @@ class Decoder:
 
     def add(self, row: Row) -> None:
         """A row joins; its prompt is fed by the next step's catch-up."""
+        self.rows.add(row)  # first: it may refuse
         self.target.kv.add_row()
-        self.rows.add(row)
         self.drafter.start(row)
 
     def remove(self, index: int) -> Row:

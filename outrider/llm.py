@@ -23,9 +23,10 @@ import transformers
 from tqdm import tqdm
 
 from outrider.build import Built, Options, build
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.outputs import Completion, StreamChunk
 from outrider.rows import Row
+from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
 from outrider.text import Detokenizer, StopStrings
 from outrider.version import __version__
@@ -86,7 +87,7 @@ class LLM:
             raise ConfigError(f"'{self._built.target.name}' has no chat template; use generate with a plain prompt")
         try:
             encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except Exception as error:  # noqa: BLE001  templates raise whatever they like
+        except Exception as error:
             raise RequestError(f"the chat template refused the messages: {error}") from error
         return list(encoded["input_ids"])
 
@@ -95,7 +96,7 @@ class LLM:
         *, use_tqdm: bool = False,
     ) -> list[Completion]:  # fmt: skip
         """Complete every prompt; results in the order given. A bad prompt raises RequestError before anything runs."""
-        batch = [prompts] if isinstance(prompts, str) or _is_token_ids(prompts) else list(prompts)
+        batch = _as_batch(prompts)
         params = _broadcast(sampling_params, len(batch))
         rows = [self._row(number, p, s, streaming=False) for number, (p, s) in enumerate(zip(batch, params, strict=True))]
         done: dict[int, Completion] = {}
@@ -130,7 +131,7 @@ class LLM:
     def _run(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it."""
         waiting, decoder = deque(rows), self._decoder
-        started = time.perf_counter()
+        started, failed = time.perf_counter(), False
         try:
             while waiting or len(decoder.rows):
                 while waiting and len(decoder.rows) < self._built.options.max_num_seqs:
@@ -144,20 +145,34 @@ class LLM:
                 for row in stepped:
                     _time(row, now)
                     yield row
+        except NumericalError:
+            failed = True
+            raise
         finally:
             while len(decoder.rows):
                 decoder.remove(0)
+            if failed:
+                self._scrub_caches()
+
+    def _scrub_caches(self) -> None:
+        """After NaN: it must not reach the next call through positions that are masked (0 times NaN is NaN)."""
+        for model in (self._built.target, self._built.draft):
+            if model is not None:
+                model.lm.kv.scrub()
 
     def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
         tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(t) for t in prompt]
-        limit, vocab_size = self._built.options.max_model_len, self._built.target.lm.shape.vocab_size
-        if not tokens:
+        limit, vocab_size = self._built.context, self._built.target.lm.shape.vocab_size
+        if not tokens or prompt == "":  # some tokenizers make a begin token out of nothing
             raise RequestError(f"prompt {number} is empty: there is nothing to continue")
         if len(tokens) >= limit:
             raise RequestError(f"prompt {number} has {len(tokens)} tokens; the context holds {limit}, one must be left to answer")
         outside = [t for t in tokens if not 0 <= t < vocab_size]
         if outside:
             raise RequestError(f"prompt {number} has token id {outside[0]}, outside the vocabulary of {vocab_size}")
+        BatchSampling.of([params], vocab_size)  # refuses ids outside the vocabulary
+        if params.logprobs is not None and params.logprobs > vocab_size:
+            raise ConfigError(f"logprobs must be at most {vocab_size}, the size of the vocabulary, got {params.logprobs}")
         eos = frozenset() if params.ignore_eos else self._built.target.eos_token_ids
         needs_text = streaming or bool(params.stop)
         return Row(
@@ -199,8 +214,10 @@ def _time(row: Row, now_s: float) -> None:
     stats.decode_s = now_s - stats.ttft_s
 
 
-def _is_token_ids(prompts: Any) -> bool:
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+def _as_batch(prompts: Any) -> list[Prompt]:
+    """A single prompt, text or token ids, is a batch of one."""
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if single else list(prompts)
 
 
 def _broadcast(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

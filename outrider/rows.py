@@ -10,6 +10,7 @@ Rows leave by swap-remove (the last one moves into the hole), like every per-row
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -76,17 +77,23 @@ class Rows:
         self.coupled = coupled  # drafters guess with the target's own noise (drafter-invariant sampling)
         self.rows: list[Row] = []
         self.rng = KeyedStreams([])
-        self.sampling: BatchSampling | None = None
+        self._sampling: BatchSampling | None = None
         self.history: History | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self):  # noqa: ANN204  an iterator over Row
+    def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
+
+    @property
+    def sampling(self) -> BatchSampling:
+        """The rows' sampling options as tensors. There must be a row."""
+        assert self._sampling is not None, "no rows"
+        return self._sampling
 
     @property
     def positions(self) -> Tensor:
@@ -94,7 +101,8 @@ class Rows:
         return torch.tensor([len(row.tokens) for row in self.rows], device=self.device)
 
     def add(self, row: Row) -> int:
-        """Append a row; returns its index."""
+        """Append a row; returns its index. Raises ConfigError, and adds nothing, when its sampling names unknown ids."""
+        BatchSampling.of([row.params], self.vocab_size, self.device)
         self.rows.append(row)
         self.rng.add_row(row.seed)
         if self.history is not None:
@@ -143,7 +151,7 @@ class Rows:
     def _rebuild(self) -> None:
         """Per-batch tensors follow the membership, which changes rarely; a history exists while some row needs one."""
         params = [row.params for row in self.rows]
-        self.sampling = BatchSampling.of(params, self.vocab_size, self.device) if params else None
+        self._sampling = BatchSampling.of(params, self.vocab_size, self.device) if params else None
         if not any(p.needs_history for p in params):
             self.history = None
         elif self.history is None:

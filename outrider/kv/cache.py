@@ -112,6 +112,13 @@ class KVCache:
                 store[row, start : start + len(path)] = store[row, source]  # indexing copies first: overlap is safe
         self.lengths[row] += len(path)
 
+    def scrub(self) -> None:
+        """Zero everything that is not committed. After a pass that made NaN: a masked position still enters products."""
+        for store in (*self.keys, *self.values):
+            store[self.num_rows :] = 0
+            for row, length in enumerate(self.lengths):
+                store[row, length:] = 0
+
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself. For tests and idle moments."""
         assert self.num_rows <= self.num_slots, f"{self.num_rows} rows in {self.num_slots} slots"
@@ -123,6 +130,7 @@ class KVCache:
             assert key.shape == (*expected, shape.key_size), f"keys are {tuple(key.shape)}"
             assert value.shape == (*expected, shape.value_size), f"values are {tuple(value.shape)}"
 
+    @torch.inference_mode(False)  # ordinary tensors, wherever growth happens: rows also leave outside inference mode
     def _allocate(self, num_slots: int, capacity: int) -> None:
         # Zeros, not empty: masked positions still enter a product with weight 0, and 0 * NaN would be NaN.
         def grown(old: list[Tensor], sizes: list[int]) -> list[Tensor]:

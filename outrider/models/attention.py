@@ -11,11 +11,11 @@ same bits whether it is alone, beside draft tokens, or beside other rows (probed
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 NAME = "outrider"
@@ -33,7 +33,7 @@ class PassPlan(NamedTuple):
 
 
 def attention(
-    module: nn.Module,
+    module: Any,  # transformers' attention module of one layer
     query: Tensor,  # (B, heads, T, D)
     key: Tensor,  # (B, KV heads, T, D)
     value: Tensor,  # (B, KV heads, T, Dv)
@@ -53,13 +53,15 @@ def attention(
     keys = _write(plan.keys[layer], plan.places, key)
     values = _write(plan.values[layer], plan.places, value)
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
-    num_rows, _, num_queries, num_keys = query.shape[0], None, query.shape[2], mask.shape[3]
+    num_rows, num_queries, num_keys = query.shape[0], query.shape[2], mask.shape[3]
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)
     values = values[:num_rows, :num_keys].transpose(1, 2)
-    attend = _attend_with_softcap if softcap is not None else _attend
-    out = attend(padded, keys, values, mask, scaling, softcap)[:, :, :num_queries]
-    return out.transpose(1, 2).contiguous(), None
+    if softcap is None:
+        out = _attend(padded, keys, values, mask, scaling)
+    else:
+        out = _attend_with_softcap(padded, keys, values, mask, scaling, softcap)
+    return out[:, :, :num_queries].transpose(1, 2).contiguous(), None
 
 
 def _write(store: Tensor, places: Tensor, new: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def _write(store: Tensor, places: Tensor, new: Tensor) -> Tensor:
     return store
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, _: object) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
     grouped = query.shape[1] != keys.shape[1]
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
 

@@ -86,7 +86,7 @@ class DraftLoop:
         end = max(kv.lengths) + self.num_tokens + 2 * WIDTH
         num_keys = min(-(-end // BLOCK) * BLOCK, kv.capacity)
         tokens, laws = self._program(
-            torch.tensor([p + [0] * (WIDTH - len(p)) for p in pending], device=device),
+            torch.tensor([p + [0] * (WIDTH - len(p)) for p in pending], device=device).clamp(max=self.lm.shape.vocab_size - 1),
             torch.tensor([len(p) - 1 for p in pending], device=device),
             torch.tensor(kv.lengths, device=device),
             torch.arange(len(pending), device=device) * kv.capacity,

@@ -79,6 +79,7 @@ class LM:
         per_pass = max(1, self.limits.max_tokens_per_pass // width)
         if columns is None:
             columns = torch.arange(num_tokens, device=self.device)
+        tokens = tokens.clamp(max=self.shape.vocab_size - 1)  # a target's padded vocabulary may be wider than a draft's
         tokens = F.pad(tokens, (0, width - num_tokens))
         if parents is not None:
             parents = F.pad(parents, (0, width - num_tokens), value=-1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention
@@ -76,7 +77,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
         raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise CheckpointError(f"cannot read the config of '{name}': {_first_line(error)}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
@@ -89,7 +90,7 @@ def load_tokenizer(
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
-    except Exception as error:  # noqa: BLE001  transformers raises a different type for each missing file
+    except Exception as error:
         raise CheckpointError(
             f"'{name}' has no usable tokenizer ({_first_line(error)}). "
             "Put tokenizer.json and tokenizer_config.json beside config.json."
@@ -101,7 +102,8 @@ def load_module(
     trust_remote_code: bool = False, revision: str | None = None,
 ) -> nn.Module:  # fmt: skip
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
-    attention.register()
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
@@ -109,8 +111,11 @@ def load_module(
         )  # fmt: skip
     except OutriderError:
         raise
-    except Exception as error:  # noqa: BLE001  a damaged file surfaces as any of a dozen types
+    except Exception as error:
         raise CheckpointError(f"cannot load the weights of '{name}': {_first_line(error)}") from error
+    finally:
+        if bars:
+            hf_logging.enable_progress_bar()
     absent = [key for key in report["missing_keys"] if not key.endswith(("rotary_emb.inv_freq", ".attn.bias"))]
     if absent:
         raise CheckpointError(f"'{name}' lacks {len(absent)} weights, first '{sorted(absent)[0]}': incomplete checkpoint.")
@@ -119,8 +124,9 @@ def load_module(
     return module.eval().requires_grad_(False).to(device)
 
 
-def build_lm(module: nn.Module, name: str, dtype: torch.dtype, device: torch.device) -> LM:
+def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
     """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed."""
+    attention.register()
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers
     shape = LMShape(

@@ -24,7 +24,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight = linear.weight.detach()
         weight = weight.t().contiguous() if isinstance(linear, Conv1D) else weight
-        self.out_features, self.in_features = weight.shape
+        self.out_features: int = weight.shape[0]
+        self.in_features: int = weight.shape[1]
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
@@ -39,10 +40,12 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def pack_linears(model: nn.Module) -> int:
     """Replace every linear layer of the model in place; returns how many. Tied weights get their own packed copy."""
-    count = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) in (nn.Linear, Conv1D):
-                setattr(module, name, PackedLinear(child))
-                count += 1
-    return count
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) in (nn.Linear, Conv1D)
+    ]
+    for parent, name in places:  # one at a time, so that each plain weight is freed before the next is packed
+        setattr(parent, name, PackedLinear(getattr(parent, name)))
+    return len(places)

@@ -10,12 +10,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from outrider.errors import CapabilityError
+from outrider.errors import CapabilityError, NumericalError
 from outrider.kv import LayerShape
 from outrider.models.attention import NAME, QUERY_BLOCK, _no_mask
 from outrider.models.lm import LM, PassLimits
@@ -30,7 +32,7 @@ PREFIX = 24  # tokens before the probed pass
 
 
 def _record_shapes(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, outrider_shapes: dict[int, LayerShape] | None = None,
     s_aux: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
@@ -43,7 +45,7 @@ def _record_shapes(
     return out.transpose(1, 2).contiguous(), None
 
 
-def find_layer_shapes(module: nn.Module, num_layers: int, name: str) -> tuple[LayerShape, ...]:
+def find_layer_shapes(module: Any, num_layers: int, name: str) -> tuple[LayerShape, ...]:
     """Head layout of every layer, seen in one pass over two tokens. Raises CapabilityError when a layer has none."""
     AttentionInterface.register(SHAPES, _record_shapes)
     AttentionMaskInterface.register(SHAPES, _no_mask)
@@ -74,14 +76,22 @@ def probe_tokens(vocab_size: int, count: int, device: torch.device) -> Tensor:
     return torch.randint(0, vocab_size, (1, count), generator=generator).to(device)
 
 
-def check_against_plain(lm: LM, module: nn.Module, name: str, vocab_size: int) -> None:
-    """Raise CapabilityError when our passes do not reproduce the module's own logits (up to rounding)."""
+def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None:
+    """Raise CapabilityError when our passes do not reproduce the module's own logits (up to rounding).
+
+    Raises NumericalError when the module's own are no numbers.
+    """
     tokens = probe_tokens(vocab_size, 12, lm.device)
     parents = torch.tensor([[-1, -1, 0, 1, 2]], device=lm.device)  # two branches: 0-2-4 and 1-3
     branches = [[6, 7, 9, 11], [6, 8, 10]]  # pending token and nodes, as columns of `tokens`
     module.set_attn_implementation("eager")
     with torch.inference_mode():
         plain = module(input_ids=tokens, use_cache=False).logits
+        if not torch.isfinite(plain).all():
+            raise NumericalError(
+                f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: damaged "
+                "weights, or a dtype too narrow for them (try --dtype float32)"
+            )
         paths = [
             module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
         ]

@@ -102,7 +102,7 @@ def unavailable() -> list[dict[str, str]]:
     if compiler() is None:
         say("compiled passes (--compile on)", "no C++ compiler found", "install g++, or set CXX")
     if not torch.backends.mkldnn.is_available():
-        say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of pytorch.org")
+        say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch")
     flags = cpu_flags()
     if flags and "avx512_bf16" not in flags and "amx_bf16" not in flags:
         say("fast bfloat16 on CPU", "the CPU has neither avx512_bf16 nor amx_bf16", "try --dtype float32")

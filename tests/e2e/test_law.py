@@ -5,13 +5,14 @@ their own prompts and options, draft model, verifier, keyed random streams. The 
 are counted and compared with exact probabilities: transformers' forward over all 144 two-token continuations, its own
 logits processors (and OpenAI's formula for presence and frequency penalties).
 
-What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the first three tokens (outcomes expected
-fewer than 10 times are counted together), and over the first two. Under the right law G is chi-squared; a law at total
-variation TV gives it a noncentrality of at least 4 N TV^2. At N = 4000 and 60 degrees of freedom, as here for pairs, the
-odds of noticing TV = 0.06 are above 0.9 at p < 1e-5, and TV = 0.1 (resampling from p, the classic bug, is beyond that)
-is never missed; the slow version has N = 16 000 and sees a TV of 0.03 (`test_power_is_as_stated` computes both). All
-p-values of a run are judged together (Holm) at 0.001: one false alarm in a thousand changes of a random stream; with the
-streams as they are the outcome is fixed.
+What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the first three tokens
+(outcomes expected fewer than 10 times are counted together), and over the first two. Under the right law G
+is chi-squared; a law at total variation TV gives it a noncentrality of at least 4 N TV^2. Pairs fill 25 to
+45 cells here, so at N = 2500 and a level of 1.7e-4 (Holm's strictest of six) TV = 0.09 is noticed with odds
+above 0.95 (the classic bug, resampling from p, is off by 0.11 to 0.19 in the first token alone); the slow
+version, N = 16 000 and up to 100 cells, notices TV = 0.04 as surely (`test_power_is_as_stated` computes
+both). All p-values of a run are judged together (Holm) at 0.001: one false alarm in a thousand changes of a
+random stream; with the streams as they are the outcome is fixed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,8 +121,8 @@ def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingPara
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root, threads = tmp_path_factory.mktemp("law"), torch.get_num_threads()
-    target = tiny_llama(V, seed=3, sharpness=4.0, **SIZES)
-    draft = disturbed(target, 0.7)
+    target = tiny_llama(V, seed=3, sharpness=2.0, **SIZES)
+    draft = disturbed(target, 0.35)
     for name, model in (("target", target), ("draft", draft)):
         save_checkpoint(root / name, model, word_tokenizer(V))
     options = Options(
@@ -207,35 +207,34 @@ def verdicts(world: World, decoder: Decoder, num_texts: int) -> dict[str, float]
     }
 
 
-PAIRS = [("draft-model", "block"), ("draft-model", "token"), ("draft-model", "gumbel"), ("ngram", "block")]
+PAIRS = [("draft-model", "block"), ("draft-model", "gumbel"), ("ngram", "block")]
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
 def test_texts_follow_the_target_law(world: World, drafter: str, verifier: str) -> None:
     """Catches what no unit of the engine shows alone: stale keys, coins met twice, rows that share a stream."""
-    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 4000))
+    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 2500))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", VERIFIERS.names())
 @pytest.mark.parametrize("drafter", DRAFTERS.names())
 def test_texts_follow_the_target_law_closely(world: World, drafter: str, verifier: str) -> None:
-    """The same for every pair, with four times the texts: sees half the deviation."""
+    """The same for every pair, with six times the texts: sees a third of the deviation."""
     assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 16_000))
 
 
 def test_a_wrong_residual_is_noticed(world: World) -> None:
     """Catches a law test that cannot fail: resampling from p must be seen in every case."""
-    p_values = verdicts(world, make_decoder(world, "draft-model", ResamplesFromTarget()), 4000)
-    assert len(holm(p_values)) == len(p_values)
-    assert max(p_values.values()) < 1e-6
+    p_values = verdicts(world, make_decoder(world, "draft-model", ResamplesFromTarget()), 1500)
+    assert len(holm(p_values)) == len(p_values), p_values
 
 
-@pytest.mark.parametrize(("num_texts", "tv"), [(4000, 0.06), (16_000, 0.03)])
-def test_power_is_as_stated(num_texts: int, tv: float) -> None:
+@pytest.mark.parametrize(("num_texts", "num_cells", "tv"), [(2500, 45, 0.09), (16_000, 100, 0.04)])
+def test_power_is_as_stated(num_texts: int, num_cells: int, tv: float) -> None:
     """Catches a docstring that promises more than the sample gives."""
-    threshold = stats.chi2.isf(1e-5, 60)
-    assert stats.ncx2.sf(threshold, 60, 4 * num_texts * tv**2) > 0.9
+    threshold = stats.chi2.isf(FALSE_ALARMS / 6, num_cells - 1)
+    assert stats.ncx2.sf(threshold, num_cells - 1, 4 * num_texts * tv**2) > 0.95
 
 
 # ---------------------------------------------------------------- acceptance identity
@@ -285,7 +284,7 @@ def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
 
     Measured P(at least i tokens kept) within 4.5 standard errors (odds 7e-6 each, 18 comparisons) of its exact value.
     """
-    num_texts = 6000
+    num_texts = 3000
     accepted = accepted_in_first_step(world, verifier, case, num_texts)
     for position, exact in enumerate(survival(world, case, RULES[verifier]), start=1):
         measured = (accepted >= position).mean()
@@ -295,7 +294,7 @@ def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
 
 def test_shared_noise_accepts_within_its_bounds(world: World) -> None:
     """Catches a drafter that ignores the shared noise: then agreement falls to sum p q, below the guaranteed floor."""
-    case, num_texts = CASES[0], 6000
+    case, num_texts = CASES[0], 3000
     p, q = (world.law(model, case, ()) for model in (world.target, world.draft))
     overlap = np.minimum(p, q).sum()
     measured = (accepted_in_first_step(world, "gumbel", case, num_texts) >= 1).mean()

@@ -136,6 +136,31 @@ def test_growth_keeps_contents_and_whole_blocks() -> None:
     assert not cache.keys[0][0, BLOCK:].any(), "new room must hold zeros: 0 times NaN is NaN"
 
 
+def test_rows_leave_after_growth_inside_a_pass() -> None:
+    """Catches a cache grown under inference_mode that refuses every write outside it: the first row to finish crashed."""
+    cache = make_cache()
+    with torch.inference_mode():
+        for row in range(2):
+            cache.add_row()
+            write(cache, row, [float(row)] * (BLOCK + 1))
+            cache.advance(row, BLOCK + 1)
+    cache.swap_remove(0)
+    assert read(cache, 0) == [1.0] * (BLOCK + 1)
+
+
+def test_scrub() -> None:
+    """Catches NaN that stays where nobody looks: attention gives it weight 0, and 0 times NaN is NaN."""
+    cache = make_cache()
+    for row in range(3):
+        cache.add_row()
+        write(cache, row, [1.0, 2.0, float("nan")])
+        cache.advance(row, 2)
+    cache.swap_remove(0)
+    cache.scrub()
+    assert [read(cache, row) for row in range(2)] == [[1.0, 2.0]] * 2
+    assert all(store.isfinite().all() for store in (*cache.keys, *cache.values))
+
+
 def test_growth_is_geometric_then_bounded() -> None:
     """Catches a copy per token: growing to 64 blocks one position at a time must reallocate a handful of times."""
     cache, reallocations = make_cache(torch.bfloat16), 0

@@ -1,0 +1,190 @@
+"""Greedy text with a drafter is greedy text without, to the last token: on real trained weights, in bf16 and
+fp32, alone and in a batch.
+
+Random weights would not do: only trained ones have the near-ties and the value ranges that make one bit of a
+sum matter. Three models where they are at hand: a 14M-parameter Llama with its draft, a story teller of
+260k, and the embedded demo pair. The drafters include a stranger's random weights and an oracle that errs on
+purpose, so that every number of accepted tokens occurs. A last test compares plain decoding itself with
+transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from outrider.build import Built, Options, build
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.demo import demo_paths
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.errors import OutriderError
+from outrider.rows import Row, Rows
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
+from outrider.verifiers import VERIFIERS
+from tests.helpers import make_row, run_to_end
+
+QUESTIONS = (
+    "Question: A baker sells 12 loaves in the morning and twice as many in the afternoon. How many?\nAnswer:",
+    "def fibonacci(n):\n",
+    "Question: What is 17 + 25 * 3?\nAnswer: 17 + 25 * 3 = 17 + ",
+)
+STORIES = ("Once upon a time", "Tom and Lily went to the park. Tom said", "The little red bird")
+NUM_TOKENS = 200
+WITHOUT_END = SamplingParams(max_tokens=NUM_TOKENS)
+
+
+@dataclass
+class Subject:
+    """One target in one dtype with the drafts it can have, and its plain texts."""
+
+    built: dict[str, Built]  # draft's name -> target and draft; the targets are the same model
+    prompts: list[list[int]]
+    plain: list[list[int]] = field(default_factory=list)
+
+    def decoder(self, drafter: str, draft: str, gamma: int) -> Decoder:
+        built = self.built[draft]
+        setup = DraftSetup(built.target, built.draft, gamma)
+        made = OracleThatErrs(self) if drafter == "oracle" else DRAFTERS.load(drafter).build(setup)
+        return Decoder(built.target.lm, made, VERIFIERS.load("block")(), FixedLength(gamma))
+
+    def texts(self, drafter: str, draft: str, gamma: int, *, together: bool) -> list[list[int]]:
+        decoder = self.decoder(drafter, draft, gamma)
+        rows = [make_row(prompt, WITHOUT_END, seed=1, number=n) for n, prompt in enumerate(self.prompts)]
+        if not together:
+            return [self._run(decoder, [row]) for row in rows]
+        self._run(decoder, rows)
+        return [row.output for row in rows]
+
+    @staticmethod
+    def _run(decoder: Decoder, rows: list[Row]) -> list[int]:
+        for row in rows:
+            decoder.add(row)
+        return run_to_end(decoder)[0].output
+
+
+class OracleThatErrs(Drafter):
+    """Knows the plain text and proposes it, but for a wrong token at a place that wanders from step to step."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        width = max(gamma)
+        tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+        for index, row in enumerate(rows):
+            said = len(row.output)
+            known = self._subject.plain[row.request][said : said + width]
+            tokens[index, : len(known)] = torch.tensor(known)
+            if (wrong := said * 7 % (width + 2)) < width:
+                tokens[index, wrong] = (tokens[index, wrong] + 1 + said) % rows.vocab_size
+        return Draft(tokens, torch.tensor(gamma))
+
+
+def make_stranger(target: Path, folder: Path) -> Path:
+    """A random draft model with the target's tokenizer."""
+    config = AutoConfig.from_pretrained(target)
+    config.num_hidden_layers, config.layer_types = 1, None
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(target).save_pretrained(folder)
+    return folder
+
+
+def folders(name: str, request: pytest.FixtureRequest) -> tuple[Path, Path | None]:
+    """Target and trained draft of a subject; skips where they are not at hand."""
+    if name == "stories":
+        return request.getfixturevalue("stories"), None
+    if name == "pair":
+        return request.getfixturevalue("pair")
+    try:
+        paths = demo_paths()
+    except OutriderError as error:
+        pytest.skip(str(error))
+    return Path(paths.target), Path(paths.draft)
+
+
+@pytest.fixture(
+    scope="module", params=[(n, d) for n in ("stories", "pair", "demo") for d in ("float32", "bfloat16")], ids="-".join
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    name, dtype = request.param
+    target, draft = folders(name, request)
+    drafts = {"stranger": make_stranger(target, tmp_path_factory.mktemp("stranger"))}
+    drafts |= {} if draft is None else {"trained": draft}
+    threads = torch.get_num_threads()
+    built = {
+        key: build(Options(
+            target=str(target), drafter="draft-model", draft=str(path), dtype=dtype, compile="off", threads=1))
+        for key, path in drafts.items()
+    }  # fmt: skip
+    tokenizer = built["stranger"].target.tokenizer
+    texts = STORIES if name == "stories" else QUESTIONS
+    made = Subject(built, [tokenizer(text)["input_ids"] for text in texts])
+    made.plain = made.texts("none", "stranger", 1, together=False)
+    yield made
+    torch.set_num_threads(threads)
+
+
+def same_texts(subject: Subject, drafter: str, draft: str, gamma: int, *, together: bool) -> None:
+    found = subject.texts(drafter, draft, gamma, together=together)
+    for number, (ours, plain) in enumerate(zip(found, subject.plain, strict=True)):
+        at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b), None)
+        assert at is None, f"{drafter} ({draft}, {gamma} tokens), prompt {number}: differs at token {at}"
+
+
+def test_plain_texts_are_long(subject: Subject) -> None:
+    """Catches a comparison of nothing with nothing."""
+    assert [len(text) for text in subject.plain] == [NUM_TOKENS] * 3
+    assert all(len(set(text)) > 10 for text in subject.plain)
+
+
+def test_plain_in_a_batch(subject: Subject) -> None:
+    """Catches bits that depend on how many rows share a pass."""
+    same_texts(subject, "none", "stranger", 1, together=True)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 8])
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "batched"])
+def test_draft_model(subject: Subject, gamma: int, together: bool) -> None:
+    """Catches bits that depend on the width of a pass, over the widths a drafter makes."""
+    draft = "trained" if "trained" in subject.built else "stranger"
+    same_texts(subject, "draft-model", draft, gamma, together=together)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "gamma"), [("ngram", 5), ("oracle", 8), ("oracle", 3), ("draft-model", 4)]
+)
+def test_other_drafters(subject: Subject, drafter: str, gamma: int) -> None:
+    """Catches a rejected token that leaves something behind: strangers are rejected always, the oracle at every place."""
+    for together in (False, True):
+        same_texts(subject, drafter, "stranger", gamma, together=together)
+
+
+def test_plain_is_transformers(subject: Subject) -> None:
+    """Catches an engine that agrees with itself and with nobody else.
+
+    Teacher-forced, so that one near-tie does not end the comparison: each of our tokens must be the largest logit of
+    transformers' own forward, or within rounding of it.
+    """
+    built = subject.built["stranger"]
+    lm = built.target.lm
+    reference = AutoModelForCausalLM.from_pretrained(built.target.name, dtype=lm.dtype).eval()
+    tolerance = 1e-3 if lm.dtype == torch.float32 else 0.25
+    exact = 0
+    for prompt, output in zip(subject.prompts, subject.plain, strict=True):
+        with torch.inference_mode():
+            logits = reference(input_ids=torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
+        ours = torch.tensor(output)
+        gap = logits.max(dim=-1).values - logits.gather(1, ours[:, None])[:, 0]
+        assert gap.max() <= tolerance
+        exact += int((logits.argmax(dim=-1) == ours).sum())
+    assert exact >= 0.97 * NUM_TOKENS * len(subject.prompts)

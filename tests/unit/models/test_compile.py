@@ -1,0 +1,114 @@
+"""Compiled programs against the eager module they were made from. Slow: each program takes a C++ compiler's time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.models import draft_loop
+from outrider.models.compile import cannot_compile, drop_old
+from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
+from outrider.models.load import build_lm
+from tests.helpers import disturbed, tiny_llama, word_tokenizer
+
+VOCAB = 40
+slow_compile = [
+    pytest.mark.slow,
+    pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile())),
+]
+
+
+def _pair(folder: Path) -> tuple[Path, Path]:
+    target = tiny_llama(VOCAB, sharpness=3.0)
+    paths = folder / "target", folder / "draft"
+    for model, path in zip((target, disturbed(target, 0.3)), paths, strict=True):
+        model.save_pretrained(path)
+        word_tokenizer(VOCAB).save_pretrained(path)
+    return paths
+
+
+class TestCompiledLLM:
+    pytestmark = slow_compile
+
+    def test_compiled_text_is_one_text_for_every_drafter_and_batch(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Catches a program that ignores a symbolic dimension, a stale cache write, a drafting loop that miscounts.
+
+        Greedy against greedy in the compiled engine, alone and in a batch of three with unequal prompts; the eager engine
+        may round differently, so only its first tokens are compared.
+        """
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+        target, draft = _pair(tmp_path)
+        prompts = [[3, 4, 5], [7] * 20, [9, 8]]
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        plain = LLM(target, drafter="none", compile="on", threads=2)
+        expected = [plain.generate([prompt], params)[0].token_ids for prompt in prompts]
+        assert plain.config["compile"] == "on"
+        drafted = LLM(target, draft=draft, num_draft_tokens=3, compile="on", threads=2)
+        assert [drafted.generate([prompt], params)[0].token_ids for prompt in prompts] == expected
+        assert [done.token_ids for done in drafted.generate(prompts, params)] == expected
+        eager = LLM(target, drafter="none", compile="off", threads=2).generate(prompts, params)
+        assert [done.token_ids[:5] for done in eager] == [tokens[:5] for tokens in expected]
+        again = LLM(target, drafter="none", compile="auto", threads=2)
+        assert again.config["compile"] == "on", "auto must use the program that is already in the cache"
+
+
+def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path) -> None:
+    """The loop's own arithmetic, uncompiled: catches wrong positions, places or masks after the first token, a law that is
+    not the one drawn from, a row that catches up two tokens."""
+    draft = _pair(tmp_path)[1]
+    module = tiny_llama(VOCAB, sharpness=3.0)
+    lm = build_lm(module, str(draft), torch.float32, torch.device("cpu"))
+    loop = DraftLoop(lm, DraftLoopProgram(lm, module, 4, VOCAB), 4)
+    texts = [[3, 4, 5, 6, 7], [9, 8, 7, 6, 5, 4]]
+    uniforms = torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for _ in texts:
+            lm.kv.add_row()
+        lm.catch_up([texts[0], texts[1][:-1]])  # row 1 lacks two tokens, row 0 one
+        pending = [texts[0][-1:], texts[1][-2:]]
+        tokens, laws = loop(pending, torch.tensor([True, False]), torch.tensor([1.0, 0.7]), uniforms)
+        assert lm.kv.lengths == [len(text) + 3 for text in texts]
+        module.set_attn_implementation("eager")
+        for row, text in enumerate(texts):
+            full = torch.tensor([text + tokens[row].tolist()])
+            scores = module(input_ids=full, use_cache=False).logits[0, len(text) - 1 : -1].float()
+            if row == 0:
+                assert tokens[row].tolist() == scores.argmax(-1).tolist()
+                assert laws[row].max(-1).values.tolist() == [1.0] * 4
+            else:
+                law = torch.softmax(scores / 0.7, -1)
+                torch.testing.assert_close(laws[row], law, rtol=1e-3, atol=1e-4)
+                cumulative = laws[row].double().cumsum(-1)
+                drawn = torch.searchsorted(cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True)[:, 0]
+                assert tokens[row].tolist() == drawn.tolist()
+
+
+def test_example_inputs_fit_the_program(tmp_path: Path) -> None:
+    """The example is what torch.export traces: it must run, and leave no row behind."""
+    module = tiny_llama(VOCAB)
+    lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
+    inputs, dynamic = draft_loop.example(lm, 2)
+    with torch.inference_mode():
+        tokens, laws = DraftLoopProgram(lm, module, 2, VOCAB)(*inputs)
+    assert tokens.shape == (2, 2)
+    assert laws.shape == (2, 2, VOCAB)
+    assert len(inputs) == len(dynamic)
+    assert lm.kv.num_rows == 0
+
+
+def test_cache_folder_is_bounded_and_drops_the_least_recently_used(tmp_path: Path) -> None:
+    """Catches a cache that grows for ever, or that drops the program just made."""
+    for age, name in enumerate(("old", "middle", "new")):
+        file = tmp_path / f"{name}.pt2"
+        file.write_bytes(b"x" * 100)
+        os.utime(file, (1000 + age, 1000 + age))
+    drop_old(tmp_path, limit_bytes=250)
+    assert sorted(f.stem for f in tmp_path.glob("*.pt2")) == ["middle", "new"]
+    drop_old(tmp_path, limit_bytes=10)
+    assert [f.stem for f in tmp_path.glob("*.pt2")] == ["new"], "the newest stays even when it alone is too large"
