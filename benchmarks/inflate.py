@@ -12,6 +12,7 @@ The folder says what was done to it, in `inflation.json` and `README.md`.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -28,9 +29,7 @@ GREEDY_TOKENS = 96
 FP32_TOLERANCE = 1e-3  # of logits around 10: only the order of summation differs
 
 
-def inflate(
-    source: Path, destination: Path, mlp: int | None, extra_layers: int, seed: int = 0
-) -> dict[str, Any]:
+def inflate(source: Path, destination: Path, mlp: int | None, extra_layers: int, seed: int = 0) -> dict[str, Any]:
     """Write the wider checkpoint in bf16 and return what was done. ValueError: it cannot be widened."""
     config = AutoConfig.from_pretrained(source)
     width = mlp or config.intermediate_size
@@ -122,15 +121,24 @@ original does and costs what a model of its size costs. What was checked is in `
 
 
 def ensure(source: Path, destination: Path, mlp: int | None, extra_layers: int) -> dict[str, Any]:
-    """The inflated folder's own record, making and checking the folder first where it is not there yet."""
-    record_path = destination / "inflation.json"
-    if not record_path.exists():
-        record = inflate(source, destination, mlp, extra_layers)
+    """The inflated folder's own record; makes and checks the folder first unless it is of this very source."""
+    record_path, source_sha256 = destination / "inflation.json", sha256(source)
+    record = json.loads(record_path.read_text(encoding="utf-8")) if record_path.exists() else {}
+    if record.get("source_sha256") != source_sha256:
+        record = inflate(source, destination, mlp, extra_layers) | {"source_sha256": source_sha256}
         if GSM8K_TEST.exists():
             record["verified"] = verify(source, destination)
         (destination / "README.md").write_text(README.format(**record), encoding="utf-8")
         record_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return json.loads(record_path.read_text(encoding="utf-8"))
+    return record
+
+
+def sha256(checkpoint: Path) -> str:
+    """Of the weights of a checkpoint folder."""
+    digest = hashlib.sha256()
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def main(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -21,9 +22,7 @@ def summarise(configuration: Configuration, runs: Runs, max_tokens: int, max_oth
     mine = runs[configuration]
     rounds = sorted({run["round"] for run in mine})
     seconds = [[run["seconds"] for run in mine if run["round"] == number] for number in rounds]
-    timed = all(
-        run["ttft_s"] for run in mine
-    )  # decode only: tokens after the first, per second after the first
+    timed = all(run["ttft_s"] for run in mine)  # decode only: tokens after the first, per second after the first
     decode = [(max_tokens - 1) / (run["seconds"] - run["ttft_s"]) for run in mine] if timed else []
     summary = {
         "tokens_per_s": spread([max_tokens * len(group) / sum(group) for group in seconds]),
@@ -37,6 +36,13 @@ def summarise(configuration: Configuration, runs: Runs, max_tokens: int, max_oth
     if stats:
         summary["tau"] = sum(s["emitted"] for s in stats) / sum(s["steps"] for s in stats)
     return summary
+
+
+def stored(run: Run) -> Run:
+    """A run as the result keeps it: the text as a digest, equal where the texts are, and no statistics."""
+    text = hashlib.sha256(str(run["token_ids"]).encode()).hexdigest()[:8]
+    kept = {"round": run["round"], "prompt": run["prompt"], "text": text}
+    return kept | {name: round(run[name], 5) for name in ("seconds", "ttft_s", "other_cpu") if run[name] is not None}
 
 
 def _texts(runs: Sequence[Run]) -> dict[int, list[list[int]]]:

@@ -21,10 +21,10 @@ from typing import Annotated, Any, TypeVar
 
 import inflate
 import typer
-from peer_report import Run, Runs, floors, show, summarise
+from peer_report import Run, Runs, floors, show, stored, summarise
 from rich.console import Console
 from workers import PEER_NAMES, Configuration, Worker, WorkerError, interpreter
-from workload import PEERS, SHARED_PAIR, encode, model_name, prompt_texts, write_result
+from workload import PAIRS, PEERS, console, encode, model_name, model_pair, prompt_texts, write_result
 
 MAX_MODEL_LEN = 1024
 WAKING_TOKENS = 8  # generated before every measured run: a worker that waited has lost its pages and caches
@@ -63,8 +63,7 @@ class Field:
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="Target, before inflation.")] = SHARED_PAIR / "target",
-    draft: Annotated[Path, typer.Option(help="Draft model.")] = SHARED_PAIR / "draft",
+    pair: Annotated[str, typer.Option(help=f"Target and draft: {', '.join(PAIRS)}, or a folder of both.")] = "shared",
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 8192,
     extra_layers: Annotated[int, typer.Option(help="Inflate the target by silent layers.")] = 0,
     peers: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PEER_NAMES)}.")] = "",
@@ -80,17 +79,16 @@ def main(
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "peers",
 ) -> None:
     """Compare decoding speed with peers on the same weights."""
-    console = Console()
-    names = installed(peers, console)
+    out = console()
+    names = installed(peers, out)
     workload = Workload(prompts, max_tokens, threads, rounds, warmup, max_other_cpu, repeats)
-    wide, inflation = inflated(target.resolve(), mlp, extra_layers)
+    target, draft = model_pair(pair)
+    wide, inflation = inflated(target, mlp, extra_layers)
     load = {"target": str(wide), "threads": threads, "compile": compile, "max_model_len": MAX_MODEL_LEN}
-    configurations = [
-        Configuration(peer, length) for peer in names for length in (0, *map(int, k.split(",")))
-    ]
-    race = start(configurations, {**load, "cache": str(PEERS / "models")}, draft.resolve(), console)
+    configurations = [Configuration(peer, length) for peer in names for length in (0, *map(int, k.split(",")))]
+    race = start(configurations, {**load, "cache": str(PEERS / "models")}, draft, out)
     try:
-        runs = measure(race, encode(prompt_texts(prompts), wide), workload, console)
+        runs = measure(race, encode(prompt_texts(prompts), wide), workload, out)
         engines = {worker.configuration.name: engine(worker) for worker in race.workers}
     finally:
         for worker in race.workers:
@@ -103,11 +101,11 @@ def main(
         "failures": race.failures,
         "summary": summary,
         "floors": floors(summary),
-        "runs": {configuration.name: measured for configuration, measured in runs.items()},
+        "runs": {c.name: [stored(run) for run in measured] for c, measured in runs.items()},
     }
     path = write_result(name, content, threads)
-    show(console, content)
-    console.print(f"written to benchmarks/results/{path.name}")
+    show(out, content)
+    out.print(f"written to benchmarks/results/{path.name}")
     sys.exit(1 if race.failures else 0)
 
 

@@ -27,7 +27,7 @@ import typer
 from peers import inflated
 from rich.console import Console
 from rich.table import Table
-from workload import SHARED_PAIR, OtherCpu, encode, model_name, prompt_texts, spread, write_result
+from workload import PAIRS, OtherCpu, console, encode, model_name, model_pair, prompt_texts, spread, write_result
 
 from outrider import SamplingParams, __version__
 from outrider.build import Built, Options, build
@@ -60,8 +60,7 @@ class Decoded:
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="Target, before inflation.")] = SHARED_PAIR / "target",
-    draft: Annotated[Path, typer.Option(help="Draft model.")] = SHARED_PAIR / "draft",
+    pair: Annotated[str, typer.Option(help=f"Target and draft: {', '.join(PAIRS)}, or a folder of both.")] = "shared",
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 8192,
     extra_layers: Annotated[int, typer.Option(help="Inflate the target by silent layers.")] = 0,
     k: Annotated[str, typer.Option(help="Draft lengths, comma-separated.")] = "3,5",
@@ -74,11 +73,12 @@ def main(
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "step",
 ) -> None:
     """Measure a step's parts and compare the speedup with its prediction."""
-    console = Console()
-    wide, inflation = inflated(target.resolve(), mlp, extra_layers)
+    out = console()
+    target, draft = model_pair(pair)
+    wide, inflation = inflated(target, mlp, extra_layers)
     ids = encode(prompt_texts(prompts), wide)
     lengths = [0, *map(int, k.split(","))]
-    built = {length: _build(wide, draft.resolve(), length, threads, compile) for length in lengths}
+    built = {length: _build(wide, draft, length, threads, compile) for length in lengths}
     passes = pass_costs(built[0].decoder.target, ids[0])
     runs = decode_all(built, ids, max_tokens, rounds, max_other_cpu)
     summary = {length: summarise(length, runs, passes) for length in lengths}
@@ -92,8 +92,8 @@ def main(
         "floors": reached(passes, summary),
     }
     path = write_result(name, content, threads)
-    show(console, passes, summary, content["floors"])
-    console.print(f"written to benchmarks/results/{path.name}")
+    show(out, passes, summary, content["floors"])
+    out.print(f"written to benchmarks/results/{path.name}")
 
 
 def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: str) -> Built:
@@ -165,9 +165,7 @@ def decode(built: Built, prompt: list[int], max_tokens: int) -> Decoded:
     )
 
 
-def summarise(
-    length: int, runs: dict[int, list[Decoded]], passes: dict[int, dict[str, float]]
-) -> dict[str, Any]:
+def summarise(length: int, runs: dict[int, list[Decoded]], passes: dict[int, dict[str, float]]) -> dict[str, Any]:
     """Medians over runs of one configuration, and its speedup beside the prediction."""
     mine, plain = runs[length], runs[0]
     outside = [1 - (run.time_s["target"] + run.time_s["draft"]) / run.seconds for run in mine]
@@ -208,9 +206,7 @@ def reached(passes: dict[int, dict[str, float]], summary: dict[int, dict[str, An
         "draft token / pass(1)": min(row["draft_token_over_pass"] for row in drafting),
         "outside model passes": max(row["outside_model_passes"] for row in summary.values()),
     }
-    result = {
-        name: {"value": v, "at_most": FLOORS[name], "holds": v <= FLOORS[name]} for name, v in values.items()
-    }
+    result = {name: {"value": v, "at_most": FLOORS[name], "holds": v <= FLOORS[name]} for name, v in values.items()}
     worst = min(row["measured_over_predicted"] for row in drafting)
     promise = {"value": worst, "at_least": PROMISE_FLOOR, "holds": worst >= PROMISE_FLOOR}
     return {**result, "measured / predicted speedup": promise}
@@ -252,9 +248,7 @@ def show(
     console.print(costs, row)
     for name, floor in floors.items():
         bound = f"<= {floor['at_most']}" if "at_most" in floor else f">= {floor['at_least']}"
-        console.print(
-            f"{name}: {floor['value']:.3f} ({bound}: {'holds' if floor['holds'] else 'does NOT hold'})"
-        )
+        console.print(f"{name}: {floor['value']:.3f} ({bound}: {'holds' if floor['holds'] else 'does NOT hold'})")
 
 
 if __name__ == "__main__":

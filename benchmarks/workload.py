@@ -20,15 +20,30 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import typer
+from rich.console import Console
 
 BENCHMARKS = Path(__file__).resolve().parent
 REPOSITORY = BENCHMARKS.parent
 SHARED = REPOSITORY.parent / "shared"
 PEERS = REPOSITORY / ".peers"  # environments and converted models, git-ignored
 RESULTS = BENCHMARKS / "results"
-SHARED_PAIR = SHARED / "models" / "pair-14M"
+PAIRS = {"shared": SHARED / "models" / "pair-14M", "demo": REPOSITORY / "outrider" / "demo" / "models"}
 GSM8K_TEST = SHARED / "data" / "gsm8k" / "test.jsonl"
 RESULT_VERSION = 1
+
+
+def console() -> Console:
+    """Wide enough for the tables when the output goes to a file."""
+    return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+def model_pair(pair: str) -> tuple[Path, Path]:
+    """Target and draft folder of a named pair, or of any folder that holds `target` and `draft`."""
+    folder = PAIRS.get(pair, Path(pair)).resolve()
+    if not (folder / "target" / "config.json").exists() or not (folder / "draft" / "config.json").exists():
+        raise typer.BadParameter(f"{pair} holds no target and draft; known pairs: {', '.join(PAIRS)}")
+    return folder / "target", folder / "draft"
 
 
 def prompt_texts(count: int, file: Path = GSM8K_TEST) -> list[str]:

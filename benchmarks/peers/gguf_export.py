@@ -13,11 +13,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+from protocol import export_name
 
 
 def exported(checkpoint: Path, cache: Path) -> Path:
     """The GGUF file of a checkpoint folder, written once into the cache folder."""
-    path = cache / f"{checkpoint.parent.name}-{checkpoint.name}.gguf"
+    path = cache / f"{export_name(checkpoint)}.gguf"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
@@ -72,9 +73,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config
     by_id = {number: token for token, number in tokenizer["model"]["vocab"].items()}
     special = {entry["id"]: entry["content"] for entry in tokenizer["added_tokens"]}
     tokens = [special.get(i) or by_id.get(i, f"<unused_{i}>") for i in range(config["vocab_size"])]
-    types = [
-        gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(config["vocab_size"])
-    ]
+    types = [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(config["vocab_size"])]
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")

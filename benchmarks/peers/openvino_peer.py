@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai
-from protocol import serve
+from protocol import export_name, serve
 
 
 class OpenVinoWorker:
@@ -32,9 +32,7 @@ class OpenVinoWorker:
             draft = exported(Path(command["draft"]), cache)
             options["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", **properties)
             self._num_draft_tokens = command["num_draft_tokens"]
-        self._pipe = openvino_genai.LLMPipeline(
-            str(exported(Path(command["target"]), cache)), "CPU", **options
-        )
+        self._pipe = openvino_genai.LLMPipeline(str(exported(Path(command["target"]), cache)), "CPU", **options)
         return {
             "versions": {"openvino_genai": openvino_genai.__version__, "openvino": openvino.__version__},
             "settings": {**properties, "weights": "16-bit IR"},
@@ -54,7 +52,7 @@ class OpenVinoWorker:
 
 def exported(checkpoint: Path, cache: Path) -> Path:
     """The IR folder of a transformers checkpoint, exported once with optimum-intel's own command."""
-    folder = cache / f"{checkpoint.parent.name}-{checkpoint.name}"
+    folder = cache / export_name(checkpoint)
     if not (folder / "openvino_model.xml").exists():
         command = ["export", "openvino", "--model", str(checkpoint), "--task", "text-generation-with-past"]
         cli = Path(sys.executable).with_name("optimum-cli")

@@ -14,12 +14,14 @@ environment.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -57,6 +59,14 @@ def _answer(worker: Worker, command: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     answer = worker.run(command["prompt_ids"], command["max_tokens"])
     return {"seconds": time.perf_counter() - start, **answer}
+
+
+def export_name(checkpoint: Path) -> str:
+    """A name for what is made of a checkpoint once and kept: changes when the weights do."""
+    digest = hashlib.sha256()
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return f"{checkpoint.parent.name}-{checkpoint.name}-{digest.hexdigest()[:8]}"
 
 
 class Stopwatch:

@@ -45,9 +45,7 @@ class VllmWorker:
         }
 
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        params = self._sampling_params(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
+        params = self._sampling_params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         output = self._llm.generate([{"prompt_token_ids": prompt_ids}], params, use_tqdm=False)[0]
         metrics = output.metrics
         return {

@@ -2,8 +2,8 @@
 
 Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages. The longest n-gram of the
 text's end is looked up, from `max_ngram` tokens down to `min_ngram`; among its earlier occurrences the most recent counts,
-and what followed it is copied; a copy that reaches the end of the text goes on with itself. (The original, github.com/apoorvumang/
-prompt-lookup-decoding, takes the first occurrence and skips short copies; recency and short copies find more.)
+and what followed it is copied; a copy that reaches the end of the text goes on with itself. (The original, PLD by Saxena,
+takes the first occurrence and skips short copies; recency and short copies find more.)
 
 Costs a few dictionary look-ups per step: each n-gram ending is indexed once, when its text is committed.
 """

@@ -335,9 +335,7 @@ def _ends(criteria: Sequence[Any]) -> tuple[int, frozenset[int]]:
     return min(lengths), frozenset(tokens)
 
 
-def _rows(
-    prompts: Sequence[list[int]], params: SamplingParams, num_new: int, stop_tokens: frozenset[int]
-) -> list[Row]:
+def _rows(prompts: Sequence[list[int]], params: SamplingParams, num_new: int, stop_tokens: frozenset[int]) -> list[Row]:
     """Rows seeded by torch's generator, so that `torch.manual_seed` and `set_seed` repeat a sampled call."""
     if num_new < 1:
         raise ConfigError(f"max_length leaves {num_new} tokens to generate; at least 1 is needed")

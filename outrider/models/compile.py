@@ -156,7 +156,8 @@ def _example(lm: LM) -> tuple[tuple, tuple]:
 def _source_fingerprint() -> str:
     """Changes whenever the code that is compiled in does."""
     here = Path(__file__).parent
-    return hashlib.blake2b(b"".join((here / f).read_bytes() for f in ("attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py"))).hexdigest()
+    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm"))
+    return hashlib.blake2b(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 @contextmanager

@@ -77,8 +77,8 @@ class LM:
         width = self._padded_width(num_rows, num_tokens)
         self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
         per_pass = max(1, self.limits.max_tokens_per_pass // width)
-        if columns is None:
-            columns = torch.arange(num_tokens, device=self.device)
+        if columns is None:  # where passes are padded for their bits, the output layer must be as wide, too
+            columns = torch.arange(num_tokens if self.limits.granularity == 2 else width, device=self.device)
         tokens = tokens.clamp(max=self.shape.vocab_size - 1)  # a target's padded vocabulary may be wider than a draft's
         tokens = F.pad(tokens, (0, width - num_tokens))
         if parents is not None:
@@ -88,7 +88,7 @@ class LM:
             rows = slice(start, start + per_pass)
             plan, positions = self._plan(tokens[rows], None if parents is None else parents[rows], first_row + start)
             parts.append(self.run(tokens[rows], positions, plan, columns))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[:, :num_tokens]
 
     def catch_up(self, rows: Sequence[Sequence[int]]) -> None:
         """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the last token is pending."""

@@ -131,7 +131,7 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
     num_layers = config.num_hidden_layers
     shape = LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
-        context_length=getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT,
+        context_length=_context_length(config),
         layers=find_layer_shapes(module, num_layers, name),
         sliding_window=_sliding_window(config),
         num_parameters=sum(p.numel() for p in module.parameters()),
@@ -158,6 +158,17 @@ def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) 
         if found:
             break
     return frozenset(found)
+
+
+def _context_length(config: Any) -> int:
+    """Positions the model may use. LongRoPE models change every position's rotation once a pass goes beyond the original
+    context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
+    longest = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings")
+        longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    return longest
 
 
 def _sliding_window(config: Any) -> int | None:

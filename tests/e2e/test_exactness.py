@@ -112,9 +112,15 @@ def folders(name: str, request: pytest.FixtureRequest) -> tuple[Path, Path | Non
     return Path(paths.target), Path(paths.draft)
 
 
-@pytest.fixture(
-    scope="module", params=[(n, d) for n in ("stories", "pair", "demo") for d in ("float32", "bfloat16")], ids="-".join
-)
+QUICK = (("stories", "float32"), ("pair", "bfloat16"))
+SUBJECTS = [
+    pytest.param((name, dtype), marks=() if (name, dtype) in QUICK else pytest.mark.slow, id=f"{name}-{dtype}")
+    for name in ("stories", "pair", "demo")
+    for dtype in ("float32", "bfloat16")
+]
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     name, dtype = request.param
     target, draft = folders(name, request)
@@ -152,8 +158,14 @@ def test_plain_in_a_batch(subject: Subject) -> None:
     same_texts(subject, "none", "stranger", 1, together=True)
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 5, 8])
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "batched"])
+WIDTHS = [
+    pytest.param(gamma, together, marks=() if (gamma, together) in ((5, False), (8, True)) else pytest.mark.slow)
+    for gamma in (1, 3, 5, 8)
+    for together in (False, True)
+]
+
+
+@pytest.mark.parametrize(("gamma", "together"), WIDTHS)
 def test_draft_model(subject: Subject, gamma: int, together: bool) -> None:
     """Catches bits that depend on the width of a pass, over the widths a drafter makes."""
     draft = "trained" if "trained" in subject.built else "stranger"
@@ -161,12 +173,11 @@ def test_draft_model(subject: Subject, gamma: int, together: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "gamma"), [("ngram", 5), ("oracle", 8), ("oracle", 3), ("draft-model", 4)]
+    ("drafter", "gamma", "together"), [("ngram", 5, True), ("oracle", 8, True), ("oracle", 3, False), ("draft-model", 4, True)]
 )
-def test_other_drafters(subject: Subject, drafter: str, gamma: int) -> None:
+def test_other_drafters(subject: Subject, drafter: str, gamma: int, together: bool) -> None:
     """Catches a rejected token that leaves something behind: strangers are rejected always, the oracle at every place."""
-    for together in (False, True):
-        same_texts(subject, drafter, "stranger", gamma, together=together)
+    same_texts(subject, drafter, "stranger", gamma, together=together)
 
 
 def test_plain_is_transformers(subject: Subject) -> None:

@@ -117,9 +117,7 @@ def test_every_verifier(verifier: str, target: LlamaForCausalLM, draft: LlamaFor
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_left_padded_batch_equals_single_rows(
-    penalty: float, target: LlamaForCausalLM, loop: Speculative
-) -> None:
+def test_left_padded_batch_equals_single_rows(penalty: float, target: LlamaForCausalLM, loop: Speculative) -> None:
     """Padding that is attended to, counted as a position, or punished by the repetition penalty."""
     rows = [[5, 6, 7], PROMPT, [9]]
     width = max(map(len, rows))
@@ -177,9 +175,7 @@ def test_sampling_follows_torch_seed(target: LlamaForCausalLM, draft: LlamaForCa
         {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.4},
     ],
 )
-def test_sampling_options_reach_the_law(
-    options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative
-) -> None:
+def test_sampling_options_reach_the_law(options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative) -> None:
     """A sampling option dropped on the way: first tokens counted against transformers' own processors."""
     num = 200
     prompt = ids(PROMPT)
@@ -278,9 +274,7 @@ def test_a_refused_model_is_restored(loop: Speculative) -> None:
     assert broken.config._attn_implementation == "sdpa"
 
 
-def test_probes_run_once_and_again_after_a_change(
-    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_run_once_and_again_after_a_change(target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes on every call (slow), or stale ones after the model changed its dtype."""
     calls: list[str] = []
     original = bridge.build_lm
@@ -352,9 +346,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("named", "options"), REFUSED, ids=[named for named, _ in REFUSED])
-def test_refused_by_name(
-    named: str, options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative
-) -> None:
+def test_refused_by_name(named: str, options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative) -> None:
     """Something accepted and ignored."""
     call = without_end(inputs=ids(PROMPT), max_new_tokens=4)
     with pytest.raises(CapabilityError) as refusal:
