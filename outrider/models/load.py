@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
@@ -145,7 +146,13 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
     """The fast CPU path (packed linears), then the pass limits measured on it."""
     if pack and can_pack(lm.device, lm.dtype):
         pack_linears(module)
-    lm.limits = find_pass_limits(lm, lm.shape.vocab_size)
+    lm.limits = find_pass_limits(lm, lm.shape.vocab_size, _projection_sizes(module))
+
+
+def _projection_sizes(module: nn.Module) -> set[int]:
+    """Widths of what activation functions are applied to: every projection's output but the logits."""
+    inner = [m for m in module.modules() if m is not module.get_output_embeddings()]
+    return {m.nf if isinstance(m, Conv1D) else m.out_features for m in inner if hasattr(m, "out_features") or hasattr(m, "nf")}
 
 
 def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

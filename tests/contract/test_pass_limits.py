@@ -46,9 +46,9 @@ def lm(request: pytest.FixtureRequest) -> Iterator[LM]:
     torch.set_num_threads(threads)
 
 
-LONG = {"Llama": {"max_position_embeddings": 1024}, "GPT2": {"n_positions": 1024}} | dict.fromkeys(
-    ("Mistral", "Gemma2"), {"max_position_embeddings": 1024}
-)
+LONG = {"GPT2": {"n_positions": 1024}} | {
+    name: {"max_position_embeddings": 1024} for name in ("Llama", "Mistral", "Gemma2")
+}
 
 
 @torch.inference_mode()
