@@ -171,9 +171,11 @@ def model_memory(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
 
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Keys and values of one token over all layers."""
+    """Keys and values of one token over all layers; 0 for a model without attention heads (refused when it is loaded)."""
     text = config.get_text_config()
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    if not heads:
+        return 0
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return int(text.num_hidden_layers * kv_heads * head_size * 2 * dtype.itemsize)

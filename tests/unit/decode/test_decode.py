@@ -1,0 +1,64 @@
+"""The loop itself: one target pass per step, nothing left behind by a row that is refused, time that adds up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.build import Options, build
+from outrider.decode import Decoder
+from outrider.errors import ConfigError
+from outrider.sampling.params import SamplingParams
+from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
+    folder: Path = save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257), byte_tokenizer())
+    threads = torch.get_num_threads()
+    yield build(Options(target=str(folder), drafter="ngram", dtype="float32", compile="off", threads=1)).decoder
+    torch.set_num_threads(threads)
+
+
+def test_one_target_pass_per_step(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a second pass that nobody measured: a bonus token fetched apart, a prompt fed twice."""
+    passes: list[tuple[int, ...]] = []
+    run = decoder.target.run
+    monkeypatch.setattr(decoder.target, "run", lambda ids, *rest: passes.append(tuple(ids.shape)) or run(ids, *rest))
+    for number in range(2):
+        decoder.add(make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30), number=number))
+    decoder.step()
+    assert passes[:2] == [(1, 14), (1, 14)], "each prompt is fed once, without its pending token"
+    assert len(passes) == 3
+    for _ in range(3):
+        before = len(passes)
+        decoder.step()
+        assert len(passes) == before + 1
+    while len(decoder.rows):
+        decoder.remove(0)
+
+
+def test_a_refused_row_leaves_nothing_behind(decoder: Decoder) -> None:
+    """Catches a cache slot without a row: from then on every row would use its neighbour's keys."""
+    with pytest.raises(ConfigError):
+        decoder.add(make_row([5], SamplingParams(allowed_token_ids=[10**6])))
+    assert (len(decoder.rows), decoder.target.kv.num_rows) == (0, 0)
+
+
+def test_times_add_up(decoder: Decoder) -> None:
+    """Catches a phase counted twice, or a batch whose rows together took longer than the clock on the wall."""
+    rows = [make_row([5, 6, 7], SamplingParams(max_tokens=30), number=number) for number in range(3)]
+    for row in rows:
+        decoder.add(row)
+    started = time.perf_counter()
+    for _ in range(5):
+        decoder.step()
+    wall = time.perf_counter() - started
+    total = sum(sum(row.stats.time_s.values()) for row in rows)
+    assert 0.5 * wall <= total <= wall
+    while len(decoder.rows):
+        decoder.remove(0)

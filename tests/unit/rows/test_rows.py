@@ -1,0 +1,113 @@
+"""How tokens enter a text: origins, ends inside a block, log-probabilities, and per-batch state that follows rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import ConfigError
+from outrider.rows import Row, Rows
+from outrider.sampling.distribution import History
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft, Verdict
+from tests.helpers import make_row, word_tokenizer
+
+V = 10
+TOKENIZER = word_tokenizer(V)
+PENALISED = SamplingParams(presence_penalty=0.5, max_tokens=20)
+
+
+def rows_of(*rows: Row) -> Rows:
+    made = Rows(V, torch.device("cpu"))
+    for row in rows:
+        made.add(row)
+    return made
+
+
+def append(rows: Rows, drafted: list[int], kept: int, extra: int, logits: torch.Tensor | None = None) -> list[int]:
+    """One step of a batch of one."""
+    draft = Draft(torch.tensor([drafted], dtype=torch.int64).view(1, -1), torch.tensor([len(drafted)]))
+    path = torch.tensor([[n if n < kept else -1 for n in range(len(drafted))]], dtype=torch.int64)
+    verdict = Verdict(path, torch.tensor([kept]), torch.tensor([extra]), torch.tensor([kept == len(drafted)]))
+    return rows.append(draft, verdict, torch.zeros(1, len(drafted) + 1, V) if logits is None else logits)
+
+
+def test_origins() -> None:
+    """Catches a correction shown as a bonus, or a plain token as either."""
+    rows = rows_of(make_row([1], SamplingParams(max_tokens=20)))
+    assert [append(rows, [2, 3], 2, 4), append(rows, [2, 3], 1, 4), append(rows, [], 0, 5)] == [[3], [2], [1]]
+    assert rows[0].origins == ["accepted", "accepted", "bonus", "accepted", "correction", "plain"]
+    assert rows[0].tokens == [1, 2, 3, 4, 2, 4, 5]
+    stats = rows[0].stats
+    assert (stats.steps, stats.emitted, stats.drafted, stats.tested, stats.accepted) == (3, 6, 4, 4, 3)
+    assert stats.accepted_per_position == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected", "text", "reason"),
+    [
+        (SamplingParams(stop_token_ids=[3]), [2, 3], "w2 w3", "stop"),
+        (SamplingParams(stop=["w3 w4"]), [2, 3, 4], "w2 ", "stop"),
+        (SamplingParams(stop=["w9"], max_tokens=3), [2, 3, 4], "w2 w3 w4", "length"),
+        (SamplingParams(max_tokens=1), [2], "w2", "length"),
+        (SamplingParams(max_tokens=3, stop_token_ids=[4]), [2, 3, 4], "w2 w3 w4", "stop"),
+    ],
+)
+def test_ends_inside_a_block(params: SamplingParams, expected: list[int], text: str, reason: str) -> None:
+    """Catches overshoot in tokens, text or counters; all four draft tokens and the bonus were kept by the verifier."""
+    rows = rows_of(make_row([1], params, tokenizer=TOKENIZER))
+    assert append(rows, [2, 3, 4, 5], 4, 6) == [len(expected)]
+    row = rows[0]
+    assert (row.output, row.text.strip(), row.finish_reason) == (expected, text.strip(), reason)
+    assert (row.stats.emitted, row.stats.accepted) == (len(expected), len(expected))
+    assert row.stats.tested == len(expected), "tokens behind the end were not decided on"
+    assert "".join(row.pieces) == row.text
+
+
+def test_logprobs_come_from_the_kept_path() -> None:
+    """Catches log-probabilities of the wrong column: token i follows node i - 1, not node i."""
+    logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(0))
+    rows = rows_of(make_row([1], SamplingParams(max_tokens=20, logprobs=2)))
+    append(rows, [2, 3, 4], 2, 5, logits)
+    law = torch.log_softmax(logits[0], dim=-1)
+    for column, (token, found) in enumerate(zip([2, 3, 5], rows[0].logprobs, strict=True)):
+        assert math.isclose(found[token], law[column, token].item(), rel_tol=1e-5)
+        best = law[column].topk(2)
+        assert [found[int(t)] for t in best.indices] == pytest.approx(best.values.tolist())
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_a_refused_row_leaves_nothing_behind() -> None:
+    """Catches a row that is half added when its options name unknown ids: every later row would have another's state."""
+    rows = rows_of(make_row([1], PENALISED))
+    with pytest.raises(ConfigError):
+        rows.add(make_row([1], SamplingParams(allowed_token_ids=[V])))
+    assert (len(rows), rows.rng.num_rows, rows.sampling.num_rows) == (1, 1, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["join", "join-penalised", "leave", "say"]), st.integers(0, 5)), max_size=25))
+def test_history_follows_rows(story: list[tuple[str, int]]) -> None:
+    """Catches penalties of another row's text after a departure, or forgotten text after somebody joined."""
+    rows = Rows(V, torch.device("cpu"))
+    for number, (what, index) in enumerate(story):
+        if what.startswith("join"):
+            params = PENALISED if what == "join-penalised" else SamplingParams(max_tokens=20)
+            rows.add(make_row([number % V, index], params, seed=number))
+        elif len(rows) and what == "leave":
+            rows.swap_remove(index % len(rows))
+        elif len(rows):
+            nothing, said = Draft.empty(len(rows)), torch.arange(len(rows)) + index
+            path = torch.zeros(len(rows), 0, dtype=torch.int64)
+            rows.append(nothing, Verdict(path, nothing.lengths, said % V, said > 0), torch.zeros(len(rows), 1, V))
+        assert rows.rng.num_rows == len(rows)
+        assert (rows.history is None) == (not any(row.params.needs_history for row in rows))
+        if rows.history is not None:
+            prompts, outputs = [row.tokens[: row.num_prompt] for row in rows], [row.output for row in rows]
+            expected = History.start(prompts, outputs, V)
+            assert torch.equal(rows.history.prompt_mask, expected.prompt_mask)
+            assert torch.equal(rows.history.output_counts, expected.output_counts)
