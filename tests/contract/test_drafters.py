@@ -36,9 +36,7 @@ from tests.helpers import (
 
 DRAFTS = ("copy", "near", "stranger", "narrow")
 CASES = [
-    (name, draft)
-    for name in DRAFTERS.names()
-    for draft in (DRAFTS if DRAFTERS.load(name).needs_draft else (None,))
+    (name, draft) for name in DRAFTERS.names() for draft in (DRAFTS if DRAFTERS.load(name).needs_draft else (None,))
 ]
 PROMPTS = ("to be or not to be or", "x", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1")
 TEXT_OF_ROWS = 40  # tokens
@@ -50,17 +48,21 @@ class Bench:
 
     root: Path
     built: dict[tuple[str | None, int], Built] = field(default_factory=dict)
-    plain_texts: dict[tuple, list[int]] = field(default_factory=dict)
+    plain_rows: dict[tuple[int, str], Row] = field(default_factory=dict)
 
     def models(self, draft: str | None, copy: int = 0) -> Built:
         """The target and this draft, loaded once per copy."""
         if (draft, copy) not in self.built:
-            drafter = {"drafter": "none"} if draft is None else {"drafter": "draft-model", "draft": str(self.root / draft)}
+            drafter = (
+                {"drafter": "none"} if draft is None else {"drafter": "draft-model", "draft": str(self.root / draft)}
+            )
             options = Options(target=str(self.root / "target"), dtype="float32", compile="off", threads=1, **drafter)
             self.built[draft, copy] = build(options)
         return self.built[draft, copy]
 
-    def decoder(self, drafter: str, draft: str | None, verifier: str = "block", gamma: int = 4, copy: int = 0) -> Decoder:
+    def decoder(
+        self, drafter: str, draft: str | None, verifier: str = "block", gamma: int = 4, copy: int = 0
+    ) -> Decoder:
         """A decoder without rows. Decoders of one draft share caches: empty one before using the next."""
         built = self.models(draft, copy)
         setup = DraftSetup(built.target, built.draft, gamma)
@@ -81,7 +83,10 @@ class Bench:
 
     def plain(self, number: int, params: SamplingParams) -> Row:
         """Greedy decoding without a drafter."""
-        return self.alone(self.decoder("none", None), number, params, text=True)
+        key = (number, repr(params))
+        if key not in self.plain_rows:
+            self.plain_rows[key] = self.alone(self.decoder("none", None), number, params, text=True)
+        return self.plain_rows[key]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +97,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     stranger = tiny_llama(257, seed=9, sharpness=3.0, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
     narrow = widened(disturbed(target, 0.05, seed=2), 320)
     narrow.config.max_position_embeddings = 40
-    for name, model in (("target", target), ("copy", target), ("near", near), ("stranger", stranger), ("narrow", narrow)):
+    for name, model in (
+        ("target", target),
+        ("copy", target),
+        ("near", near),
+        ("stranger", stranger),
+        ("narrow", narrow),
+    ):
         save_checkpoint(root / name, model, tokenizer)
     threads = torch.get_num_threads()
     yield Bench(root)
@@ -107,15 +118,21 @@ every_drafter = pytest.mark.parametrize(("drafter", "draft"), CASES, ids=map(ids
 every_verifier = pytest.mark.parametrize("verifier", VERIFIERS.names())
 
 
+GREEDY = (
+    SamplingParams(max_tokens=TEXT_OF_ROWS),
+    SamplingParams(max_tokens=TEXT_OF_ROWS, repetition_penalty=1.2, frequency_penalty=0.5),
+    SamplingParams(max_tokens=TEXT_OF_ROWS, presence_penalty=1.0, logit_bias={40: 2.0}),
+)
+
+
 @every_verifier
 @every_drafter
 def test_greedy_text_is_plain_text(bench: Bench, drafter: str, draft: str | None, verifier: str) -> None:
     """Catches a verifier that accepts too much, a cache that keeps a rejected token, a pass whose bits depend on its width."""
-    params = SamplingParams(max_tokens=TEXT_OF_ROWS)
-    expected = [bench.plain(number, params).output for number in range(3)]
+    expected = [bench.plain(number, params).output for number, params in enumerate(GREEDY)]
     for gamma in (1, 4, 7):
         decoder = bench.decoder(drafter, draft, verifier, gamma)
-        for number in range(3):
+        for number, params in enumerate(GREEDY):
             decoder.add(bench.row(number, params))
         assert [row.output for row in run_to_end(decoder)] == expected, f"gamma {gamma}"
 

@@ -95,7 +95,9 @@ def test_broken_config(folder: Path) -> None:
     assert str(folder) in refusal(CheckpointError, lambda: load(folder))
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "no-such-architecture"}, {"model_type": "llama", "hidden_size": "x"}])
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "no-such-architecture"}, {"model_type": "llama", "hidden_size": "x"}]
+)
 def test_unusable_config(folder: Path, config: dict[str, object]) -> None:
     """Catches a config that parses and still describes nothing we know."""
     (folder / "config.json").write_text(json.dumps(config))
@@ -159,7 +161,9 @@ def test_not_a_language_model(tmp_path: Path, kind: str) -> None:
     """Catches a model that has weights and a tokenizer but cannot continue text."""
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = (
-        BertModel(BertConfig(vocab_size=257, **small)) if kind == "bert" else ViTForImageClassification(ViTConfig(**small))
+        BertModel(BertConfig(vocab_size=257, **small))
+        if kind == "bert"
+        else ViTForImageClassification(ViTConfig(**small))
     )
     save_checkpoint(tmp_path, model, byte_tokenizer())
     with pytest.raises((CheckpointError, CapabilityError)) as caught:
@@ -199,7 +203,10 @@ def test_padded_vocabularies_are_fine(tmp_path: Path, widths: tuple[int, int]) -
         save_checkpoint(tmp_path / name, widened(model, width), byte_tokenizer())
     both = load(tmp_path / "target", drafter="draft-model", draft=tmp_path / "draft")
     plain = load(tmp_path / "target", drafter="none")
-    for params in (SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, temperature=1.0, repetition_penalty=1.2)):
+    for params in (
+        SamplingParams(max_tokens=20),
+        SamplingParams(max_tokens=20, temperature=1.0, repetition_penalty=1.2),
+    ):
         done = both.generate("abc", params)[0]
         assert done.stats.accepted > 0
         assert params.temperature or done.token_ids == plain.generate("abc", params)[0].token_ids
@@ -293,7 +300,9 @@ def test_prompt_longer_than_the_context(llm: LLM, length: int) -> None:
 def test_the_context_ends_the_text(good: Path, room: int) -> None:
     """Catches a draft that runs over the context's end, and an end that is not reported as such."""
     for options in ({}, {"drafter": "draft-model", "draft": good}):
-        done = load(good, **options).generate("x" * (CONTEXT - room), SamplingParams(max_tokens=100, ignore_eos=True))[0]
+        done = load(good, **options).generate("x" * (CONTEXT - room), SamplingParams(max_tokens=100, ignore_eos=True))[
+            0
+        ]
         assert (len(done.token_ids), done.finish_reason) == (room, "length")
 
 

@@ -25,6 +25,7 @@ from outrider.demo import demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import OutriderError
+from outrider.llm import LLM
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
@@ -109,6 +110,10 @@ def folders(name: str, request: pytest.FixtureRequest) -> tuple[Path, Path | Non
         paths = demo_paths()
     except OutriderError as error:
         pytest.skip(str(error))
+    shared_pair = Path(__file__).resolve().parents[3] / "shared" / "models" / "pair-14M" / "target" / "model.safetensors"
+    weights = Path(paths.target) / "model.safetensors"
+    if shared_pair.exists() and shared_pair.read_bytes() == weights.read_bytes():
+        pytest.skip("the embedded weights are those of the shared pair, which is tested")
     return Path(paths.target), Path(paths.draft)
 
 
@@ -173,7 +178,8 @@ def test_draft_model(subject: Subject, gamma: int, together: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "gamma", "together"), [("ngram", 5, True), ("oracle", 8, True), ("oracle", 3, False), ("draft-model", 4, True)]
+    ("drafter", "gamma", "together"),
+    [("ngram", 5, True), ("oracle", 8, True), ("oracle", 3, False), ("draft-model", 4, True)],
 )
 def test_other_drafters(subject: Subject, drafter: str, gamma: int, together: bool) -> None:
     """Catches a rejected token that leaves something behind: strangers are rejected always, the oracle at every place."""
@@ -199,3 +205,22 @@ def test_plain_is_transformers(subject: Subject) -> None:
         assert gap.max() <= tolerance
         exact += int((logits.argmax(dim=-1) == ours).sum())
     assert exact >= 0.97 * NUM_TOKENS * len(subject.prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled(pair: tuple[Path, Path], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches compiled programs whose bits depend on the pass, and a compiled drafting loop that leaves something behind."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    threads = torch.get_num_threads()
+    options = {"dtype": dtype, "compile": "on", "threads": 1}
+    target, draft = pair
+    plain = LLM(target, drafter="none", **options).generate(list(QUESTIONS), WITHOUT_END)
+    for gamma in (3, 8):
+        llm = LLM(target, draft=draft, num_draft_tokens=gamma, **options)
+        together = llm.generate(list(QUESTIONS), WITHOUT_END)
+        alone = [llm.generate(question, WITHOUT_END)[0] for question in QUESTIONS]
+        for done in (together, alone):
+            assert [c.token_ids for c in done] == [c.token_ids for c in plain]
+            assert sum(c.stats.accepted for c in done) > 0
+    torch.set_num_threads(threads)

@@ -110,7 +110,9 @@ def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingPara
     if params.repetition_penalty != 1:
         penalties.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     scores = penalties(ids, scores.clone())
-    counts = torch.zeros_like(scores).scatter_add_(1, ids[:, num_prompt:], torch.ones_like(ids[:, num_prompt:]).double())
+    counts = torch.zeros_like(scores).scatter_add_(
+        1, ids[:, num_prompt:], torch.ones_like(ids[:, num_prompt:]).double()
+    )
     scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_p < 1:
@@ -126,7 +128,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     for name, model in (("target", target), ("draft", draft)):
         save_checkpoint(root / name, model, word_tokenizer(V))
     options = Options(
-        target=str(root / "target"), draft=str(root / "draft"), drafter="draft-model", dtype="float32", compile="off", threads=1
+        target=str(root / "target"),
+        draft=str(root / "draft"),
+        drafter="draft-model",
+        dtype="float32",
+        compile="off",
+        threads=1,
     )
     built = build(options)
     for loaded in (built.target, built.draft):

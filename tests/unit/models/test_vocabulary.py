@@ -17,7 +17,9 @@ def test_equal_tokenizers_pass() -> None:
 
 def test_the_first_difference_is_named() -> None:
     """Catches a message from which nobody learns what differs."""
-    with pytest.raises(CapabilityError, match=r"8 against 9 tokens, first difference at id 8 \(no such id against 'w8'\)"):
+    with pytest.raises(
+        CapabilityError, match=r"8 against 9 tokens, first difference at id 8 \(no such id against 'w8'\)"
+    ):
         check_same_vocabulary(word_tokenizer(9), word_tokenizer(8), "target", "draft")
 
 

@@ -101,9 +101,11 @@ def test_history_follows_rows(story: list[tuple[str, int]]) -> None:
         elif len(rows) and what == "leave":
             rows.swap_remove(index % len(rows))
         elif len(rows):
-            nothing, said = Draft.empty(len(rows)), torch.arange(len(rows)) + index
-            path = torch.zeros(len(rows), 0, dtype=torch.int64)
-            rows.append(nothing, Verdict(path, nothing.lengths, said % V, said > 0), torch.zeros(len(rows), 1, V))
+            said = (torch.arange(len(rows)) + index) % V
+            draft = Draft(torch.stack([said, (said + 1) % V], dim=1), torch.full_like(said, 2))
+            kept = torch.full_like(said, index % 3)
+            verdict = Verdict(torch.tensor([[0, 1]] * len(rows)), kept, (said + 2) % V, kept == 2)
+            rows.append(draft, verdict, torch.zeros(len(rows), 3, V))
         assert rows.rng.num_rows == len(rows)
         assert (rows.history is None) == (not any(row.params.needs_history for row in rows))
         if rows.history is not None:

@@ -77,7 +77,9 @@ def test_special_tokens_print_nothing(output: list[int]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(
     prompt=st.lists(st.integers(259, 264), min_size=1, max_size=8),
-    atoms=st.lists(st.sampled_from([*([word] for word in range(259, 265)), spelled("é"), spelled("😀"), [2]]), max_size=20),
+    atoms=st.lists(
+        st.sampled_from([*([word] for word in range(259, 265)), spelled("é"), spelled("😀"), [2]]), max_size=20
+    ),
 )
 def test_stripped_spaces_equal_full_decode(prompt: list[int], atoms: list[list[int]]) -> None:
     """Catches the space of a word lost or doubled because the tokenizer strips the first one of whatever it decodes.
