@@ -88,7 +88,15 @@ class Decoder:
             return distribution(logits, self.rows.sampling, self.rows.history, draft)
         except NumericalError as error:
             steps = max(row.stats.steps for row in self.rows)
-            raise NumericalError(f"generation stopped after {steps} steps: {error}") from error
+            raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error
+
+    def _blame(self) -> str:
+        """Where in the target a pass went wrong, as far as its cache shows it: keys are made from what enters a layer."""
+        layer, last = self.target.kv.first_broken_layer(), len(self.target.shape.layers) - 1
+        if layer is None:
+            return f" (the keys and values of all layers are finite: look at layer {last} and the output head)"
+        before = "the embedding" if layer == 0 else f"layer {layer - 1}"
+        return f" (first broken numbers: keys or values of layer {layer} of 0..{last}, fed by {before})"
 
     def _keep(self, verdict: Verdict, taken: list[int]) -> None:
         """Commit the pending token and the kept nodes; the last token a row took is its new pending token."""

@@ -28,6 +28,8 @@ from outrider.demo.problems import GRADES, problems
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 0, 1
 HELD_OUT_ONE_IN = 50
+ANSWER_MARKER = "\nAnswer:"
+PROMPT_WEIGHT = 0.1  # of a question's tokens in the loss: they are drawn by lot, and nobody asks the model for them
 MAX_PIECE_TOKENS = 512  # longer documents (Python files) are cut into pieces that a short sequence can hold
 
 _CALCULATOR = re.compile(r"<<[^>]*>>")
@@ -36,7 +38,7 @@ _SPACED_OPERATOR = re.compile(r"(?<=[\d)%])\s*([-+*/=])\s*(?=\$?[\d(.])")
 
 
 def document(question: str, solution: str) -> str:
-    return f"{BOS}Question: {question.strip()}\nAnswer: {solution.strip()}{EOS}"
+    return f"{BOS}Question: {question.strip()}{ANSWER_MARKER} {solution.strip()}{EOS}"
 
 
 def code_document(text: str) -> str:
@@ -166,30 +168,37 @@ def load_sources(path: Path) -> dict[str, TokenSource]:
         return {name: TokenSource(arrays[f"{name}.tokens"], arrays[f"{name}.starts"]) for name in SOURCES}
 
 
+def answer_start(piece: np.ndarray, marker: np.ndarray) -> int:
+    """Index of the first token after `marker` (the tokens of `\\nAnswer:`), 0 where there is none."""
+    windows = np.lib.stride_tricks.sliding_window_view(piece, len(marker)) if len(piece) >= len(marker) else []
+    found = np.flatnonzero((windows == marker).all(axis=1)) if len(windows) else []
+    return int(found[0]) + len(marker) if len(found) else 0
+
+
 # ------------------------------------------------------------------------------------------------ batches
 # Share of TOKENS by source, at the start and at the end of training, linear in between: small numbers and
 # short solutions first, the whole range later.
 MIX_START = {
-    "grade1": 0.30,
-    "grade2": 0.22,
-    "grade3": 0.10,
-    "grade4": 0.03,
-    "grade5": 0.02,
-    "drill": 0.15,
-    "gsm8k": 0.10,
-    "math": 0.02,
-    "python": 0.06,
-}
-MIX_END = {
-    "grade1": 0.20,
+    "grade1": 0.22,
     "grade2": 0.22,
     "grade3": 0.14,
     "grade4": 0.03,
     "grade5": 0.02,
-    "drill": 0.24,
-    "gsm8k": 0.07,
-    "math": 0.02,
-    "python": 0.06,
+    "drill": 0.20,
+    "gsm8k": 0.09,
+    "math": 0.04,
+    "python": 0.04,
+}
+MIX_END = {
+    "grade1": 0.13,
+    "grade2": 0.20,
+    "grade3": 0.24,
+    "grade4": 0.08,
+    "grade5": 0.05,
+    "drill": 0.12,
+    "gsm8k": 0.10,
+    "math": 0.04,
+    "python": 0.04,
 }
 MIX_RAMP = 0.5  # fraction of training after which the final mix is reached
 
@@ -199,27 +208,41 @@ def mix(progress: float) -> dict[str, float]:
     return {name: (1 - weight) * MIX_START[name] + weight * MIX_END[name] for name in SOURCES}
 
 
+@dataclass(frozen=True)
+class Batch:
+    tokens: np.ndarray  # (rows, length + 1) int64; inputs are `[:, :-1]`, labels `[:, 1:]`
+    weights: np.ndarray  # (rows, length) float32, of each label in the loss
+
+
 def batch(
-    sources: dict[str, TokenSource], *, seed: int, step: int, progress: float, rows: int, length: int
-) -> np.ndarray:  # (rows, length + 1) int64
-    """The packed sequences of one step: inputs are `[:, :-1]`, labels `[:, 1:]`."""
+    sources: dict[str, TokenSource],
+    marker: np.ndarray,
+    seed: int,
+    step: int,
+    progress: float,
+    rows: int,
+    length: int,
+) -> Batch:
+    """The packed sequences of one step; `marker` is what separates a question from its answer."""
     rng = np.random.default_rng((seed, step))
     shares = mix(progress)
-    odds = np.array(
-        [shares[name] / sources[name].mean_length for name in SOURCES]
-    )  # token share -> document share
-    out = np.empty((rows, length + 1), dtype=np.int64)
-    for row in range(rows):
-        out[row] = _packed_row(sources, rng, odds / odds.sum(), length + 1)
-    return out
+    odds = np.array([shares[name] / sources[name].mean_length for name in SOURCES])  # token share -> documents
+    drawn = [_packed_row(sources, marker, rng, odds / odds.sum(), length + 1) for _ in range(rows)]
+    tokens, weights = (np.stack(parts) for parts in zip(*drawn, strict=True))
+    return Batch(tokens.astype(np.int64), weights[:, 1:])
 
 
 def _packed_row(
-    sources: dict[str, TokenSource], rng: np.random.Generator, odds: np.ndarray, length: int
-) -> np.ndarray:
-    pieces, filled = [], 0
+    sources: dict[str, TokenSource], marker: np.ndarray, rng: np.random.Generator, odds: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(length,) tokens and the weight of each."""
+    pieces, weights, filled = [], [], 0
     while filled < length:
         source = sources[SOURCES[rng.choice(len(SOURCES), p=odds)]]
-        pieces.append(source[int(rng.integers(len(source)))])
-        filled += len(pieces[-1])
-    return np.concatenate(pieces)[:length]
+        piece = source[int(rng.integers(len(source)))]
+        weight = np.ones(len(piece), dtype=np.float32)
+        weight[: answer_start(piece, marker)] = PROMPT_WEIGHT
+        pieces.append(piece)
+        weights.append(weight)
+        filled += len(piece)
+    return np.concatenate(pieces)[:length], np.concatenate(weights)[:length]

@@ -97,7 +97,7 @@ class Optimizers:
 
 
 def warmup_stable_decay(
-    step: int, progress: float, *, warmup_steps: int = 40, decay_from: float = 0.75
+    step: int, progress: float, *, warmup_steps: int = 40, decay_from: float = 0.6
 ) -> float:
     """Learning-rate factor. The warmup counts steps; the decay follows progress, so a wall-clock budget
     can end it.

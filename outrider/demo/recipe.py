@@ -2,11 +2,13 @@
 
     python -m outrider.demo.recipe --data ../shared/data --out runs/demo --minutes 75
     python -m outrider.demo.recipe --data ../shared/data --out runs/demo --stage evaluate
+    python -m outrider.demo.recipe --data ../shared/data --out runs/better --init runs/demo
 
 Stages, each resumable and each skipped when its result is already there: corpus (token arrays; needs the
 tokenizer), tokenizer, target, draft (distilled from the target), evaluate. `--minutes` and `--steps` are
 the budget of the target; the draft gets a quarter of it. The same command continues an interrupted run.
-Ctrl-C saves first.
+Ctrl-C saves first. `--init` starts from a pair made earlier (its tokenizer and its weights, at a lower
+learning rate) instead of from random weights.
 
 What it does not do: tune. The learning rates and the mix are what one CPU run of about an hour was chosen
 with.
@@ -14,10 +16,13 @@ with.
 
 import argparse
 import json
+import shutil
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
@@ -26,6 +31,7 @@ from outrider.demo import card, corpus, evaluate, tokenizer, train
 
 STAGES = ("tokenizer", "corpus", "target", "draft", "evaluate", "card")
 DRAFT_SHARE = 0.25  # of the target's budget
+WARM_RATE = 0.6  # of the learning rates, when the weights are not random to begin with
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Recipe:
     draft_plan: train.Plan
     target_shape: train.Shape = train.TARGET_SHAPE
     draft_shape: train.Shape = train.DRAFT_SHAPE
+    init: Path | None = None  # folder with target/ and draft/ to start from
     num_generated: int = 40_000  # problems per grade
     num_validation: int = 200  # held-out problems per grade, for the loss
     num_problems: int = 100  # held-out problems per grade, for the accuracy
@@ -45,6 +52,9 @@ class Recipe:
 def make_tokenizer(recipe: Recipe) -> None:
     path = recipe.out / "tokenizer.json"
     if path.exists():
+        return
+    if recipe.init:
+        shutil.copyfile(recipe.init / "target" / "tokenizer.json", path)
         return
     texts = [
         text
@@ -71,21 +81,33 @@ def make_corpus(recipe: Recipe) -> None:
         corpus.save_sources(sources, recipe.out / f"{split}.npz")
 
 
+def start(recipe: Recipe, name: str, shape: train.Shape, plan: train.Plan) -> LlamaForCausalLM:
+    """Random weights, or those of `--init`, in fp32."""
+    if not recipe.init:
+        return train.new_model(shape, plan.seed)
+    return LlamaForCausalLM.from_pretrained(recipe.init / name, dtype=torch.float32)
+
+
+def batches(recipe: Recipe, plan: train.Plan) -> train.BatchOf:
+    encoder = Tokenizer.from_file(str(recipe.out / "tokenizer.json"))
+    marker = np.asarray(encoder.encode(corpus.ANSWER_MARKER, add_special_tokens=False).ids, dtype=np.uint16)
+    return partial(corpus.batch, corpus.load_sources(recipe.out / "train.npz"), marker, plan.seed)
+
+
 def make_target(recipe: Recipe) -> None:
     plan = recipe.target_plan
-    model = train.new_model(recipe.target_shape, plan.seed)
+    model = start(recipe, "target", recipe.target_shape, plan)
     run = train.Run(model, plan, recipe.out / "target.pt")
-    sources = corpus.load_sources(recipe.out / "train.npz")
-    run.train(sources, train.cross_entropy_loss(model, plan), lambda: export(recipe, model, "target"))
+    run.train(batches(recipe, plan), train.cross_entropy_loss(model, plan), lambda: export(recipe, model, "target"))
 
 
 def make_draft(recipe: Recipe) -> None:
     plan = recipe.draft_plan
     target = LlamaForCausalLM.from_pretrained(recipe.out / "target", dtype=torch.float32).to(plan.device)
-    model = train.new_model(recipe.draft_shape, plan.seed)
+    model = start(recipe, "draft", recipe.draft_shape, plan)
     run = train.Run(model, plan, recipe.out / "draft.pt")
-    sources = corpus.load_sources(recipe.out / "train.npz")
-    run.train(sources, train.distillation_loss(model, target, plan), lambda: export(recipe, model, "draft"))
+    loss = train.distillation_loss(model, target, plan)
+    run.train(batches(recipe, plan), loss, lambda: export(recipe, model, "draft"))
 
 
 def make_evaluation(recipe: Recipe) -> None:
@@ -153,12 +175,15 @@ def parse(arguments: list[str]) -> tuple[Recipe, tuple[str, ...]]:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-compile", action="store_true", help="plain eager steps, about a fifth slower")
+    parser.add_argument("--init", type=Path, help="folder with a pair (target/, draft/) to start from")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     minutes = None if options.steps else options.minutes or 75.0
     plan = train.Plan(
         steps=options.steps, minutes=minutes, device=options.device, compile=not options.no_compile
     )
+    if options.init:
+        plan = replace(plan, muon_lr=WARM_RATE * plan.muon_lr, adam_lr=WARM_RATE * plan.adam_lr)
     draft_plan = replace(
         plan,
         steps=max(1, int(options.steps * DRAFT_SHARE))
@@ -166,7 +191,7 @@ def parse(arguments: list[str]) -> tuple[Recipe, tuple[str, ...]]:
         else None,
         minutes=options.draft_minutes or (minutes * DRAFT_SHARE if minutes else None),
     )
-    recipe = Recipe(options.data, options.out, target_plan=plan, draft_plan=draft_plan)
+    recipe = Recipe(options.data, options.out, target_plan=plan, draft_plan=draft_plan, init=options.init)
     return recipe, STAGES if options.stage == "all" else (options.stage,)
 
 

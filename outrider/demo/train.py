@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.demo.corpus import BOS_ID, EOS_ID, TokenSource, batch
+from outrider.demo.corpus import BOS_ID, EOS_ID, Batch
 from outrider.demo.optimizer import Optimizers, warmup_stable_decay
 
 
@@ -80,17 +80,23 @@ def new_model(shape: Shape, seed: int) -> LlamaForCausalLM:
 
 
 # ------------------------------------------------------------------------------------------------- losses
-Loss = Callable[[Tensor, float], Tensor]  # (rows, length + 1) tokens, progress -> scalar
+Loss = Callable[[Tensor, Tensor, float], Tensor]  # (rows, L + 1) tokens, (rows, L) weights, progress -> scalar
+BatchOf = Callable[[int, float, int, int], Batch]  # step, progress, rows, length
+
+
+def _weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    return (losses * weights.flatten()).sum() / weights.sum()
 
 
 def cross_entropy_loss(model: LlamaForCausalLM, plan: Plan) -> Loss:
-    def loss(tokens: Tensor) -> Tensor:
+    def loss(tokens: Tensor, weights: Tensor) -> Tensor:
         with torch.autocast(plan.device, torch.bfloat16):
             logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        losses = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        return _weighted_mean(losses, weights)
 
     run = torch.compile(loss, dynamic=False) if plan.compile else loss
-    return lambda tokens, progress: run(tokens)
+    return lambda tokens, weights, progress: run(tokens, weights)
 
 
 def distillation_loss(
@@ -102,15 +108,18 @@ def distillation_loss(
     plain = cross_entropy_loss(model, plan)
     target.requires_grad_(False).eval()
 
-    def soft(tokens: Tensor) -> Tensor:
+    def soft(tokens: Tensor, weights: Tensor) -> Tensor:
         with torch.autocast(plan.device, torch.bfloat16):
             wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits
             logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
         wanted = wanted.float().flatten(0, 1).softmax(-1)
-        return -(wanted * logits.float().flatten(0, 1).log_softmax(-1)).sum(-1).mean()
+        losses = -(wanted * logits.float().flatten(0, 1).log_softmax(-1)).sum(-1)
+        return _weighted_mean(losses, weights)
 
     run = torch.compile(soft, dynamic=False) if plan.compile else soft
-    return lambda tokens, progress: plain(tokens, progress) if progress < plain_until else run(tokens)
+    return lambda tokens, weights, progress: (
+        plain(tokens, weights, progress) if progress < plain_until else run(tokens, weights)
+    )
 
 
 # --------------------------------------------------------------------------------------------------- loop
@@ -167,7 +176,7 @@ class Run:
         return self.plan.progress(self.at.step, self.at.used_s)
 
     def train(
-        self, sources: dict[str, TokenSource], loss: Loss, on_save: Callable[[], None] = lambda: None
+        self, batch_of: BatchOf, loss: Loss, on_save: Callable[[], None] = lambda: None
     ) -> Progress:
         """Train until the plan's end. Ctrl-C saves, then goes on to the caller."""
         plan, at = self.plan, self.at
@@ -177,7 +186,7 @@ class Run:
         try:
             with interrupt_between_steps() as is_interrupted:
                 while self.progress < 1.0 and at.step != plan.stop_after and not is_interrupted():
-                    self._step(sources, loss)
+                    self._step(batch_of, loss)
                     bar.update(int(1000 * self.progress) - bar.n)
                     bar.set_postfix_str(
                         f"step {at.step} loss {at.loss:.3f} {at.num_tokens / 1e6:.2f}M tokens "
@@ -195,14 +204,13 @@ class Run:
             on_save()
         return at
 
-    def _step(self, sources: dict[str, TokenSource], loss: Loss) -> None:
+    def _step(self, batch_of: BatchOf, loss: Loss) -> None:
         plan, at, began = self.plan, self.at, time.monotonic()
         progress = self.progress
         rows, length = plan.rows_and_length(at.step)
-        tokens = torch.from_numpy(
-            batch(sources, seed=plan.seed, step=at.step, progress=progress, rows=rows, length=length)
-        ).to(plan.device)
-        value = loss(tokens, progress)
+        drawn = batch_of(at.step, progress, rows, length)
+        tokens, weights = (torch.from_numpy(part).to(plan.device) for part in (drawn.tokens, drawn.weights))
+        value = loss(tokens, weights, progress)
         value.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizers.step(warmup_stable_decay(at.step, progress))

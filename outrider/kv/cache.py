@@ -119,6 +119,13 @@ class KVCache:
             for row, length in enumerate(self.lengths):
                 store[row, length:] = 0
 
+    def first_broken_layer(self) -> int | None:
+        """The first layer with a NaN or infinite key or value anywhere; None when all are finite. For error messages."""
+        for layer, stores in enumerate(zip(self.keys, self.values, strict=True)):
+            if not all(torch.isfinite(store).all() for store in stores):
+                return layer
+        return None
+
     def check_integrity(self) -> None:
         """Raise AssertionError when the bookkeeping contradicts itself. For tests and idle moments."""
         assert self.num_rows <= self.num_slots, f"{self.num_rows} rows in {self.num_slots} slots"

@@ -93,8 +93,8 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
         plain = module(input_ids=tokens, use_cache=False).logits
         if not torch.isfinite(plain).all():
             raise NumericalError(
-                f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: damaged "
-                "weights, or a dtype too narrow for them (try --dtype float32)"
+                f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: "
+                + _broken_weight(module)
             )
         paths = [
             module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
@@ -110,6 +110,14 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
     _refuse_difference(name, "chain pass", chain, plain[:, 6:])
     for branch, path in zip(branches, paths, strict=True):
         _refuse_difference(name, "tree pass", tree[:, [column - 6 for column in branch]], path)
+
+
+def _broken_weight(module: Any) -> str:
+    """What to look at: the first damaged tensor, else the dtype."""
+    for name, tensor in module.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            return f"the checkpoint is damaged, {name} has NaN or infinite values"
+    return "all weights are finite, so the dtype is too narrow for them (try --dtype float32)"
 
 
 def _refuse_difference(name: str, what: str, ours: Tensor, plain: Tensor) -> None:

@@ -325,7 +325,7 @@ def test_shared_noise_gives_one_text(bench: Bench, drafter: str, draft: str | No
     """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, whoever drafts, however far."""
     expected = [bench.alone(bench.decoder("none", None, "gumbel"), number, params).output for number in range(3)]
     assert expected[0] != bench.alone(bench.decoder("none", None, "gumbel"), 0, SamplingParams(max_tokens=24)).output
-    for gamma in range(1, 7):
+    for gamma in range(1, 7) if params not in MIXED else (2, 5):
         decoder = bench.decoder(drafter, draft, "gumbel", gamma)
         for number in range(3):
             decoder.add(bench.row(number, params))

@@ -110,14 +110,40 @@ def test_drills_are_right_and_have_no_negative_results() -> None:
             assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operator] == int(right) >= 0
 
 
-def test_batches_depend_on_seed_and_step_only(sources: dict[str, corpus.TokenSource]) -> None:
+@pytest.fixture(scope="module")
+def marker(small_tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    ids = small_tokenizer.backend_tokenizer.encode(corpus.ANSWER_MARKER, add_special_tokens=False).ids
+    return np.asarray(ids, dtype=np.uint16)
+
+
+def test_batches_depend_on_seed_and_step_only(
+    sources: dict[str, corpus.TokenSource], marker: np.ndarray
+) -> None:
     """Catches reader state: a resumed run must see the batches it would have seen."""
-    arguments = {"progress": 0.3, "rows": 3, "length": 64}
-    first = corpus.batch(sources, seed=1, step=5, **arguments)
-    assert first.shape == (3, 65)
-    assert np.array_equal(first, corpus.batch(sources, seed=1, step=5, **arguments))
-    assert not np.array_equal(first, corpus.batch(sources, seed=1, step=6, **arguments))
-    assert (first[:, 0] == corpus.BOS_ID).all()
+    first, again, next_step = (
+        corpus.batch(sources, marker, seed=1, step=step, progress=0.3, rows=3, length=64) for step in (5, 5, 6)
+    )
+    assert first.tokens.shape == (3, 65) and first.weights.shape == (3, 64)
+    assert np.array_equal(first.tokens, again.tokens)
+    assert not np.array_equal(first.tokens, next_step.tokens)
+    assert (first.tokens[:, 0] == corpus.BOS_ID).all()
+
+
+def test_questions_weigh_little_in_the_loss(
+    sources: dict[str, corpus.TokenSource], marker: np.ndarray, small_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Catches a shifted mask: the first token of an answer is a label that counts, the colon before it is not."""
+    drawn = corpus.batch(sources, marker, seed=1, step=0, progress=0.3, rows=1, length=96)
+    labels = drawn.tokens[0, 1:]
+    light = drawn.weights[0] == np.float32(corpus.PROMPT_WEIGHT)
+    end = int(np.flatnonzero(~light)[0])
+    assert small_tokenizer.decode(labels[:end]).endswith(corpus.ANSWER_MARKER)
+    assert (drawn.weights[0, end : end + int(np.flatnonzero(labels[end:] == corpus.EOS_ID)[0])] == 1).all()
+
+
+def test_a_document_without_a_question_counts_whole(marker: np.ndarray) -> None:
+    assert corpus.answer_start(np.arange(5, dtype=np.uint16) + 1000, marker) == 0
+    assert corpus.answer_start(np.zeros(1, dtype=np.uint16), marker) == 0
 
 
 def test_mix_is_a_distribution_at_every_time() -> None:
