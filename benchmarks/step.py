@@ -61,7 +61,7 @@ class Decoded:
 
 def main(
     pair: Annotated[str, typer.Option(help=f"Target and draft: {', '.join(PAIRS)}, or a folder of both.")] = "shared",
-    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 8192,
+    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     extra_layers: Annotated[int, typer.Option(help="Inflate the target by silent layers.")] = 0,
     k: Annotated[str, typer.Option(help="Draft lengths, comma-separated.")] = "3,5",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
@@ -99,7 +99,8 @@ def main(
 def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: str) -> Built:
     drafting = {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": length}
     options = drafting if length else {"drafter": "none"}
-    return build(Options(str(target), **options, dtype="bfloat16", threads=threads, compile=compile_mode))
+    fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
+    return build(Options(str(target), **options, **fixed))
 
 
 @torch.inference_mode()

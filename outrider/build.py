@@ -21,8 +21,7 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DraftSetup
 from outrider.errors import ConfigError
 from outrider.models import compile as compiling
-from outrider.models import draft_loop
-from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
+from outrider.models.draft_loop import DraftLoop, can_draft_one_row, compile_draft_loop
 from outrider.models.load import (
     LoadedModel,
     build_lm,
@@ -179,7 +178,9 @@ class _Loader:
         if not self._compiled:
             return False
         pass_path = compiling.package_path(lm, module)
-        loop_path = None if loop_vocab is None else compiling.package_path(lm, module, f"draft{count}")
+        one_row = can_draft_one_row(lm, self.options.max_num_seqs)
+        loop_name = f"draft{count}-one" if one_row else f"draft{count}"
+        loop_path = None if loop_vocab is None else compiling.package_path(lm, module, loop_name)
         missing = [path for path in (pass_path, loop_path) if path is not None and not path.exists()]
         if missing and mode == "auto":
             self._compiled = False
@@ -191,9 +192,8 @@ class _Loader:
             compiling.compile_pass(lm, module, pass_path)
         if loop_path is not None and loop_vocab is not None:
             if loop_path in missing:
-                program = DraftLoopProgram(lm, module, count, loop_vocab)
-                compiling.compile_program(program, *draft_loop.example(lm, count), loop_path)
-            loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count)
+                compile_draft_loop(lm, module, count, loop_vocab, one_row, loop_path)
+            loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count, one_row=one_row)
         lm.run = compiling.load_pass(pass_path)
         return True
 

@@ -67,8 +67,8 @@ class ModelOptions:
     ] = False
 
     def llm_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `outrider.LLM`."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Keyword arguments of `outrider.LLM`. A verb answers one prompt at a time."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"max_num_seqs": 1}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,8 +170,10 @@ def load_sources(path: Path) -> dict[str, TokenSource]:
 
 def answer_start(piece: np.ndarray, marker: np.ndarray) -> int:
     """Index of the first token after `marker` (the tokens of `\\nAnswer:`), 0 where there is none."""
-    windows = np.lib.stride_tricks.sliding_window_view(piece, len(marker)) if len(piece) >= len(marker) else []
-    found = np.flatnonzero((windows == marker).all(axis=1)) if len(windows) else []
+    if len(piece) < len(marker):
+        return 0
+    windows = np.lib.stride_tricks.sliding_window_view(piece, len(marker))
+    found = np.flatnonzero((windows == marker).all(axis=1))
     return int(found[0]) + len(marker) if len(found) else 0
 
 

@@ -33,6 +33,10 @@ from outrider.models.attention import QUERY_BLOCK, PassPlan
 from outrider.models.lm import LM, Run
 
 MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; beyond this `auto` stays eager
+# How inductor compiles: with weights packed for oneDNN and projections of one input joined; or all arithmetic in its own
+# loops, multiply-adds fused, on the calling thread, where a fork and join would cost more than the work.
+PACKED = {"freezing": True, "cpp.enable_concat_linear": True}
+ONE_THREAD = {"cpp.threads": 1, "cpp.enable_floating_point_contract_flag": "fast"}
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
 
 
@@ -100,15 +104,16 @@ def load_pass(path: Path) -> Run:
 def compile_pass(lm: LM, module: nn.Module, path: Path) -> None:
     """Make the program of one pass and store it at `path`."""
     inputs, dynamic = _example(lm)
-    compile_program(PassProgram(lm.run, module), inputs, dynamic, path)
+    compile_program(PassProgram(lm.run, module), inputs, dynamic, path, PACKED)
 
 
-def compile_program(program: nn.Module, inputs: tuple, dynamic: tuple, path: Path) -> None:
-    """Export, compile and store. Raises CapabilityError naming the cause when torch or this machine cannot."""
+def compile_program(
+    program: nn.Module, inputs: tuple, dynamic: tuple, path: Path, options: dict[str, Any]
+) -> None:
+    """Export, compile with inductor's `options`, store. Raises CapabilityError naming the cause when that is impossible."""
     if (reason := cannot_compile()) is not None:
         raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"freezing": True, "cpp.enable_concat_linear": True}  # pack weights; join projections of one input
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad(), _quiet():
         try:
             exported = torch.export.export(program, inputs, dynamic_shapes=dynamic, strict=False)
@@ -156,7 +161,7 @@ def _example(lm: LM) -> tuple[tuple, tuple]:
 def _source_fingerprint() -> str:
     """Changes whenever the code that is compiled in does."""
     here = Path(__file__).parent
-    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm"))
+    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm", "small"))
     return hashlib.blake2b(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 

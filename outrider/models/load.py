@@ -151,8 +151,9 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
 
 def _projection_sizes(module: nn.Module) -> set[int]:
     """Widths of what activation functions are applied to: every projection's output but the logits."""
-    inner = [m for m in module.modules() if m is not module.get_output_embeddings()]
-    return {m.nf if isinstance(m, Conv1D) else m.out_features for m in inner if hasattr(m, "out_features") or hasattr(m, "nf")}
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    sizes = (getattr(m, "nf" if isinstance(m, Conv1D) else "out_features", None) for m in module.modules() if m is not head)
+    return {size for size in sizes if isinstance(size, int)}
 
 
 def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

@@ -45,22 +45,25 @@ def next_token_weights(
     p = _row(target_probs, num_accepted)
     if draft.num_nodes == 0:
         return p
-    is_residual = num_accepted < draft.lengths
-    node = num_accepted.clamp(max=draft.num_nodes - 1)
-    residual = (p if scale is None else p * scale[:, None]) - _proposal(draft, node, num_accepted, p)
-    residual = residual.clamp_(min=0)
-    use_residual = is_residual & (residual.sum(dim=-1) > 0)
+    rejected = draft.tokens.gather(1, num_accepted.clamp(max=draft.num_nodes - 1)[:, None])  # (B, 1)
+    if draft.probs is None:
+        residual = p.scatter(-1, rejected, 0)  # [p - point mass]+, whatever the scale
+    else:
+        residual = (p if scale is None else p * scale[:, None]) - _proposal(draft, num_accepted, rejected, p)
+        residual = residual.clamp_(min=0)
+    use_residual = (num_accepted < draft.lengths) & (residual.sum(dim=-1) > 0)
     return torch.where(use_residual[:, None], residual, p)
 
 
-def _proposal(draft: Draft, node: Tensor, num_accepted: Tensor, like: Tensor) -> Tensor:
+def _proposal(draft: Draft, num_accepted: Tensor, rejected: Tensor, like: Tensor) -> Tensor:
     # (B, V): the law that the first rejected token was drawn from
-    law = None if draft.probs is None else _row(draft.probs, num_accepted).to(like.dtype)
-    if law is not None and draft.sampled is None:
+    assert draft.probs is not None
+    law = _row(draft.probs, num_accepted).to(like.dtype)
+    if draft.sampled is None:
         return law
-    token = draft.tokens.gather(1, node[:, None])
-    point = torch.zeros_like(like).scatter_(-1, token, 1.0)
-    return point if law is None else torch.where(draft.is_sampled().gather(1, node[:, None]), law, point)
+    point = torch.zeros_like(like).scatter_(-1, rejected, 1.0)
+    drawn = draft.sampled.gather(1, num_accepted.clamp(max=draft.num_nodes - 1)[:, None])
+    return torch.where(drawn, law, point)
 
 
 def _row(table: Tensor, index: Tensor) -> Tensor:

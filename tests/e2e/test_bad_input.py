@@ -330,7 +330,8 @@ def test_nan_logits_stop_the_generation(tmp_path: Path, temperature: float) -> N
     params = SamplingParams(max_tokens=8, temperature=temperature, ignore_eos=True)
     before = llm.generate("abc", SamplingParams(max_tokens=8, ignore_eos=True))[0].token_ids
     message = refusal(NumericalError, lambda: llm.generate(["a", "xyz"], params))
-    assert "NaN" in message and "layer 0 of 0..1, fed by the embedding" in message
+    assert "NaN" in message
+    assert "layer 0 of 0..1, fed by the embedding" in message
     assert "row 1" in message
     after = llm.generate(["abc", "abd"], SamplingParams(max_tokens=8, ignore_eos=True))
     assert after[0].token_ids == before, "what the failed generation left in the cache reaches the next one"
@@ -343,7 +344,8 @@ def test_nan_weights_are_refused_or_stop(tmp_path: Path) -> None:
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
     save_checkpoint(tmp_path, model, byte_tokenizer())
     message = refusal(NumericalError, lambda: load(tmp_path).generate("abc", SamplingParams(max_tokens=2)))
-    assert "NaN" in message and "model.layers.0.mlp.down_proj.weight" in message
+    assert "NaN" in message
+    assert "model.layers.0.mlp.down_proj.weight" in message
 
 
 def test_config_objects_are_not_shared() -> None:

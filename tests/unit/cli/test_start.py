@@ -133,7 +133,7 @@ def test_defaults_are_the_library_s() -> None:
     from outrider.sampling.params import SamplingParams
 
     library = inspect.signature(LLM.__init__).parameters
-    for name, value in ModelOptions().llm_arguments().items():
+    for name, value in vars(ModelOptions()).items():
         assert library[name].default == value, name
     assert SamplingOptions().params() == SamplingParams()
 

@@ -123,7 +123,8 @@ def test_batches_depend_on_seed_and_step_only(
     first, again, next_step = (
         corpus.batch(sources, marker, seed=1, step=step, progress=0.3, rows=3, length=64) for step in (5, 5, 6)
     )
-    assert first.tokens.shape == (3, 65) and first.weights.shape == (3, 64)
+    assert first.tokens.shape == (3, 65)
+    assert first.weights.shape == (3, 64)
     assert np.array_equal(first.tokens, again.tokens)
     assert not np.array_equal(first.tokens, next_step.tokens)
     assert (first.tokens[:, 0] == corpus.BOS_ID).all()
