@@ -21,7 +21,8 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DraftSetup
 from outrider.errors import ConfigError
 from outrider.models import compile as compiling
-from outrider.models.draft_loop import DraftLoop, can_draft_one_row, compile_draft_loop
+from outrider.models import native
+from outrider.models.draft_loop import DraftLoop, compile_draft_loop
 from outrider.models.load import (
     LoadedModel,
     build_lm,
@@ -32,8 +33,10 @@ from outrider.models.load import (
     load_tokenizer,
     resolve_device,
     resolve_dtype,
+    use_native,
 )
 from outrider.models.memory import MemoryReport, estimate_memory
+from outrider.models.probe import check_compiled, probe_logits
 from outrider.verifiers import VERIFIERS
 
 COMPILE_MODES = ("auto", "on", "off")
@@ -178,23 +181,26 @@ class _Loader:
         if not self._compiled:
             return False
         pass_path = compiling.package_path(lm, module)
-        one_row = can_draft_one_row(lm, self.options.max_num_seqs)
-        loop_name = f"draft{count}-one" if one_row else f"draft{count}"
-        loop_path = None if loop_vocab is None else compiling.package_path(lm, module, loop_name)
-        missing = [path for path in (pass_path, loop_path) if path is not None and not path.exists()]
+        loop_path = None if loop_vocab is None else compiling.package_path(lm, module, f"draft{count}")
+        native_path = compiling.native_path() if native.is_supported(lm.device, lm.dtype) else None
+        missing = [p for p in (native_path, pass_path, loop_path) if p is not None and not p.exists()]
         if missing and mode == "auto":
             self._compiled = False
             self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
             return False
         if missing:
             self.status(f"compiling {loaded.name}: once per model and machine, a minute or so")
+        expected = probe_logits(lm)
+        if native_path is not None:
+            use_native(lm, module, native_path)
         if pass_path in missing:
             compiling.compile_pass(lm, module, pass_path)
         if loop_path is not None and loop_vocab is not None:
             if loop_path in missing:
-                compile_draft_loop(lm, module, count, loop_vocab, one_row, loop_path)
-            loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count, one_row=one_row)
+                compile_draft_loop(lm, module, count, loop_vocab, loop_path)
+            loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count)
         lm.run = compiling.load_pass(pass_path)
+        check_compiled(lm, loaded.name, expected)
         return True
 
     def resolved(self, target: LoadedModel, context: int) -> Options:

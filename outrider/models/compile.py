@@ -6,6 +6,8 @@ joins projections that read the same input, and is entered once per pass. It is 
 seconds, C++ compiler needed), stored as one file, and loaded in well under a second afterwards. Rows, tokens, cache size
 and key range stay symbolic, so one program serves every pass.
 
+Where the native kernels serve (`native/`, bf16 on AVX-512), the program calls those for linears and attention.
+
 The eager module remains the reference: `tests/unit/models/test_compile.py` compares them, and `probe.find_pass_limits`
 measures row invariance on the compiled program just as on the eager one. Both never run in the same decode.
 """
@@ -15,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,36 +30,38 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from outrider.errors import CapabilityError
+from outrider.models import native
 from outrider.models.attention import QUERY_BLOCK, PassPlan
 from outrider.models.lm import LM, Run
+from outrider.models.ops import C_SHIMS
 
 MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; beyond this `auto` stays eager
-# How inductor compiles: with weights packed for oneDNN and projections of one input joined; or all arithmetic in its own
-# loops, multiply-adds fused, on the calling thread, where a fork and join would cost more than the work.
-PACKED = {"freezing": True, "cpp.enable_concat_linear": True}
-ONE_THREAD = {"cpp.threads": 1, "cpp.enable_floating_point_contract_flag": "fast"}
+# How inductor compiles: weights packed for oneDNN and projections of one input joined (neither touches native linears).
+OPTIONS = {"freezing": True, "cpp.enable_concat_linear": True, "aot_inductor.custom_ops_to_c_shims": C_SHIMS}
+ONE_THREAD = {"cpp.threads": 1}  # for programs whose kernels are shorter than a fork and join
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
 
 
 class PassProgram(nn.Module):
     """One pass with the plan spread over plain arguments, as torch.export wants them."""
 
-    def __init__(self, run: Run, module: nn.Module) -> None:
+    def __init__(self, lm: LM, module: nn.Module) -> None:
         super().__init__()
         self.module = module  # registered, so that its parameters become constants of the program
-        self._run = run
+        self._run, self._native = lm.run, lm.native
 
     def forward(
         self, ids: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor],
         places: Tensor, masks: list[Tensor], columns: Tensor,
     ) -> Tensor:  # fmt: skip
-        plan = PassPlan(keys, values, places.flatten(), masks[0], masks[1] if len(masks) > 1 else None)
+        near = masks[1] if len(masks) > 1 else None
+        plan = PassPlan(keys, values, places.flatten(), masks[0], near, self._native)
         return self._run(ids, positions, plan, columns)
 
 
 def cannot_compile() -> str | None:
     """None when compilation works here, else the reason in a few words."""
-    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+    if native.compiler() is None:
         return "no C++ compiler found (install g++)"
     return None
 
@@ -83,6 +86,11 @@ def package_path(lm: LM, module: Any, purpose: str = "pass") -> Path:
     return cache_folder() / f"{module.config.model_type}-{purpose}-{digest.hexdigest()}.pt2"
 
 
+def native_path() -> Path:
+    """Where the native kernels are, once built."""
+    return cache_folder() / f"native-{native.fingerprint()}.so"
+
+
 def load_program(path: Path) -> Callable[..., Any]:
     """A stored program, ready to call."""
     program = torch._inductor.aoti_load_package(str(path))
@@ -104,20 +112,20 @@ def load_pass(path: Path) -> Run:
 def compile_pass(lm: LM, module: nn.Module, path: Path) -> None:
     """Make the program of one pass and store it at `path`."""
     inputs, dynamic = _example(lm)
-    compile_program(PassProgram(lm.run, module), inputs, dynamic, path, PACKED)
+    compile_program(PassProgram(lm, module), inputs, dynamic, path)
 
 
 def compile_program(
-    program: nn.Module, inputs: tuple, dynamic: tuple, path: Path, options: dict[str, Any]
+    program: nn.Module, inputs: tuple, dynamic: tuple, path: Path, options: dict[str, Any] | None = None
 ) -> None:
-    """Export, compile with inductor's `options`, store. Raises CapabilityError naming the cause when that is impossible."""
+    """Export, compile (`options` on top of `OPTIONS`), store. Raises CapabilityError naming the cause when that is impossible."""
     if (reason := cannot_compile()) is not None:
         raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad(), _quiet():
         try:
             exported = torch.export.export(program, inputs, dynamic_shapes=dynamic, strict=False)
-            with torch._inductor.config.patch(options):
+            with torch._inductor.config.patch(OPTIONS | (options or {})):
                 made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{scratch}/program.pt2")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -161,8 +169,9 @@ def _example(lm: LM) -> tuple[tuple, tuple]:
 def _source_fingerprint() -> str:
     """Changes whenever the code that is compiled in does."""
     here = Path(__file__).parent
-    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm", "small"))
-    return hashlib.blake2b(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm", "ops", "panel"))
+    content = b"".join(source.read_bytes() for source in sources) + native.fingerprint().encode()
+    return hashlib.blake2b(content).hexdigest()
 
 
 @contextmanager

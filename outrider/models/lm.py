@@ -65,6 +65,7 @@ class LM:
         self.device = device
         self.kv = KVCache(shape.layers, dtype, device)
         self.limits = PassLimits()
+        self.native = False  # attention on the native kernel
 
     def forward(
         self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
@@ -128,6 +129,7 @@ class LM:
             places=((slots + starts)[:, None] + offsets).flatten(),
             mask=full,
             window_mask=near,
+            native=self.native,
         )
         return plan, positions
 

@@ -18,10 +18,10 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
-from outrider.models import attention
+from outrider.models import attention, native, ops
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
-from outrider.models.pack import can_pack, pack_linears
+from outrider.models.pack import can_pack, pack_linears, panel_linears
 from outrider.models.probe import check_against_plain, find_layer_shapes, find_pass_limits
 
 DTYPES = {
@@ -140,6 +140,15 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
     lm = LM(module_run(module), shape, dtype, device)
     check_against_plain(lm, module, name, config.vocab_size)
     return lm
+
+
+def use_native(lm: LM, module: nn.Module, library: Path) -> None:
+    """Put the model on the native CPU kernels, built at `library` if they are not there yet."""
+    if not library.exists():
+        native.build(library)
+    ops.enable(library)
+    panel_linears(module)
+    lm.native = True
 
 
 def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:

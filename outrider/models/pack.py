@@ -10,9 +10,14 @@ The plain `nn.Linear` stays the reference; `tests/unit/models/test_pack.py` comp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from outrider.models.panel import PanelLinear, fits
 
 PACKABLE = (torch.bfloat16, torch.float32)
 
@@ -39,13 +44,20 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every linear layer of the model in place; returns how many. Tied weights get their own packed copy."""
+    """Put every linear layer of the model into oneDNN's layout; returns how many."""
+    return _replace(model, PackedLinear, lambda layer: type(layer) in (nn.Linear, Conv1D))
+
+
+def panel_linears(model: nn.Module) -> int:
+    """Put every linear layer that fits into panels, for the native kernel; returns how many."""
+    return _replace(model, PanelLinear, fits)
+
+
+def _replace(model: nn.Module, kind: Callable[[Any], nn.Module], wanted: Callable[[nn.Module], bool]) -> int:
+    """In place. Tied weights get their own packed copy."""
     places = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) in (nn.Linear, Conv1D)
+        (parent, name) for parent in model.modules() for name, child in parent.named_children() if wanted(child)
     ]
     for parent, name in places:  # one at a time, so that each plain weight is freed before the next is packed
-        setattr(parent, name, PackedLinear(getattr(parent, name)))
+        setattr(parent, name, kind(getattr(parent, name)))
     return len(places)

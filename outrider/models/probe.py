@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -112,6 +113,35 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
         _refuse_difference(name, "tree pass", tree[:, [column - 6 for column in branch]], path)
 
 
+@torch.inference_mode()
+def probe_logits(lm: LM) -> Tensor:
+    """Logits (1, 6, V) of a short pass behind a short prefix: what a change of the arithmetic must reproduce."""
+    tokens = probe_tokens(lm.shape.vocab_size, 12, lm.device)
+    lm.kv.add_row()
+    lm.forward(tokens[:, :6])
+    lm.kv.advance(0, 6)
+    logits = lm.forward(tokens[:, 6:])
+    lm.kv.swap_remove(0)
+    return logits
+
+
+def check_compiled(lm: LM, name: str, expected: Tensor) -> None:
+    """Raise CapabilityError when the compiled pass does not reproduce `expected`, the plain one's `probe_logits`."""
+    if (worst := _difference(probe_logits(lm), expected)) > _tolerance(expected):
+        raise CapabilityError(f"{name}: compiled logits differ by {worst:.1%} of their range. Use --compile off.")
+
+
+def _difference(ours: Tensor, plain: Tensor) -> float:
+    """Largest difference as a share of the largest logit; infinite when it is no number."""
+    scale = plain.float().abs().max().clamp(min=1e-6)
+    worst = ((ours.float() - plain.float()).abs().max() / scale).item()
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _tolerance(plain: Tensor) -> float:
+    return 1e-3 if plain.dtype in (torch.float32, torch.float64) else 8e-2
+
+
 def _broken_weight(module: Any) -> str:
     """What to look at: the first damaged tensor, else the dtype."""
     for name, tensor in module.state_dict().items():
@@ -121,10 +151,8 @@ def _broken_weight(module: Any) -> str:
 
 
 def _refuse_difference(name: str, what: str, ours: Tensor, plain: Tensor) -> None:
-    scale = plain.float().abs().max().clamp(min=1e-6)
-    worst = ((ours.float() - plain.float()).abs().max() / scale).item()
-    tolerance = 1e-3 if plain.dtype in (torch.float32, torch.float64) else 8e-2
-    if not worst <= tolerance:
+    worst, tolerance = _difference(ours, plain), _tolerance(plain)
+    if worst > tolerance:
         raise CapabilityError(
             f"{name}: a {what} on our cache differs from the model's own logits by {worst:.1%} of their range "
             f"(allowed {tolerance:.1%}), so it would not be lossless. The architecture uses something our attention "

@@ -1,0 +1,71 @@
+"""Our C++ kernels for decoding on CPU: built with the system's compiler when compilation is asked for, then kept.
+
+There is no library for it. For a handful of bf16 rows on 2 AVX-512 cores, oneDNN, MKL and inductor's own templates stream
+14 to 23 GB/s of weights where memory gives 30 to 35, and their attention multiplies blocks of 512 keys through a BLAS made
+for large matrices. Two kernels, a page each, take what memory gives (numbers in docs/architecture.md). Wherever they cannot
+be had (another CPU, another dtype, no compiler, `--compile off`), torch's own do the same work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from outrider.errors import CapabilityError
+
+SOURCES = tuple(Path(__file__).parent / name for name in ("panel_linear.cpp", "attention.cpp"))
+FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
+
+
+def compiler() -> str | None:
+    """The C++ compiler to call, None where there is none."""
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels serve this: bf16 on a CPU with AVX-512 and its bf16 dot products."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+
+
+def fingerprint() -> str:
+    """Changes with the sources, the flags and torch."""
+    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, torch.__version__))
+    return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+
+def build(path: Path) -> None:
+    """Compile to `path` (a few seconds). Raises CapabilityError with the compiler's first complaint."""
+    tool = compiler()
+    if tool is None:
+        raise CapabilityError("no C++ compiler found (install g++). Use --compile off.")
+    home = Path(torch.__file__).parent
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        links = (f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}")
+        command = (tool, *FLAGS, f"-I{home / 'include'}", *map(str, SOURCES), "-o", str(made), *links)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            raise CapabilityError(f"{tool} could not build the CPU kernels ({first.strip()}). Use --compile off.")
+        os.replace(made, path)  # atomic: a reader sees the whole file or none
+
+
+@functools.cache
+def load(path: Path) -> ctypes.CDLL:
+    """The library, its names visible to programs loaded later."""
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    library.outrider_panel_linear.argtypes = (pointer, size, size, pointer, pointer, pointer, size)
+    library.outrider_cache_attention.argtypes = (pointer, pointer, pointer, pointer, pointer, ctypes.c_double, pointer)
+    for function in (library.outrider_panel_linear, library.outrider_cache_attention):
+        function.restype = None
+    return library

@@ -1,0 +1,174 @@
+// Attention of a few bf16 queries over our cache, one (row, head, query) at a time.
+//
+//     query (B, heads, T, D)   keys (slots, capacity, KV heads, D)   values (..., Dv)   mask (B, 1, >= T, S) additive
+//     -> (B, T, heads, Dv);  row b reads slot b; head h reads KV head h / (heads / KV heads); softmax in fp32
+//
+// The general kernels multiply whole blocks of 512 keys through a BLAS that is made for large matrices: 60 to 100
+// microseconds where the arithmetic takes five. Here only the keys between the first and the last visible one are read.
+// Every query is computed by itself, in one order: its bits depend on nothing but its own row, be it decoding or prefill.
+
+#include <immintrin.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace {
+
+using bf16 = uint16_t;
+constexpr int64_t SERIAL = 1 << 13;  // query-key pairs below which a second thread costs more than it does
+
+struct Shape {
+  int64_t rows, heads, queries, size, value_size, kv_heads, capacity, num_keys, mask_queries;
+  int64_t row_stride, head_stride, query_stride;  // of `query`, in elements
+};
+
+inline __mmask32 first(int64_t count) { return count >= 32 ? 0xffffffffu : (1u << count) - 1; }
+
+inline __m512 widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
+
+inline float widen(bf16 value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+inline bool is_hidden(bf16 mask) { return mask == 0xff80; }  // -inf
+
+// e^x for x <= 0: 2^n times a degree-6 polynomial on [-ln 2 / 2, ln 2 / 2], relative error about 1e-7
+inline __m512 exponential(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 p = _mm512_set1_ps(1.f / 720);
+  for (float c : {1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f}) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+  return _mm512_scalef_ps(p, n);
+}
+
+inline float dot(const bf16* a, const bf16* b, int64_t size) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t d = 0; d < size; d += 32) {
+    const __mmask32 some = first(size - d);
+    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(some, a + d), (__m512bh)_mm512_maskz_loadu_epi16(some, b + d));
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+// out[0 .. size) = sum of weights[j] * values[j]
+void mix(const float* weights, const bf16* values, int64_t count, int64_t stride, int64_t size, float scale, bf16* out) {
+  for (int64_t d = 0; d < size; d += 64) {
+    const int64_t left = size - d;
+    __mmask16 some[4];
+    __m512 sum[4];
+    for (int i = 0; i < 4; ++i) {
+      some[i] = __mmask16(first(std::min<int64_t>(16, std::max<int64_t>(0, left - 16 * i))));
+      sum[i] = _mm512_setzero_ps();
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      const __m512 weight = _mm512_set1_ps(weights[j]);
+      const bf16* value = values + j * stride + d;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        sum[i] = _mm512_fmadd_ps(weight, widen(_mm256_maskz_loadu_epi16(some[i], value + 16 * i)), sum[i]);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const __m512 scaled = _mm512_mul_ps(sum[i], _mm512_set1_ps(scale));
+      _mm256_mask_storeu_epi16(out + d + 16 * i, some[i], (__m256i)_mm512_cvtneps_pbh(scaled));
+    }
+  }
+}
+
+void attend_one(const bf16* query, const bf16* keys, const bf16* values, const bf16* mask, const Shape& s, float scale,
+                float* scores, bf16* out) {
+  int64_t begin = 0, end = s.num_keys;
+  while (end > 0 && is_hidden(mask[end - 1])) --end;
+  while (begin < end && is_hidden(mask[begin])) ++begin;
+  const int64_t count = end - begin, stride = s.kv_heads * s.size, padded = (count + 15) / 16 * 16;
+  float most = -std::numeric_limits<float>::infinity();
+  bool broken = false;  // a NaN among the scores must reach the output
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t at = begin + j;
+    scores[j] = is_hidden(mask[at]) ? -std::numeric_limits<float>::infinity()
+                                    : dot(query, keys + at * stride, s.size) * scale + widen(mask[at]);
+    most = std::max(most, scores[j]);
+    broken |= std::isnan(scores[j]);
+  }
+  for (int64_t j = count; j < padded; ++j) scores[j] = -std::numeric_limits<float>::infinity();
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t j = 0; j < padded; j += 16) {
+    const __m512 score = _mm512_loadu_ps(scores + j);
+    const __mmask16 seen = _mm512_cmp_ps_mask(score, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ);
+    const __m512 weight = _mm512_maskz_mov_ps(seen, exponential(_mm512_sub_ps(score, _mm512_set1_ps(most))));
+    _mm512_storeu_ps(scores + j, weight);
+    total = _mm512_add_ps(total, weight);
+  }
+  const float mass = broken ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_add_ps(total);
+  mix(scores, values + begin * s.kv_heads * s.value_size, count, s.kv_heads * s.value_size, s.value_size,
+      count ? 1.f / mass : 0.f, out);
+}
+
+void attend(const bf16* query, const bf16* keys, const bf16* values, const bf16* mask, const Shape& s, float scale, bf16* out) {
+  const int64_t group = s.heads / s.kv_heads, tasks = s.rows * s.queries * s.heads;
+#pragma omp parallel if (tasks * s.num_keys > SERIAL)
+  {
+    std::vector<float> scores(s.num_keys + 16);
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t h = task % s.heads, t = task / s.heads % s.queries, b = task / s.heads / s.queries;
+      const int64_t slot = b * s.capacity * s.kv_heads, head = h / group;
+      attend_one(query + b * s.row_stride + h * s.head_stride + t * s.query_stride, keys + slot * s.size + head * s.size,
+                 values + slot * s.value_size + head * s.value_size, mask + (b * s.mask_queries + t) * s.num_keys, s, scale,
+                 scores.data(), out + task * s.value_size);
+    }
+  }
+}
+
+bool last_is_dense(AtenTensorHandle tensor, int64_t dim) {
+  int64_t stride = 0;
+  return !aoti_torch_get_stride(tensor, dim - 1, &stride) && stride == 1;
+}
+
+}  // namespace
+
+extern "C" {
+
+// `shape`: rows, heads, queries, size, value size, KV heads, capacity, keys, mask queries, strides of row, head and query
+void outrider_cache_attention(const bf16* query, const bf16* keys, const bf16* values, const bf16* mask,
+                              const int64_t* shape, double scale, bf16* out) {
+  Shape s;
+  std::memcpy(&s, shape, sizeof s);
+  attend(query, keys, values, mask, s, float(scale), out);
+}
+
+// The same for programs that AOTInductor made: it calls this by name.
+AOTITorchError aoti_torch_cpu_cache_attention(AtenTensorHandle query, AtenTensorHandle keys, AtenTensorHandle values,
+                                              AtenTensorHandle mask, double scale, AtenTensorHandle* result) {
+  int64_t *q = nullptr, *qs = nullptr, *k = nullptr, *v = nullptr, *m = nullptr;
+  bool dense_keys = false, dense_values = false, dense_mask = false;
+  void* at[5];
+  if (aoti_torch_get_sizes(query, &q) || aoti_torch_get_strides(query, &qs) || aoti_torch_get_sizes(keys, &k) ||
+      aoti_torch_get_sizes(values, &v) || aoti_torch_get_sizes(mask, &m))
+    return 1;
+  if (aoti_torch_is_contiguous(keys, &dense_keys) || aoti_torch_is_contiguous(values, &dense_values) ||
+      aoti_torch_is_contiguous(mask, &dense_mask) || !(dense_keys && dense_values && dense_mask) || !last_is_dense(query, 4))
+    return 1;
+  const Shape s{q[0], q[1], q[2], q[3], v[3], k[2], k[1], m[3], m[2], qs[0], qs[1], qs[2]};
+  const int64_t sizes[4] = {s.rows, s.queries, s.heads, s.value_size};
+  const int64_t strides[4] = {s.queries * s.heads * s.value_size, s.heads * s.value_size, s.value_size, 1};
+  if (aoti_torch_empty_strided(4, sizes, strides, aoti_torch_dtype_bfloat16(), aoti_torch_device_type_cpu(), 0, result))
+    return 1;
+  const AtenTensorHandle tensors[5] = {query, keys, values, mask, *result};
+  for (int i = 0; i < 5; ++i)
+    if (aoti_torch_get_data_ptr(tensors[i], &at[i])) return 1;
+  attend(static_cast<const bf16*>(at[0]), static_cast<const bf16*>(at[1]), static_cast<const bf16*>(at[2]),
+         static_cast<const bf16*>(at[3]), s, float(scale), static_cast<bf16*>(at[4]));
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,124 @@
+"""The native CPU kernels against torch's own, and against themselves beside other rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from outrider.errors import CapabilityError
+from outrider.models import native, ops
+from outrider.models.attention import _attend
+from outrider.models.layout import attention_mask
+from outrider.models.panel import PanelLinear, fits, to_panels
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    not native.is_supported(CPU, torch.bfloat16) or native.compiler() is None,
+    reason="needs AVX-512 with bf16 and a C++ compiler",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("native") / "native.so"
+    native.build(path)
+    ops.enable(path)
+
+
+def _linear(inputs: int, outputs: int, kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    layer = Conv1D(outputs, inputs) if kind == "conv1d" else nn.Linear(inputs, outputs, bias=kind == "bias")
+    return layer.to(torch.bfloat16).requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", ["bias", "no bias", "conv1d"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (64, 33), (384, 640), (1000, 96)])
+def test_panel_linear_is_the_linear(inputs: int, outputs: int, kind: str) -> None:
+    """Catches a wrong panel, a lost tail, a missing bias: as close to exact arithmetic as torch's own linear is."""
+    layer = _linear(inputs, outputs, kind)
+    x = torch.randn(2, 9, inputs).bfloat16()
+    weight = layer.weight.t() if kind == "conv1d" else layer.weight
+    exact = F.linear(x.double(), weight.double(), None if layer.bias is None else layer.bias.double())
+    error = (PanelLinear(layer)(x).double() - exact).abs().max()
+    assert error <= 2**-8 * exact.abs().max()
+
+
+def test_a_row_has_the_same_bits_beside_any_other(tmp_path: Path) -> None:
+    """What greedy exactness rests on: 1 row, 8 rows, 9 rows (two tiles), 40 rows, another number of threads."""
+    panel = PanelLinear(_linear(384, 200, "bias"))
+    x = torch.randn(40, 384).bfloat16()
+    alone = torch.cat([panel(x[i : i + 1]) for i in range(40)])
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for rows in (2, 7, 8, 9, 40):
+                assert torch.equal(panel(x[:rows]), alone[:rows]), (rows, count)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_does_not_fit_is_left_alone() -> None:
+    assert fits(_linear(64, 3, "bias"))
+    assert not fits(nn.Linear(64, 3))  # fp32
+    assert not fits(_linear(63, 3, "bias"))  # odd inputs
+    assert to_panels(torch.ones(33, 4)).shape == (2, 2, 32, 2)
+
+
+def _attention(heads: int, kv_heads: int, size: int, value_size: int, queries: int) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    rows, capacity = 2, 1024
+    starts = torch.tensor([0, 300])
+    query = torch.randn(rows, queries, heads, size).bfloat16().transpose(1, 2)  # as the models hand it over
+    keys = torch.randn(rows + 1, capacity, kv_heads, size).bfloat16()
+    values = torch.randn(rows + 1, capacity, kv_heads, value_size).bfloat16()
+    return query, keys, values, starts
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("queries", [1, 6, 30])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "value_size"), [(6, 2, 64, 64), (4, 4, 32, 80), (3, 1, 20, 20)])
+def test_cache_attention_is_attention(
+    heads: int, kv_heads: int, size: int, value_size: int, queries: int, window: int | None
+) -> None:
+    """Catches a wrong head group, slot, stride, tail or mask; the first row's first query sees a single key."""
+    query, keys, values, starts = _attention(heads, kv_heads, size, value_size, queries)
+    mask = attention_mask(starts, queries, 512, torch.bfloat16, window)
+    ours = torch.ops.outrider.cache_attention(query, keys, values, mask, 0.3)
+    plain = _attend(
+        query.float(), keys[:2, :512].transpose(1, 2).float(), values[:2, :512].transpose(1, 2).float(),
+        mask[:, :, :queries].float(), 0.3,
+    )  # fmt: skip
+    torch.testing.assert_close(ours.float(), plain.transpose(1, 2), rtol=2e-2, atol=2e-2)
+
+
+def test_cache_attention_of_a_query_depends_on_nothing_else() -> None:
+    """Same bits alone, among others, with more room behind it, and as a tree path against a chain."""
+    query, keys, values, starts = _attention(6, 2, 64, 64, 12)
+    whole = torch.ops.outrider.cache_attention(query, keys, values, attention_mask(starts, 12, 512, torch.bfloat16), 0.1)
+    wide = torch.ops.outrider.cache_attention(query, keys, values, attention_mask(starts, 12, 1024, torch.bfloat16), 0.1)
+    assert torch.equal(whole, wide)
+    for t in range(12):
+        mask = attention_mask(starts + t, 1, 512, torch.bfloat16)
+        assert torch.equal(torch.ops.outrider.cache_attention(query[:, :, t : t + 1], keys, values, mask, 0.1)[:, 0], whole[:, t])
+
+
+def test_nan_is_not_hidden() -> None:
+    """A NaN key must reach the output of whoever sees it, and of nobody else."""
+    query, keys, values, starts = _attention(6, 2, 64, 64, 4)
+    keys[1, 302] = float("nan")
+    out = torch.ops.outrider.cache_attention(query, keys, values, attention_mask(starts, 4, 512, torch.bfloat16), 0.1)
+    assert torch.isfinite(out[0]).all()
+    assert torch.isfinite(out[1, :2]).all()
+    assert out[1, 2:].isnan().all()
+
+
+def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "FLAGS", ("--no-such-flag",))
+    with pytest.raises(CapabilityError, match=r"could not build the CPU kernels \(.*no-such-flag.*--compile off"):
+        native.build(tmp_path / "native.so")
