@@ -23,6 +23,7 @@ from outrider.errors import ConfigError
 from outrider.models import compile as compiling
 from outrider.models import native
 from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import (
     LoadedModel,
     build_lm,
@@ -200,6 +201,7 @@ class _Loader:
                 compile_draft_loop(lm, module, count, loop_vocab, loop_path)
             loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count)
         lm.run = compiling.load_pass(pass_path)
+        advise_huge_pages()
         check_compiled(lm, loaded.name, expected)
         return True
 

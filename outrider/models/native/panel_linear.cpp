@@ -62,10 +62,10 @@ void multiply(const bf16* x, int64_t K, const bf16* panel, const bf16* bias, bf1
     _mm512_store_ps(sums + 16, high[m]);
     if (bias)
       for (int64_t n = 0; n < count; ++n) sums[n] += widen(bias[n]);
-    alignas(64) bf16 rounded[PANEL];
-    _mm256_store_si256((__m256i*)rounded, (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(sums)));
-    _mm256_store_si256((__m256i*)(rounded + 16), (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(sums + 16)));
-    std::memcpy(out + m * N, rounded, count * sizeof(bf16));
+    const __mmask32 some = count >= PANEL ? 0xffffffffu : (1u << count) - 1;
+    for (int half = 0; half < 2; ++half)
+      _mm256_mask_storeu_epi16(out + m * N + 16 * half, __mmask16(some >> 16 * half),
+                               (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(sums + 16 * half)));
   }
 }
 
