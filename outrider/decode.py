@@ -2,7 +2,7 @@
 
     draft    = drafter.propose(rows, gamma)          guess
     output   = target.forward(pending + draft)       ONE target pass
-    probs    = distribution(output, sampling)        the target's law at every node; greedy = one-hot
+    probs    = distribution(output, sampling)        the target's law at every node; greedy = one-hot (never written out)
     verdict  = verifier.verify(draft, probs)         longest kept path, then a correction or bonus token
     taken    = rows.append(draft, verdict)           end of text, stop strings and limits may shorten it
     target.kv.keep(path); drafter.commit(verdict)    forget the rest
@@ -24,9 +24,10 @@ from outrider.drafters.base import Drafter
 from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
-from outrider.sampling.distribution import distribution
+from outrider.sampling.distribution import distribution, greedy_choice
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier
+from outrider.verifiers.greedy import greedy_verdict
 
 
 class Control(Protocol):
@@ -67,8 +68,7 @@ class Decoder:
         clock.lap("draft")
         logits = self.target.forward(self._pass_tokens(draft), draft.parents)  # (B, N+1, V)
         clock.lap("target")
-        probs = self._law(logits, draft)
-        verdict = self.verifier.verify(draft, probs, rows.rng, rows.positions)
+        verdict = self._verify(logits, draft)
         taken = rows.append(draft, verdict, logits)
         clock.lap("verify")
         self._keep(verdict, taken)
@@ -83,9 +83,13 @@ class Decoder:
         pending = torch.tensor([[row.tokens[-1]] for row in self.rows], device=self.target.device)
         return torch.cat([pending, draft.tokens], dim=1) if draft.num_nodes else pending
 
-    def _law(self, logits: Tensor, draft: Draft) -> Tensor:
+    def _verify(self, logits: Tensor, draft: Draft) -> Verdict:
+        rows = self.rows
         try:
-            return distribution(logits, self.rows.sampling, self.rows.history, draft)
+            if rows.sampling.is_greedy and self.verifier.lossless:  # the same verdict, without laws
+                return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
+            probs = distribution(logits, rows.sampling, rows.history, draft)
+            return self.verifier.verify(draft, probs, rows.rng, rows.positions)
         except NumericalError as error:
             steps = max(row.stats.steps for row in self.rows)
             raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error

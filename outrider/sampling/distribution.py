@@ -25,7 +25,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
-__all__ = ["BatchSampling", "History", "distribution"]
+__all__ = ["BatchSampling", "History", "distribution", "greedy_choice"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class BatchSampling:
     greedy_rows: Tensor  # (G,) int64
     sampled_rows: Tensor  # (S,) int64
     warpers: Warpers  # of the sampled rows
+
+    @property
+    def is_greedy(self) -> bool:
+        """No row is sampled."""
+        return self.sampled_rows.numel() == 0
 
     @classmethod
     def of(
@@ -82,7 +87,7 @@ def distribution(
     """
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
-    if sampling.sampled_rows.numel() == 0:
+    if sampling.is_greedy:
         law, witness = _point_mass(scores, dtype)
     elif sampling.greedy_rows.numel() == 0:
         law = sampling.warpers.law(scores.to(dtype))
@@ -92,6 +97,17 @@ def distribution(
     if not math.isfinite(witness.sum()):  # sync: one number; an overflow of the sum only costs a closer look
         _refuse_or_patch(law, witness, draft, first_node)
     return law
+
+
+def greedy_choice(
+    logits: Tensor, sampling: BatchSampling, history: History | None = None, draft: Draft | None = None
+) -> Tensor:  # (B, M) int64
+    """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law."""
+    _check_arguments(logits, sampling, history)
+    peak, best = _adjusted(logits, sampling, history, draft, torch.float32, 0).max(dim=-1)
+    if not math.isfinite(peak.sum()):
+        _refuse(peak, draft, 0)
+    return best
 
 
 def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -160,7 +176,14 @@ def _check_arguments(logits: Tensor, sampling: BatchSampling, history: History |
 
 
 def _refuse_or_patch(law: Tensor, witness: Tensor, draft: Draft | None, first_node: int) -> None:
-    # law and witness (B, M): raise for an output that counts; give padding outputs a harmless point mass
+    # raise for an output that counts; give padding outputs a harmless point mass
+    broken = _refuse(witness, draft, first_node)
+    law[broken] = 0
+    law[..., 0].masked_fill_(broken, 1)
+
+
+def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
+    # witness (B, M): raise when an output that counts is not finite; returns (B, M) bool, which are not
     broken = ~torch.isfinite(witness)
     counted = torch.ones_like(broken)
     if draft is not None:
@@ -172,8 +195,7 @@ def _refuse_or_patch(law: Tensor, witness: Tensor, draft: Draft | None, first_no
             f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out: no"
             " law to sample from; check the model's dtype and weights, or the allowed tokens"
         )
-    law[broken] = 0
-    law[..., 0].masked_fill_(broken, 1)
+    return broken
 
 
 def _column(values: list[float], off: float, device: torch.device | str) -> Tensor | None:

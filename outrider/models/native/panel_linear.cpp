@@ -32,12 +32,7 @@ inline __m512bh pair(const bf16* at) {
   return (__m512bh)_mm512_set1_epi32(both);
 }
 
-inline float widen(bf16 value) {
-  const uint32_t bits = uint32_t(value) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
+inline __m512 widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
 
 // M rows times one panel: out[m][0 .. count)
 template <int M>
@@ -56,16 +51,15 @@ void multiply(const bf16* x, int64_t K, const bf16* panel, const bf16* bias, bf1
       high[m] = _mm512_dpbf16_ps(high[m], inputs, second);
     }
   }
+  const __mmask16 some_low = count >= 16 ? 0xffff : (1u << count) - 1;
+  const __mmask16 some_high = count >= PANEL ? 0xffff : count <= 16 ? 0 : (1u << (count - 16)) - 1;
+  const __m512 bias_low = bias ? widen(_mm256_maskz_loadu_epi16(some_low, bias)) : _mm512_setzero_ps();
+  const __m512 bias_high = bias ? widen(_mm256_maskz_loadu_epi16(some_high, bias + 16)) : _mm512_setzero_ps();
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    alignas(64) float sums[PANEL];
-    _mm512_store_ps(sums, low[m]);
-    _mm512_store_ps(sums + 16, high[m]);
-    if (bias)
-      for (int64_t n = 0; n < count; ++n) sums[n] += widen(bias[n]);
-    const __mmask32 some = count >= PANEL ? 0xffffffffu : (1u << count) - 1;
-    for (int half = 0; half < 2; ++half)
-      _mm256_mask_storeu_epi16(out + m * N + 16 * half, __mmask16(some >> 16 * half),
-                               (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(sums + 16 * half)));
+    const __m512 sum_low = _mm512_add_ps(low[m], bias_low), sum_high = _mm512_add_ps(high[m], bias_high);
+    _mm256_mask_storeu_epi16(out + m * N, some_low, (__m256i)_mm512_cvtneps_pbh(sum_low));
+    _mm256_mask_storeu_epi16(out + m * N + 16, some_high, (__m256i)_mm512_cvtneps_pbh(sum_high));
   }
 }
 
