@@ -18,14 +18,13 @@ def greedy_verdict(draft: Draft, choice: Tensor) -> Verdict:
     """The kept prefix of a chain and the next token, from the target's choices (B, N+1) int64."""
     chosen, drafted, lengths = choice.tolist(), draft.tokens.tolist(), draft.lengths.tolist()  # sync: once
     counts = [_agreement(*row) for row in zip(chosen, drafted, lengths, strict=True)]
-    num_nodes, device = draft.num_nodes, choice.device
-    paths = [[*range(count), *[-1] * (num_nodes - count)] for count in counts]
-    return Verdict(
-        path=torch.tensor(paths, dtype=torch.int64, device=device).view(len(counts), num_nodes),
-        num_accepted=torch.tensor(counts, device=device),
-        next_token=torch.tensor([row[count] for row, count in zip(chosen, counts, strict=True)], device=device),
-        all_accepted=torch.tensor([a == b for a, b in zip(counts, lengths, strict=True)], device=device),
-    )
+    num_nodes = draft.num_nodes
+    lines = [
+        [*range(count), *[-1] * (num_nodes - count), count, row[count], count == length]
+        for row, count, length in zip(chosen, counts, lengths, strict=True)
+    ]
+    packed = torch.tensor(lines, dtype=torch.int64, device=choice.device)  # one tensor: each costs as much as all
+    return Verdict(packed[:, :num_nodes], packed[:, -3], packed[:, -2], packed[:, -1].bool())
 
 
 def _agreement(chosen: list[int], drafted: list[int], length: int) -> int:
