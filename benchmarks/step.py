@@ -38,8 +38,7 @@ from outrider.stats import PHASES
 from outrider.text import StopStrings
 
 MOST_TOKENS = 16
-PASS_REPEATS = 40
-WARM_STEPS = 10
+PASS_REPEATS = 5  # between two prompts
 FLOORS = {"pass(8) / pass(1)": 1.2, "draft token / pass(1)": 0.06, "outside model passes": 0.05}
 PROMISE_FLOOR = 0.9
 
@@ -79,8 +78,8 @@ def main(
     ids = encode(prompt_texts(prompts), wide)
     lengths = [0, *map(int, k.split(","))]
     built = {length: _build(wide, draft, length, threads, compile) for length in lengths}
-    passes = pass_costs(built[0].decoder.target, ids[0])
-    runs = decode_all(built, ids, max_tokens, rounds, max_other_cpu)
+    seconds, runs = measure(built, ids, max_tokens, rounds, max_other_cpu)
+    passes = {n: spread(values) for n, values in seconds.items()}
     summary = {length: summarise(length, runs, passes) for length in lengths}
     content = {
         "models": {"target": model_name(target), "draft": model_name(draft), "inflation": inflation},
@@ -103,38 +102,38 @@ def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: s
     return build(Options(str(target), **options, **fixed))
 
 
-@torch.inference_mode()
-def pass_costs(lm: LM, prompt: list[int]) -> dict[int, dict[str, float]]:
-    """Seconds of one pass over n tokens behind the prompt, n = 1 .. 16, all n in turn, again and again."""
-    lm.kv.add_row()
-    lm.catch_up([[*prompt, 0]])
-    inputs = {n: torch.tensor([prompt[-1:] * n]) for n in range(1, MOST_TOKENS + 1)}
-    seconds: dict[int, list[float]] = {n: [] for n in inputs}
-    for repeat in range(PASS_REPEATS + WARM_STEPS):
-        for n, tokens in inputs.items():
-            start = time.perf_counter()
-            lm.forward(tokens)
-            if repeat >= WARM_STEPS:
-                seconds[n].append(time.perf_counter() - start)
-    lm.kv.swap_remove(0)
-    return {n: spread(values) for n, values in seconds.items()}
-
-
-def decode_all(
+def measure(
     built: dict[int, Built], prompts: list[list[int]], max_tokens: int, rounds: int, max_other_cpu: float
-) -> dict[int, list[Decoded]]:
-    """Every configuration on every prompt, in alternating order, after one unmeasured prompt each."""
+) -> tuple[dict[int, list[float]], dict[int, list[Decoded]]]:
+    """Pass costs and decoding runs of every round, in turn: this machine's memory changes its speed within minutes."""
+    seconds: dict[int, list[float]] = {n: [] for n in range(1, MOST_TOKENS + 1)}
     runs: dict[int, list[Decoded]] = {length: [] for length in built}
     for configuration in built.values():
         decode(configuration, prompts[0], max_tokens)
-    for turn in range(rounds * len(prompts)):
-        prompt = prompts[turn % len(prompts)]
-        for length in list(built)[:: 1 if turn % 2 == 0 else -1]:
+    for number in range(rounds * len(prompts)):
+        time_passes(built[0].decoder.target, prompts[0], seconds)
+        prompt = prompts[number % len(prompts)]
+        for length in list(built)[:: 1 if number % 2 == 0 else -1]:
             attempts = [decode(built[length], prompt, max_tokens)]
             while attempts[-1].other_cpu > max_other_cpu and len(attempts) < 4:
                 attempts.append(decode(built[length], prompt, max_tokens))
             runs[length].append(min(attempts, key=lambda run: run.other_cpu))
-    return runs
+    return seconds, runs
+
+
+@torch.inference_mode()
+def time_passes(lm: LM, prompt: list[int], seconds: dict[int, list[float]]) -> None:
+    """One pass over n tokens behind the prompt, for every n in turn, a few times; the first turn warms up."""
+    lm.kv.add_row()
+    lm.catch_up([[*prompt, 0]])
+    for repeat in range(PASS_REPEATS + 1):
+        for n, values in seconds.items():
+            tokens = torch.tensor([prompt[-1:] * n])
+            start = time.perf_counter()
+            lm.forward(tokens)
+            if repeat:
+                values.append(time.perf_counter() - start)
+    lm.kv.swap_remove(0)
 
 
 def decode(built: Built, prompt: list[int], max_tokens: int) -> Decoded:

@@ -104,7 +104,7 @@ class Decoder:
 
     def _keep(self, verdict: Verdict, taken: list[int]) -> None:
         """Commit the pending token and the kept nodes; the last token a row took is its new pending token."""
-        for index, (path, count) in enumerate(zip(verdict.path.tolist(), taken, strict=True)):
+        for index, (path, count) in enumerate(zip(verdict.lists.path, taken, strict=True)):
             self.target.kv.keep(index, [0, *(node + 1 for node in path[: count - 1])])
 
 

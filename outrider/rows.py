@@ -126,9 +126,8 @@ class Rows:
 
         `logits` (B, N+1, V) are the target's, for the rows that asked for log-probabilities.
         """
-        paths, next_tokens = verdict.path.tolist(), verdict.next_token.tolist()
-        counts, complete = verdict.num_accepted.tolist(), verdict.all_accepted.tolist()
-        tokens, drafted = draft.tokens.tolist(), draft.lengths.tolist()
+        paths, counts, next_tokens, complete = verdict.lists
+        tokens, drafted = draft.lists
         taken = []
         for index, row in enumerate(self.rows):
             path = paths[index][: counts[index]]

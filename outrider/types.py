@@ -10,6 +10,8 @@ outputs: output 0 follows the pending token, output 1 + i follows node i.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +26,11 @@ class Draft:
     parents: Tensor | None = None  # (B, N) int64, parents before children, -1 = pending token; None = a chain
     probs: Tensor | None = None  # (B, N+1, V): law the children of node i-1 were drawn from; None = deterministic
     sampled: Tensor | None = None  # (B, N) bool: drawn from that law (True) or placed deterministically; None = all alike
+
+    @cached_property
+    def lists(self) -> tuple[list[list[int]], list[int]]:
+        """`tokens` and `lengths` on the host."""
+        return self.tokens.tolist(), self.lengths.tolist()
 
     @property
     def num_rows(self) -> int:
@@ -56,6 +63,30 @@ class Verdict:
     num_accepted: Tensor  # (B,) int64
     next_token: Tensor  # (B,) int64
     all_accepted: Tensor  # (B,) bool: the kept path reached the end of the draft (next_token is a bonus token)
+
+    @cached_property
+    def lists(self) -> VerdictLists:
+        """The same on the host, where rows and caches live."""
+        tensors = (self.path, self.num_accepted, self.next_token, self.all_accepted)
+        return VerdictLists(*(tensor.tolist() for tensor in tensors))
+
+    @classmethod
+    def of_lists(cls, lists: VerdictLists, num_nodes: int, device: torch.device) -> Verdict:
+        """A verdict reached on the host."""
+        lines = [[*path, *rest] for path, *rest in zip(*lists, strict=True)]
+        packed = torch.tensor(lines, dtype=torch.int64, device=device)  # one tensor: each costs as much as all
+        verdict = cls(packed[:, :num_nodes], packed[:, -3], packed[:, -2], packed[:, -1].bool())
+        verdict.lists = lists
+        return verdict
+
+
+class VerdictLists(NamedTuple):
+    """A `Verdict` as Python lists, one entry a row."""
+
+    path: list[list[int]]
+    num_accepted: list[int]
+    next_token: list[int]
+    all_accepted: list[bool]
 
 
 @dataclass

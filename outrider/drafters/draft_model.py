@@ -100,7 +100,7 @@ class ModelDrafter(Drafter):
 
     def commit(self, rows: Rows, verdict: Verdict) -> None:
         kv = self.lm.kv
-        for index, (row, accepted) in enumerate(zip(rows, verdict.num_accepted.tolist(), strict=True)):
+        for index, (row, accepted) in enumerate(zip(rows, verdict.lists.num_accepted, strict=True)):
             if index < len(self._committed):
                 kv.truncate(index, min(self._committed[index] + accepted, len(row.tokens) - 1))
         self._committed = []

@@ -8,23 +8,22 @@ verifiers on the same point masses.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from outrider.types import Draft, Verdict
+from outrider.types import Draft, Verdict, VerdictLists
 
 
 def greedy_verdict(draft: Draft, choice: Tensor) -> Verdict:
     """The kept prefix of a chain and the next token, from the target's choices (B, N+1) int64."""
-    chosen, drafted, lengths = choice.tolist(), draft.tokens.tolist(), draft.lengths.tolist()  # sync: once
+    chosen, (drafted, lengths) = choice.tolist(), draft.lists  # sync: once
     counts = [_agreement(*row) for row in zip(chosen, drafted, lengths, strict=True)]
-    num_nodes = draft.num_nodes
-    lines = [
-        [*range(count), *[-1] * (num_nodes - count), count, row[count], count == length]
-        for row, count, length in zip(chosen, counts, lengths, strict=True)
-    ]
-    packed = torch.tensor(lines, dtype=torch.int64, device=choice.device)  # one tensor: each costs as much as all
-    return Verdict(packed[:, :num_nodes], packed[:, -3], packed[:, -2], packed[:, -1].bool())
+    verdict = VerdictLists(
+        path=[[*range(count), *[-1] * (draft.num_nodes - count)] for count in counts],
+        num_accepted=counts,
+        next_token=[row[count] for row, count in zip(chosen, counts, strict=True)],
+        all_accepted=[count == length for count, length in zip(counts, lengths, strict=True)],
+    )
+    return Verdict.of_lists(verdict, draft.num_nodes, choice.device)
 
 
 def _agreement(chosen: list[int], drafted: list[int], length: int) -> int:
