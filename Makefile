@@ -17,7 +17,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.outrider-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
-MARKS ?= not slow and not gpu
+MARKS ?= not slow and not nightly and not gpu
 ARGS ?=
 
 .PHONY: help demo test test-all lint type check bench clean
@@ -31,7 +31,7 @@ demo: $(STAMP) ## answer a few problems with the embedded pair, then measure eve
 test: $(STAMP) ## the tests that take seconds
 	@$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
 
-test-all: $(STAMP) ## the slow ones too
+test-all: $(STAMP) ## the slow and the nightly ones too
 	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 lint: $(STAMP) ## ruff

@@ -223,7 +223,7 @@ def test_texts_follow_the_target_law(world: World, drafter: str, verifier: str) 
     assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 2500))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("verifier", VERIFIERS.names())
 @pytest.mark.parametrize("drafter", DRAFTERS.names())
 def test_texts_follow_the_target_law_closely(world: World, drafter: str, verifier: str) -> None:
