@@ -9,7 +9,7 @@ What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the
 (outcomes expected fewer than 10 times are counted together), and over the first two. Under the right law G
 is chi-squared; a law at total variation TV gives it a noncentrality of at least 4 N TV^2. Pairs fill 25 to
 45 cells here, so at N = 2500 and a level of 1.7e-4 (Holm's strictest of six) TV = 0.09 is noticed with odds
-above 0.95 (the classic bug, resampling from p, is off by 0.11 to 0.19 in the first token alone); the slow
+above 0.95 (the classic bug, resampling from p, is off by 0.11 to 0.19 in the first token alone); the nightly
 version, N = 16 000 and up to 100 cells, notices TV = 0.04 as surely (`test_power_is_as_stated` computes
 both). All p-values of a run are judged together (Holm) at 0.001: one false alarm in a thousand changes of a
 random stream; with the streams as they are the outcome is fixed.
