@@ -93,7 +93,7 @@ class Built:
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
     """Load and check everything. `status` is told what takes long while it happens."""
-    options = _resolve_names(options)
+    asked, options = options, _resolve_names(options)
     drafter_class, verifier_class = DRAFTERS.load(options.drafter), VERIFIERS.load(options.verifier)
     if options.draft is not None and not drafter_class.needs_draft:
         raise ConfigError(f"drafter '{options.drafter}' uses no draft model, but draft='{options.draft}' was given")
@@ -102,7 +102,8 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = resolve_device(options.device)
-    loader = _Loader(options, device, status)
+    labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}
+    loader = _Loader(options, device, status, labels)
     memory = loader.weigh()
     status(memory.one_line())
     target = loader.load(options.target)
@@ -135,8 +136,11 @@ def _replace(options: Options, **changes: Any) -> Options:
 class _Loader:
     """Loads models one way, remembering what to tell the user."""
 
-    def __init__(self, options: Options, device: torch.device, status: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: Options, device: torch.device, status: Callable[[str], None], labels: dict[str | None, str]
+    ) -> None:
         self.options, self.device, self.status = options, device, status
+        self._labels = labels  # what the user called each model
         self.notes: list[str] = []
         self._compiled = True
 
@@ -165,7 +169,7 @@ class _Loader:
         config = self._config(name)
         tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
         dtype = resolve_dtype(options.dtype, config, self.device)
-        self.status(f"loading {name} ({str(dtype).removeprefix('torch.')}, {self.device})")
+        self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         lm = build_lm(module, name, dtype, self.device)
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
@@ -190,7 +194,7 @@ class _Loader:
             self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
             return False
         if missing:
-            self.status(f"compiling {loaded.name}: once per model and machine, a minute or so")
+            self.status(f"compiling {self._labels[loaded.name]}: once per model and machine, a minute or so")
         expected = probe_logits(lm)
         if native_path is not None:
             use_native(lm, module, native_path)
