@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
 
     def _propose_stepwise(self, rows: Rows, pending: list[list[int]], lengths: Tensor, steps: int) -> Draft:
         """Token by token: any sampling option, no compiler."""
-        plain_greedy = rows.sampling.sampled_rows.numel() == 0 and rows.sampling.bias is None and rows.history is None
+        plain_greedy = rows.sampling.is_greedy and rows.sampling.bias is None and rows.history is None
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions
