@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from outrider.models.panel import PanelLinear, fits
+from outrider.models.panel import PanelLinear, fits, output_major
 
 PACKABLE = (torch.bfloat16, torch.float32)
 
@@ -27,8 +27,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear | Conv1D) -> None:
         super().__init__()
-        weight = linear.weight.detach()
-        weight = weight.t().contiguous() if isinstance(linear, Conv1D) else weight
+        weight = output_major(linear)
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)

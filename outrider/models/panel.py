@@ -23,6 +23,12 @@ def fits(layer: nn.Module) -> bool:
     return layer.weight.dtype == torch.bfloat16 and inputs % 2 == 0
 
 
+def output_major(linear: nn.Linear | Conv1D) -> Tensor:
+    """The weight as (out, in), whichever way the layer keeps it."""
+    weight = linear.weight.detach()
+    return weight.t().contiguous() if isinstance(linear, Conv1D) else weight
+
+
 def to_panels(weight: Tensor) -> Tensor:
     """(out, in) -> (ceil(out / 32), in / 2, 32, 2), zero-padded."""
     outputs, inputs = weight.shape
@@ -35,8 +41,7 @@ class PanelLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear | Conv1D) -> None:
         super().__init__()
-        weight = linear.weight.detach()
-        weight = weight.t().contiguous() if isinstance(linear, Conv1D) else weight
+        weight = output_major(linear)
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
         self.panels = nn.Parameter(to_panels(weight), requires_grad=False)
