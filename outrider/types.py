@@ -26,11 +26,36 @@ class Draft:
     parents: Tensor | None = None  # (B, N) int64, parents before children, -1 = pending token; None = a chain
     probs: Tensor | None = None  # (B, N+1, V): law the children of node i-1 were drawn from; None = deterministic
     sampled: Tensor | None = None  # (B, N) bool: drawn from that law (True) or placed deterministically; None = all alike
+    # Siblings stand in the order they were drawn. Each was drawn from the parent's law without the tokens of its earlier
+    # siblings (renormalised), or, with replacement, from the whole law every time.
+    replacement: bool = False
 
     @cached_property
     def lists(self) -> tuple[list[list[int]], list[int]]:
         """`tokens` and `lengths` on the host."""
         return self.tokens.tolist(), self.lengths.tolist()
+
+    @cached_property
+    def children(self) -> list[list[list[int]]]:
+        """[b][0]: nodes that follow the pending token; [b][1 + n]: nodes that follow node n. In order, on the host."""
+        return [
+            _children(parents, length)
+            for parents, length in zip(self.parent_nodes().tolist(), self.lists[1], strict=True)
+        ]
+
+    def parent_nodes(self) -> Tensor:
+        """(B, N) int64: the `parents` field with its default, a chain, filled in."""
+        if self.parents is not None:
+            return self.parents
+        return torch.arange(-1, self.num_nodes - 1, device=self.tokens.device).expand_as(self.tokens)
+
+    def depths(self) -> Tensor:
+        """(B, N+1) int64: how many draft tokens come before each output. 0 for the pending token's."""
+        depth = torch.arange(self.num_nodes + 1, device=self.tokens.device).repeat(self.num_rows, 1)
+        if self.parents is not None:
+            for node in range(self.num_nodes):  # parents stand before their children
+                depth[:, node + 1] = depth.gather(1, self.parents[:, node, None] + 1)[:, 0] + 1
+        return depth
 
     @property
     def num_rows(self) -> int:
@@ -55,6 +80,13 @@ class Draft:
         )
 
 
+def _children(parents: list[int], length: int) -> list[list[int]]:
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node in range(length):
+        children[parents[node] + 1].append(node)
+    return children
+
+
 @dataclass
 class Verdict:
     """What the verifier keeps of a draft, and the one token it adds (correction after a rejection, else bonus)."""
@@ -62,7 +94,7 @@ class Verdict:
     path: Tensor  # (B, D) int64: kept node indices root -> leaf, -1 padded
     num_accepted: Tensor  # (B,) int64
     next_token: Tensor  # (B,) int64
-    all_accepted: Tensor  # (B,) bool: the kept path reached the end of the draft (next_token is a bonus token)
+    all_accepted: Tensor  # (B,) bool: the kept path ends at a leaf, nothing was rejected there (next_token is a bonus)
 
     @cached_property
     def lists(self) -> VerdictLists:

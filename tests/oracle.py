@@ -262,6 +262,7 @@ def select_rows(draft: Draft, rows: Tensor) -> Draft:
         parents=pick(draft.parents),
         probs=pick(draft.probs),
         sampled=pick(draft.sampled),
+        replacement=draft.replacement,
     )
 
 

@@ -16,7 +16,7 @@ from outrider.sampling.block import keep_probs, path_weights
 from outrider.sampling.rejection import next_token_weights
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
-from outrider.verifiers.base import Verifier, chain_verdict, check_chain
+from outrider.verifiers.base import Verifier, chain_verdict, check
 from outrider.verifiers.token import TokenVerifier
 
 
@@ -25,7 +25,7 @@ class BlockVerifier(Verifier):
     lossless: ClassVar[bool] = True
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
-        check_chain(self, draft, target_probs)
+        check(self, draft, target_probs)
         if draft.probs is None:  # nothing sampled: the same law, without sums over the vocabulary
             return TokenVerifier().verify(draft, target_probs, rng, positions)
         rho = path_weights(target_probs, draft)  # (B, N+1)

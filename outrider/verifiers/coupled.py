@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.rng import Randomness
 from outrider.types import Draft, Verdict
-from outrider.verifiers.base import Verifier, chain_verdict, check_chain
+from outrider.verifiers.base import Verifier, agreeing_ends, check, path_verdict
 
 
 class CoupledVerifier(Verifier):
@@ -23,11 +22,11 @@ class CoupledVerifier(Verifier):
     lossless: ClassVar[bool] = True
     coupled: ClassVar[bool] = True
 
+    shape: ClassVar[str] = "tree"
+
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
-        check_chain(self, draft, target_probs)
-        output = torch.arange(draft.num_nodes + 1, device=positions.device)
-        noise = rng.gumbel(positions[:, None] + output, target_probs.shape[2])
-        choice = gumbel_choice(target_probs, noise)  # (B, N+1)
-        agrees = (choice[:, :-1] == draft.tokens) & (output[:-1] < draft.lengths[:, None])
-        num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
-        return chain_verdict(draft, num_accepted, choice.gather(1, num_accepted[:, None])[:, 0])
+        check(self, draft, target_probs)
+        noise = rng.gumbel(positions[:, None] + draft.depths(), target_probs.shape[2])
+        choice = gumbel_choice(target_probs, noise).tolist()  # (B, N+1); sync: once
+        ends = agreeing_ends(draft, choice)
+        return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])

@@ -10,22 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.types import Draft, Verdict, VerdictLists
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import agreeing_ends, path_verdict
 
 
 def greedy_verdict(draft: Draft, choice: Tensor) -> Verdict:
-    """The kept prefix of a chain and the next token, from the target's choices (B, N+1) int64."""
-    chosen, (drafted, lengths) = choice.tolist(), draft.lists  # sync: once
-    counts = [_agreement(*row) for row in zip(chosen, drafted, lengths, strict=True)]
-    verdict = VerdictLists(
-        path=[[*range(count), *[-1] * (draft.num_nodes - count)] for count in counts],
-        num_accepted=counts,
-        next_token=[row[count] for row, count in zip(chosen, counts, strict=True)],
-        all_accepted=[count == length for count, length in zip(counts, lengths, strict=True)],
-    )
-    return Verdict.of_lists(verdict, draft.num_nodes, choice.device)
-
-
-def _agreement(chosen: list[int], drafted: list[int], length: int) -> int:
-    """How many draft tokens are the target's own."""
-    return next((node for node in range(length) if drafted[node] != chosen[node]), length)
+    """The kept path and the next token, from the target's choices (B, N+1) int64."""
+    chosen = choice.tolist()  # sync: once
+    ends = agreeing_ends(draft, chosen)
+    return path_verdict(draft, ends, [row[end + 1] for row, end in zip(chosen, ends, strict=True)])

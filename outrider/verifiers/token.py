@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.sampling.rejection import acceptance, next_token_weights
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
-from outrider.verifiers.base import Verifier, chain_verdict, check_chain
+from outrider.verifiers.base import Verifier, chain_verdict, check
 
 
 class TokenVerifier(Verifier):
@@ -20,7 +20,7 @@ class TokenVerifier(Verifier):
     lossless: ClassVar[bool] = True
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
-        check_chain(self, draft, target_probs)
+        check(self, draft, target_probs)
         accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)  # (B, N)
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
         weights = next_token_weights(target_probs, draft, num_accepted)

@@ -17,7 +17,7 @@ tokens = st.integers(0, VOCAB - 1)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
+def cases(draw: st.DrawFn, trees: bool) -> tuple[Draft, torch.Tensor]:
     num_rows, num_nodes = draw(st.integers(1, 3)), draw(st.integers(0, 4))
     choice = [[draw(tokens) for _ in range(num_nodes + 1)] for _ in range(num_rows)]
     # half of the draft tokens are right, so that every length of agreement occurs
@@ -25,17 +25,16 @@ def cases(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
     lengths = [draw(st.integers(0, num_nodes)) for _ in range(num_rows)]
     ids = torch.tensor(drafted, dtype=torch.int64).view(num_rows, num_nodes)
     draft = Draft(ids, torch.tensor(lengths))
+    if trees:
+        parents = [[draw(st.integers(-1, node - 1)) for node in range(num_nodes)] for _ in choice]
+        draft.parents = torch.tensor(parents, dtype=torch.int64).view(num_rows, num_nodes)
     if draw(st.booleans()):  # drawn from some law that gives every token mass
         seed = torch.Generator().manual_seed(draw(st.integers(0, 99)))
         draft.probs = torch.rand(num_rows, num_nodes + 1, VOCAB, generator=seed).softmax(-1)
     return draft, torch.tensor(choice)
 
 
-@pytest.mark.parametrize("name", VERIFIERS.names())
-@given(case=cases(), seed=st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
-def test_greedy_verdict_is_every_verifiers(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
-    """Catches an off-by-one in the kept prefix, a padding node that counts, a wrong bonus token."""
+def check(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
     draft, choice = case
     law = torch.nn.functional.one_hot(choice, VOCAB).float()
     rng, start = KeyedStreams([seed + row for row in range(draft.num_rows)]), torch.full((draft.num_rows,), 5)
@@ -43,3 +42,29 @@ def test_greedy_verdict_is_every_verifiers(name: str, case: tuple[Draft, torch.T
     found = greedy_verdict(draft, choice)
     for field in ("path", "num_accepted", "next_token", "all_accepted"):
         assert torch.equal(getattr(found, field), getattr(expected, field)), field
+
+
+LOSSLESS = [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@given(case=cases(trees=False), seed=st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_greedy_verdict_is_every_verifiers(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
+    """Catches an off-by-one in the kept prefix, a padding node that counts, a wrong bonus token."""
+    check(name, case, seed)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSLESS if VERIFIERS.load(name).shape == "tree"])
+@given(case=cases(trees=True), seed=st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_greedy_verdict_on_trees(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
+    """The same on any tree, siblings that repeat a token included: one path leads through the target's choices."""
+    draft, _ = case
+    repeats = any(
+        len({draft.lists[0][row][node] for node in nodes}) < len(nodes)
+        for row, tree in enumerate(draft.children)
+        for nodes in tree
+    )
+    if not repeats:
+        check(name, case, seed)

@@ -1,0 +1,40 @@
+"""LOSSY: the longest path of tokens that are each among the target's K likeliest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.sampling.lossy import is_among_top
+from outrider.sampling.rng import Randomness
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
+
+
+@dataclass(frozen=True)
+class TopKSettings:
+    """How many of the likeliest tokens are good enough."""
+
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"k must be at least 1, got {self.k}")
+
+
+class TopKVerifier(Verifier):
+    name: ClassVar[str] = "top-k"
+    lossless: ClassVar[bool] = False
+    shape: ClassVar[str] = "tree"
+    Settings = TopKSettings
+
+    def __init__(self, settings: TopKSettings | None = None) -> None:
+        self._settings = settings or TopKSettings()
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        check(self, draft, target_probs)
+        ends = longest_ends(draft, is_among_top(target_probs, draft.tokens, draft.parent_nodes(), self._settings.k))
+        return finish_tree(draft, ends, target_probs, target_probs, rng, positions)

@@ -1,0 +1,43 @@
+"""LOSSY: typical acceptance (Medusa, Cai et al. 2401.10774): the longest path of tokens that are likely enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.sampling.lossy import is_typical
+from outrider.sampling.rng import Randomness
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
+
+
+@dataclass(frozen=True)
+class TypicalSettings:
+    """Keep x where p(x) > min(epsilon, delta exp(-entropy of p))."""
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name} must be between 0 and 1, got {value}")
+
+
+class TypicalVerifier(Verifier):
+    name: ClassVar[str] = "typical"
+    lossless: ClassVar[bool] = False
+    shape: ClassVar[str] = "tree"
+    Settings = TypicalSettings
+
+    def __init__(self, settings: TypicalSettings | None = None) -> None:
+        self._settings = settings or TypicalSettings()
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        check(self, draft, target_probs)
+        wanted = (draft.tokens, draft.parent_nodes(), self._settings.epsilon, self._settings.delta)
+        ends = longest_ends(draft, is_typical(target_probs, *wanted))
+        return finish_tree(draft, ends, target_probs, target_probs, rng, positions)
