@@ -17,8 +17,6 @@ from torch import nn
 from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.demo import demo_paths
-from outrider.drafters import DRAFTERS
-from outrider.drafters.base import DraftSetup
 from outrider.errors import ConfigError
 from outrider.models import compile as compiling
 from outrider.models import native
@@ -38,10 +36,9 @@ from outrider.models.load import (
 )
 from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.probe import check_compiled, probe_logits
-from outrider.verifiers import VERIFIERS
+from outrider.parts import Parts, choose_parts
 
 COMPILE_MODES = ("auto", "on", "off")
-MAX_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,11 @@ class Options:
     target: str
     drafter: str = "auto"
     draft: str | None = None
-    num_draft_tokens: int = 5
-    verifier: str = "block"
+    num_draft_tokens: int | str | None = None  # nodes per row and step; "auto" or "auto:12"; None: the drafter's default
+    drafter_options: dict[str, Any] = field(default_factory=dict)
+    verifier: str = "auto"
+    verifier_options: dict[str, Any] = field(default_factory=dict)
+    lossy: bool = False
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -65,9 +65,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.compile not in COMPILE_MODES:
             raise ConfigError(f"compile must be one of auto, on, off; got '{self.compile}'.")
-        for name, low, high in (("num_draft_tokens", 1, MAX_DRAFT_TOKENS), ("max_num_seqs", 1, 4096)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} must be between {low} and {high}, got {getattr(self, name)}")
+        if not 1 <= self.max_num_seqs <= 4096:
+            raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, got {self.threads}")
         if self.max_model_len is not None and self.max_model_len < 2:
@@ -88,28 +87,38 @@ class Built:
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
-        return {**asdict(self.options), "exact": self.target.lm.limits.exact}
+        return {
+            **asdict(self.options),
+            "exact": self.target.lm.limits.exact,
+            "lossless": self.decoder.verifier.lossless,
+        }
 
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
     """Load and check everything. `status` is told what takes long while it happens."""
     asked, options = options, _resolve_names(options)
-    drafter_class, verifier_class = DRAFTERS.load(options.drafter), VERIFIERS.load(options.verifier)
-    if options.draft is not None and not drafter_class.needs_draft:
+    parts = choose_parts(
+        options.drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
+        lossy=options.lossy,
+    )  # fmt: skip
+    if options.draft is not None and not parts.drafter.needs_draft:
         raise ConfigError(f"drafter '{options.drafter}' uses no draft model, but draft='{options.draft}' was given")
-    if drafter_class.needs_draft and options.draft is None:
+    if parts.drafter.needs_draft and options.draft is None:
         raise ConfigError(f"drafter '{options.drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = resolve_device(options.device)
     labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}
-    loader = _Loader(options, device, status, labels)
+    loader = _Loader(options, parts, device, status, labels)
     memory = loader.weigh()
     status(memory.one_line())
     target = loader.load(options.target)
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab=target.lm.shape.vocab_size)
-    drafter = drafter_class.build(DraftSetup(target, draft, options.num_draft_tokens))
-    decoder = Decoder(target.lm, drafter, verifier_class(), FixedLength(options.num_draft_tokens))
+    decoder = Decoder(
+        target.lm, parts.make_drafter(target, draft), parts.make_verifier(), FixedLength(parts.length.most)
+    )
+    if not decoder.verifier.lossless:
+        loader.notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
     return Built(decoder, target, draft, loader.resolved(target, context), memory, context, loader.notes)
 
@@ -137,9 +146,10 @@ class _Loader:
     """Loads models one way, remembering what to tell the user."""
 
     def __init__(
-        self, options: Options, device: torch.device, status: Callable[[str], None], labels: dict[str | None, str]
-    ) -> None:
-        self.options, self.device, self.status = options, device, status
+        self, options: Options, parts: Parts, device: torch.device, status: Callable[[str], None],
+        labels: dict[str | None, str],
+    ) -> None:  # fmt: skip
+        self.options, self.parts, self.device, self.status = options, parts, device, status
         self._labels = labels  # what the user called each model
         self.notes: list[str] = []
         self._compiled = True
@@ -175,13 +185,15 @@ class _Loader:
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
         compiled = self._compile(loaded, module, loop_vocab)
         finish(lm, module, pack=not compiled)
+        if self._is_target(name) and self.parts.drafter.needs_module:
+            loaded.module = module
         del module
         gc.collect()  # a compiled program holds its own packed weights
         return loaded
 
     def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
-        mode, lm, count = self.options.compile, loaded.lm, self.options.num_draft_tokens
+        mode, lm, count = self.options.compile, loaded.lm, self.parts.length.most
         self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
         if not self._compiled:
             return False
@@ -213,6 +225,10 @@ class _Loader:
         """The options with every "auto" replaced by what was chosen."""
         return _replace(
             self.options,
+            num_draft_tokens=str(self.parts.length) if self.parts.length.is_auto else self.parts.length.most,
+            drafter_options=asdict(self.parts.drafter_settings),
+            verifier=self.parts.verifier.name,
+            verifier_options=asdict(self.parts.verifier_settings),
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),
             threads=torch.get_num_threads(),

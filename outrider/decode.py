@@ -5,7 +5,7 @@
     probs    = distribution(output, sampling)        the target's law at every node; greedy = one-hot (never written out)
     verdict  = verifier.verify(draft, probs)         longest kept path, then a correction or bonus token
     taken    = rows.append(draft, verdict)           end of text, stop strings and limits may shorten it
-    target.kv.keep(path); drafter.commit(verdict)    forget the rest
+    target.kv.keep(path); drafter.commit(...)        forget the rest, learn
 
 Three invariants remove the special cases (each has a test): every row has one pending token, committed but in no cache;
 every model catches up by feeding `tokens[kv.length:]`; after a commit every cache equals a fresh start on the tokens.
@@ -25,7 +25,7 @@ from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.sampling.distribution import distribution, greedy_choice
-from outrider.types import Draft, Verdict
+from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.greedy import greedy_verdict
 
@@ -73,7 +73,7 @@ class Decoder:
         clock.lap("verify")
         self._keep(verdict, taken)
         clock.lap("other")
-        self.drafter.commit(rows, verdict)
+        self.drafter.commit(rows, draft, verdict, TargetOutput(logits))
         clock.lap("draft")
         clock.share(rows)
         return taken

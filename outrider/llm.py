@@ -38,15 +38,18 @@ class LLM:
     """A target model, decoded speculatively. `target` is "demo", a local folder or a hub id; options: `Options`."""
 
     def __init__(
-        self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None, num_draft_tokens: int = 5,
-        verifier: str = "block", dtype: str = "auto", device: str = "auto", threads: int | None = None,
+        self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None,
+        num_draft_tokens: int | str | None = None, drafter_options: dict[str, Any] | None = None,
+        verifier: str = "auto", verifier_options: dict[str, Any] | None = None, lossy: bool = False,
+        dtype: str = "auto", device: str = "auto", threads: int | None = None,
         compile: str = "auto", max_num_seqs: int = 8, max_model_len: int | None = None,
         trust_remote_code: bool = False, revision: str | None = None,
         status: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
         options = Options(
             target=str(target), drafter=drafter, draft=None if draft is None else str(draft),
-            num_draft_tokens=num_draft_tokens, verifier=verifier, dtype=dtype, device=device, threads=threads,
+            num_draft_tokens=num_draft_tokens, drafter_options=drafter_options or {}, verifier=verifier,
+            verifier_options=verifier_options or {}, lossy=lossy, dtype=dtype, device=device, threads=threads,
             compile=compile, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
             trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip

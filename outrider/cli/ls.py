@@ -10,12 +10,13 @@ import typer
 from outrider.cli.options import AsJson
 from outrider.errors import ConfigError, did_you_mean
 from outrider.report.text import to_json
+from outrider.settings import NoSettings, describe_settings
 
 if TYPE_CHECKING:
     from outrider.registry import Registry
 
 What = Annotated[str | None, typer.Argument(help="drafters or verifiers; default: both.", show_default=False)]
-FACTS = {"drafters": ("lossless", "shape", "needs_draft"), "verifiers": ("lossless",)}
+FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("lossless", "shape")}
 
 
 def ls(what: What = None, as_json: AsJson = False) -> int:
@@ -41,6 +42,7 @@ def describe(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]
         try:
             loaded = registry.load(name)
             row |= {fact: getattr(loaded, fact, None) for fact in facts}
+            row["settings"] = describe_settings(getattr(loaded, "Settings", NoSettings))
         except ConfigError as error:
             row["error"] = str(error)
         rows.append(row)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from outrider.errors import ConfigError
+
 if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
@@ -48,8 +50,19 @@ class ModelOptions:
     draft: Annotated[
         str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
     ] = None
-    num_draft_tokens: Annotated[int, _option(DRAFTING, "Draft tokens per target pass.")] = 5
-    verifier: Annotated[str, _option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "block"
+    num_draft_tokens: Annotated[
+        str | None, _option(DRAFTING, "Draft tokens per target pass.", show_default="the drafter's own, mostly 5")
+    ] = None
+    drafter_option: Annotated[
+        list[str] | None,
+        _option(DRAFTING, "A setting of the drafter; may be given again.", metavar="NAME=VALUE", show_default=False),
+    ] = None
+    verifier: Annotated[str, _option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "auto"
+    verifier_option: Annotated[
+        list[str] | None,
+        _option(DRAFTING, "A setting of the verifier; may be given again.", metavar="NAME=VALUE", show_default=False),
+    ] = None
+    lossy: Annotated[bool, _option(DRAFTING, "Allow a verifier that changes the text.", "--lossy")] = False
     dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
     device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
@@ -68,7 +81,10 @@ class ModelOptions:
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. A verb answers one prompt at a time."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"max_num_seqs": 1}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for part in ("drafter", "verifier"):
+            values[f"{part}_options"] = dict(_name_and_value(part, text) for text in values.pop(f"{part}_option") or [])
+        return values | {"max_num_seqs": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +120,13 @@ class SamplingOptions:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         max_tokens, stop = values.pop("max_new_tokens"), list(values.pop("stop") or [])
         return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **values)
+
+
+def _name_and_value(part: str, text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ConfigError(f"--{part}-option takes NAME=VALUE, got '{text}'")
+    return name, value
 
 
 def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:

@@ -2,7 +2,7 @@
 
     start(row)                  a new row joins at the end of the batch
     propose(rows, gamma)        guess up to gamma[b] tokens for each row; may return fewer, or none
-    commit(rows, verdict)       the step is over: forget what was rejected, learn from what was said
+    commit(rows, draft, verdict, output)   the step is over: forget what was rejected, learn from what was said
     stop(index)                 the row at `index` leaves; the last row takes its place
 
 A drafter decides what to propose from the committed text and its own laws, never from the value of the token it would
@@ -12,11 +12,15 @@ propose (non-anticipation): that, and honest `Draft.probs`, is all it takes to b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from outrider.models.load import LoadedModel
 from outrider.rows import Row, Rows
-from outrider.types import Draft, Verdict
+from outrider.settings import NoSettings
+from outrider.types import Draft, TargetOutput, Verdict
+
+DEFAULT_NUM_DRAFT_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,31 @@ class DraftSetup:
 
     target: LoadedModel
     draft: LoadedModel | None  # the model given with --draft
-    num_draft_tokens: int  # the most it will be asked for
+    num_draft_tokens: int  # the most nodes per row it will be asked for
+    settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
 
 
 class Drafter(ABC):
     """Base of all drafters; `outrider ls drafters` prints the class attributes."""
 
-    lossless: bool = True
-    needs_draft: bool = False  # whether --draft must name a model
-    shape: str = "chain"
+    needs: ClassVar[str] = "nothing"  # in words, for `outrider ls`
+    needs_draft: ClassVar[bool] = False  # whether --draft must name a model
+    needs_module: ClassVar[bool] = False  # whether it runs on the target's own weights (`LoadedModel.module`)
+    trained: ClassVar[bool] = False  # whether it needs training for this target
+    shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
+    learns: ClassVar[bool] = False  # remembers other rows, so a seeded text may depend on what was said before
+    lossless: ClassVar[bool] = True
+    Settings: ClassVar[type] = NoSettings
+
+    @classmethod
+    def drafts_trees(cls, settings: Any) -> bool:
+        """Whether drafts are trees under these settings."""
+        return cls.shape == "tree"
+
+    @classmethod
+    def default_num_draft_tokens(cls, settings: Any) -> int:
+        """Nodes per row when the user names no number."""
+        return DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
@@ -47,8 +67,11 @@ class Drafter(ABC):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A draft with at most gamma[b] nodes for row b."""
 
-    def commit(self, rows: Rows, verdict: Verdict) -> None:  # noqa: B027
-        """Called after `rows` took the verdict. Afterwards all state equals a fresh start on the rows' tokens."""
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:  # noqa: B027
+        """Called after `rows` took the verdict on `draft`; `output` is the target's pass over it.
+
+        Afterwards all state of a row equals a fresh start on its tokens (what is learned across rows excepted, `learns`).
+        """
 
     def stop(self, index: int) -> None:  # noqa: B027
         """The row at `index` leaves by swap-remove."""

@@ -23,7 +23,7 @@ from outrider.rows import Row, Rows
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import distribution
 from outrider.sampling.rng import Purpose
-from outrider.types import Draft, Verdict
+from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_RAGGED = 2  # tokens a row may lag behind and still catch up inside the first drafting pass
 
@@ -31,6 +31,7 @@ MAX_RAGGED = 2  # tokens a row may lag behind and still catch up inside the firs
 class ModelDrafter(Drafter):
     """Chains from a draft model."""
 
+    needs = "a smaller model with the same tokenizer (--draft)"
     needs_draft = True
 
     def __init__(self, lm: LM, loop: DraftLoop | None = None) -> None:
@@ -98,7 +99,7 @@ class ModelDrafter(Drafter):
         laws.append(torch.zeros_like(laws[0]))  # nothing is drawn after the last node
         return Draft(chosen, lengths, probs=torch.stack(laws, dim=1))
 
-    def commit(self, rows: Rows, verdict: Verdict) -> None:
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
         for index, (row, accepted) in enumerate(zip(rows, verdict.lists.num_accepted, strict=True)):
             if index < len(self._committed):

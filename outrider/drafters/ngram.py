@@ -15,7 +15,7 @@ import torch
 from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
-from outrider.types import Draft, Verdict
+from outrider.types import Draft, TargetOutput, Verdict
 
 
 class _Index:
@@ -71,7 +71,7 @@ class NgramDrafter(Drafter):
             lengths=torch.tensor([len(copy) for copy in found], device=rows.device),
         )
 
-    def commit(self, rows: Rows, verdict: Verdict) -> None:
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for index, row in zip(self._indexes, rows, strict=True):
             index.update(row.tokens)
 

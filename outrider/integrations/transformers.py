@@ -39,20 +39,17 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from outrider.build import Options
 from outrider.control import FixedLength
 from outrider.decode import Decoder
-from outrider.drafters import DRAFTERS
-from outrider.drafters.base import DraftSetup
 from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.load import LoadedModel, build_lm, finish, load_config, load_module, resolve_dtype
+from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.text import StopStrings
-from outrider.verifiers import VERIFIERS
 
 # Processors with an equal of ours: its option, and the attribute to read; in the order of our law.
 PROCESSORS: Mapping[type, tuple[str, str]] = {
@@ -72,35 +69,34 @@ PREPARED_INPUTS = ("attention_mask", "position_ids", "past_key_values", "use_cac
 
 
 def speculative(
-    *, draft: str | Path | PreTrainedModel | None = None, drafter: str = "auto", num_draft_tokens: int = 5,
-    verifier: str = "block",
+    *, draft: str | Path | PreTrainedModel | None = None, drafter: str = "auto",
+    num_draft_tokens: int | None = None, drafter_options: dict[str, Any] | None = None, verifier: str = "auto",
+    verifier_options: dict[str, Any] | None = None, lossy: bool = False,
 ) -> Speculative:  # fmt: skip
     """What to give to `model.generate(custom_generate=...)`. Keep it: probes and a named draft are reused.
 
     `draft` is a loaded model (borrowed as the target is), a local folder or a hub id. Drafter "auto" is
     "draft-model" with a draft, else "ngram". Raises ConfigError on names and combinations that do not exist.
     """
-    return Speculative(draft, drafter, num_draft_tokens, verifier)
+    if drafter == "auto":
+        drafter = "ngram" if draft is None else "draft-model"
+    parts = choose_parts(
+        drafter, drafter_options or {}, verifier, verifier_options or {}, num_draft_tokens, lossy=lossy
+    )
+    if parts.drafter.needs_draft and draft is None:
+        raise ConfigError(f"drafter '{drafter}' needs draft=: a model, a folder or a hub id")
+    if draft is not None and not parts.drafter.needs_draft:
+        raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft= was given")
+    return Speculative(draft, parts)
 
 
 class Speculative:
     """The callable behind `speculative`. `stats`: counters of the last call, summed over its rows."""
 
-    def __init__(
-        self, draft: str | Path | PreTrainedModel | None, drafter: str, num_draft_tokens: int, verifier: str
-    ) -> None:
-        if drafter == "auto":
-            drafter = "ngram" if draft is None else "draft-model"
-        Options(target="", num_draft_tokens=num_draft_tokens)  # the range check
-        self._drafter = DRAFTERS.load(drafter)
-        self._verifier = VERIFIERS.load(verifier)
-        if self._drafter.needs_draft and draft is None:
-            raise ConfigError(f"drafter '{drafter}' needs draft=: a model, a folder or a hub id")
-        if draft is not None and not self._drafter.needs_draft:
-            raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft= was given")
+    def __init__(self, draft: str | Path | PreTrainedModel | None, parts: Parts) -> None:
+        self._parts = parts
         self._draft = draft
         self._loaded: nn.Module | None = None  # a draft given by name, ours to pack
-        self._num_draft_tokens = num_draft_tokens
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
         self.stats: DecodeStats | None = None
 
@@ -143,8 +139,9 @@ class Speculative:
         guess = None if draft is None else self._model(draft, "the draft", pack=draft is self._loaded)
         if guess is not None and guess.lm.device != loaded.lm.device:
             raise ConfigError(f"the draft is on {guess.lm.device}, the model on {loaded.lm.device}; move one")
-        drafter = self._drafter.build(DraftSetup(loaded, guess, self._num_draft_tokens))
-        return Decoder(loaded.lm, drafter, self._verifier(), FixedLength(self._num_draft_tokens))
+        parts = self._parts
+        control = FixedLength(parts.length.most)
+        return Decoder(loaded.lm, parts.make_drafter(loaded, guess), parts.make_verifier(), control)
 
     def _model(self, module: Any, role: str, *, pack: bool) -> LoadedModel:
         """The module on a cache of ours; probed on its first call, and again when it looks different."""

@@ -43,6 +43,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
     draft_loop: DraftLoop | None = None  # when it drafts and is compiled
+    module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
 
 
 def resolve_device(device: str) -> torch.device:

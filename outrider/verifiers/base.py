@@ -8,13 +8,14 @@ outcome.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.sampling.rng import Purpose, Randomness
+from outrider.settings import NoSettings
 from outrider.types import Draft, Verdict, VerdictLists
 
 
@@ -27,6 +28,13 @@ class Verifier(ABC):
     coupled: ClassVar[bool] = (
         False  # chooses with keyed noise a drafter may share (drafter-invariant sampling)
     )
+
+    Settings: ClassVar[type] = NoSettings
+
+    @classmethod
+    def build(cls, settings: Any) -> Verifier:
+        """One with these settings, an instance of its `Settings`."""
+        return cls()
 
     @abstractmethod
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:

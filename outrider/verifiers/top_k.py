@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.sampling.lossy import is_among_top
 from outrider.sampling.rng import Randomness
+from outrider.settings import setting
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 
@@ -18,7 +19,7 @@ from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 class TopKSettings:
     """How many of the likeliest tokens are good enough."""
 
-    k: int = 3
+    k: int = setting(3, "how many of the likeliest tokens are good enough")
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -29,10 +30,14 @@ class TopKVerifier(Verifier):
     name: ClassVar[str] = "top-k"
     lossless: ClassVar[bool] = False
     shape: ClassVar[str] = "tree"
-    Settings = TopKSettings
+    Settings: ClassVar[type] = TopKSettings
 
     def __init__(self, settings: TopKSettings | None = None) -> None:
         self._settings = settings or TopKSettings()
+
+    @classmethod
+    def build(cls, settings: TopKSettings) -> TopKVerifier:
+        return cls(settings)
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         check(self, draft, target_probs)

@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.sampling.lossy import is_typical
 from outrider.sampling.rng import Randomness
+from outrider.settings import setting
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 
@@ -18,8 +19,8 @@ from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 class TypicalSettings:
     """Keep x where p(x) > min(epsilon, delta exp(-entropy of p))."""
 
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: float = setting(0.09, "probability from which every token is good enough")
+    delta: float = setting(0.3, "share of exp(-entropy) from which one is")
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
@@ -31,10 +32,14 @@ class TypicalVerifier(Verifier):
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False
     shape: ClassVar[str] = "tree"
-    Settings = TypicalSettings
+    Settings: ClassVar[type] = TypicalSettings
 
     def __init__(self, settings: TypicalSettings | None = None) -> None:
         self._settings = settings or TypicalSettings()
+
+    @classmethod
+    def build(cls, settings: TypicalSettings) -> TypicalVerifier:
+        return cls(settings)
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         check(self, draft, target_probs)

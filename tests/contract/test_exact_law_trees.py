@@ -182,7 +182,7 @@ GREEDY = SamplingParams()
 @every_verifier
 def test_all_accepted_means_a_leaf_was_reached(verifier: str) -> None:
     """A token after a leaf is a bonus; one after an inner node corrects its children."""
-    target, drafter = pair(1, 3, 2, GREEDY, FILTERS["plain"])
+    target, _ = pair(1, 3, 2, GREEDY, FILTERS["plain"])
     best = int(target.law(()).argmax())
     next_best = int(target.law((best,)).argmax())
     p = target.laws_along([(best, next_best)], 2)[:, [0, 1, 0, 2]]

@@ -224,7 +224,7 @@ def test_texts_follow_the_target_law(world: World, drafter: str, verifier: str) 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("verifier", VERIFIERS.names())
+@pytest.mark.parametrize("verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
 @pytest.mark.parametrize("drafter", DRAFTERS.names())
 def test_texts_follow_the_target_law_closely(world: World, drafter: str, verifier: str) -> None:
     """The same for every pair, with six times the texts: sees a third of the deviation."""

@@ -1,0 +1,68 @@
+"""Drafter, verifier and draft length: from names and options to parts that fit one another, before any model is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.control.length import DraftLength
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.load import LoadedModel
+from outrider.settings import parse_settings
+from outrider.verifiers import VERIFIERS
+from outrider.verifiers.base import Verifier
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `choose_parts` found. `make_drafter` and `make_verifier` turn it into objects."""
+
+    drafter: type[Drafter]
+    drafter_settings: Any
+    verifier: type[Verifier]
+    verifier_settings: Any
+    length: DraftLength
+
+    def make_drafter(self, target: LoadedModel, draft: LoadedModel | None) -> Drafter:
+        return self.drafter.build(DraftSetup(target, draft, self.length.most, self.drafter_settings))
+
+    def make_verifier(self) -> Verifier:
+        return self.verifier.build(self.verifier_settings)
+
+
+def choose_parts(
+    drafter: str, drafter_options: dict[str, Any], verifier: str, verifier_options: dict[str, Any],
+    num_draft_tokens: int | str | None, *, lossy: bool,
+) -> Parts:  # fmt: skip
+    """Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not fit."""
+    drafter_class: type[Drafter] = DRAFTERS.load(drafter)
+    settings = parse_settings(drafter_class.Settings, drafter_options, f"drafter '{drafter}'")
+    draws_trees = drafter_class.drafts_trees(settings)
+    if verifier == "auto":
+        verifier = "traversal" if draws_trees else "block"
+    verifier_class: type[Verifier] = VERIFIERS.load(verifier)
+    if draws_trees and verifier_class.shape != "tree":
+        trees = [name for name in VERIFIERS.names() if VERIFIERS.load(name).shape == "tree"]
+        raise CapabilityError(
+            f"verifier '{verifier}' takes chains, but drafter '{drafter}' drafts trees; use one of {', '.join(trees)}"
+        )
+    _check_lossy(verifier, verifier_class, lossy)
+    return Parts(
+        drafter=drafter_class,
+        drafter_settings=settings,
+        verifier=verifier_class,
+        verifier_settings=parse_settings(verifier_class.Settings, verifier_options, f"verifier '{verifier}'"),
+        length=DraftLength.parse(num_draft_tokens, drafter_class.default_num_draft_tokens(settings)),
+    )
+
+
+def _check_lossy(name: str, verifier: type[Verifier], lossy: bool) -> None:
+    if not verifier.lossless and not lossy:
+        raise ConfigError(
+            f"verifier '{name}' is lossy: it changes what the model says. Say so with --lossy (lossy=True in Python)."
+        )
+    if verifier.lossless and lossy:
+        others = [other for other in VERIFIERS.names() if not VERIFIERS.load(other).lossless]
+        raise ConfigError(f"lossy was asked for, but verifier '{name}' is lossless; lossy are: {', '.join(others)}")

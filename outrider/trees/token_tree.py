@@ -1,0 +1,59 @@
+"""One row's tree of guessed tokens while it grows, and many of them as one `Draft`.
+
+For drafters that know tokens, not laws (copies, look-ups, caches): all nodes are placed deterministically. Siblings never
+repeat a token, so two guesses with a common beginning share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from outrider.types import Draft
+
+
+class TokenTree:
+    """Nodes in the order they were added: parents before children. -1 is the pending token."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._child: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+    def add(self, parent: int, token: int) -> int:
+        """The child of `parent` with this token, made if it is not there yet."""
+        node = self._child.setdefault((parent, token), len(self.tokens))
+        if node == len(self.tokens):
+            self.tokens.append(token)
+            self.parents.append(parent)
+        return node
+
+    def add_path(self, tokens: Iterable[int], budget: int, parent: int = -1) -> None:
+        """A chain of tokens below `parent`, cut where the tree would have more than `budget` nodes."""
+        for token in tokens:
+            if len(self) >= budget and (parent, token) not in self._child:
+                return
+            parent = self.add(parent, token)
+
+
+def to_draft(trees: Sequence[TokenTree], device: torch.device | str) -> Draft:
+    """The trees as one deterministic draft; plain chains stay chains (`parents=None`)."""
+    width = max(map(len, trees), default=0)
+
+    def padded(rows: Iterable[list[int]], fill: int) -> torch.Tensor:
+        table = [row + [fill] * (width - len(row)) for row in rows]
+        return torch.tensor(table, dtype=torch.int64, device=device).view(len(trees), width)
+
+    return Draft(
+        tokens=padded((tree.tokens for tree in trees), 0),
+        lengths=torch.tensor([len(tree) for tree in trees], device=device),
+        parents=None if all(tree.is_chain for tree in trees) else padded((tree.parents for tree in trees), -1),
+    )
