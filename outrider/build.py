@@ -83,13 +83,14 @@ class Built:
     options: Options  # resolved: no "auto" left
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
+    draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
         return {
             **asdict(self.options),
-            "exact": self.target.lm.limits.exact,
+            "exact": self.target.lm.limits.exact_trees or not self.draws_trees,
             "lossless": self.decoder.verifier.lossless,
         }
 
@@ -120,7 +121,12 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     if not decoder.verifier.lossless:
         loader.notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
-    return Built(decoder, target, draft, loader.resolved(target, context), memory, context, loader.notes)
+    draws_trees = parts.drafter.drafts_trees(parts.drafter_settings)
+    if draws_trees and not target.lm.limits.exact_trees:
+        loader.notes.append(
+            "trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)"
+        )
+    return Built(decoder, target, draft, loader.resolved(target, context), memory, context, draws_trees, loader.notes)
 
 
 def _resolve_names(options: Options) -> Options:

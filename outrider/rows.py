@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -78,6 +78,7 @@ class Rows:
         self.rows: list[Row] = []
         self.rng = KeyedStreams([])
         self._sampling: BatchSampling | None = None
+        self._soft_sampling: BatchSampling | None = None
         self.history: History | None = None
 
     def __len__(self) -> int:
@@ -94,6 +95,14 @@ class Rows:
         """The rows' sampling options as tensors. There must be a row."""
         assert self._sampling is not None, "no rows"
         return self._sampling
+
+    @property
+    def soft_sampling(self) -> BatchSampling:
+        """The same with greedy rows at temperature 1: a law that ranks candidates where `sampling` has a point mass."""
+        if self._soft_sampling is None:
+            params = [replace(row.params, temperature=1.0) if row.params.is_greedy else row.params for row in self.rows]
+            self._soft_sampling = BatchSampling.of(params, self.vocab_size, self.device)
+        return self._soft_sampling
 
     @property
     def positions(self) -> Tensor:
@@ -141,7 +150,8 @@ class Rows:
                 if row.finish_reason:
                     break
             added = row.tokens[before:]
-            row.stats.count_step(drafted[index], min(len(added), len(path)), len(added))
+            accepted = min(len(added), len(path))
+            row.stats.count_step(drafted[index], accepted, len(added), rejected=not complete[index])
             if self.history is not None:
                 self.history.append(index, added)
             taken.append(len(added))
@@ -151,6 +161,7 @@ class Rows:
         """Per-batch tensors follow the membership, which changes rarely; a history exists while some row needs one."""
         params = [row.params for row in self.rows]
         self._sampling = BatchSampling.of(params, self.vocab_size, self.device) if params else None
+        self._soft_sampling = None
         if not any(p.needs_history for p in params):
             self.history = None
         elif self.history is None:

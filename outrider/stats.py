@@ -47,13 +47,14 @@ class DecodeStats:
         """Emitted tokens per second of decoding, the time to the first token included."""
         return _ratio(self.emitted, self.ttft_s + self.decode_s)
 
-    def count_step(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Record one step of one row. `accepted` counts draft tokens that ended up in the text."""
+    def count_step(self, drafted: int, accepted: int, emitted: int, *, rejected: bool) -> None:
+        """Record one step of one row. `accepted` counts draft tokens that ended up in the text; `rejected`: the verifier
+        then turned down what the draft had next (in a tree: all of it, which counts as one test)."""
         self.steps += 1
         self.emitted += emitted
         self.drafted += drafted
         self.accepted += accepted
-        self.tested += accepted + (1 if accepted < drafted and emitted > accepted else 0)
+        self.tested += accepted + (rejected and emitted > accepted)
         missing = accepted - len(self.accepted_per_position)
         self.accepted_per_position.extend([0] * missing)
         for position in range(accepted):

@@ -199,7 +199,7 @@ class Enumeration:
         self.weights *= torch.where(heads, probs, 1 - probs).prod(dim=1)
         return heads
 
-    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
         token = self._next(torch.arange(weights.shape[1])[:, None])
         total = weights.sum(dim=1)
         assert bool((weights >= 0).all()), "a weight is negative"
@@ -352,8 +352,9 @@ class IntervalRandomness:
         heads = [self._choose(self.key(purpose, int(start), i), [prob, 1.0]) == 0 for i, prob in coins]
         return torch.tensor([heads])
 
-    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
         cumulative = (weights[0].cumsum(0) / weights[0].sum()).tolist()
+        assert isinstance(offset, int)
         return torch.tensor([self._choose(self.key(purpose, int(start), offset), cumulative)])
 
     def _choose(self, key: tuple, upper_ends: list[float]) -> int:

@@ -37,11 +37,11 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class PassLimits:
-    """How passes must be shaped for row-invariant bits. `exact` False: no shape was found, bits may differ."""
+    """How passes must be shaped for row-invariant bits."""
 
     granularity: int = 2  # tokens of a pass are rounded up to a multiple of this
     max_tokens_per_pass: int = 1 << 30  # rows times tokens
-    exact: bool = True
+    exact_trees: bool = True  # a tree's path has the bits it has alone; else its sums run in another order (by rounding)
 
 
 @dataclass(frozen=True)

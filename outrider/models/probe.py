@@ -31,7 +31,7 @@ ROLLBACK_HINT = (
 )
 # Pass widths tried by find_pass_limits; the last one caps a pass, since untried is unproven. All the small ones, because
 # kernels treat remainders apart (seen: 5 rows of a packed fp32 product of width 32, with 2, 3, 6 and 8 agreeing).
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31, 40, 64)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31, 40, 72)
 VECTORS = 32  # elements: two AVX-512 vectors of fp32, what torch's elementwise kernels take at once
 PREFIX = 24  # tokens before the probed pass
 
@@ -175,6 +175,7 @@ def find_pass_limits(lm: LM, vocab_size: int, projection_sizes: Collection[int] 
             lm.kv.add_row()
         lm.catch_up([tokens[0, : PREFIX + 1].tolist(), tokens[0, : PREFIX // 2 + 1].tolist()])
         block = tokens[:, PREFIX:]
+        exact_trees = _tree_path_is_exact(lm, block)  # first: it leaves its nodes where later passes put a chain
         alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
         beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1))[:1]
         lm.kv.advance(0, longest - QUERY_BLOCK)
@@ -190,9 +191,20 @@ def find_pass_limits(lm: LM, vocab_size: int, projection_sizes: Collection[int] 
     small = [width for width in WIDTHS if width <= QUERY_BLOCK]
     granularity, agreed = (2, small) if is_even and agree(small) else (QUERY_BLOCK, [QUERY_BLOCK])
     if not (torch.equal(beside, alone[QUERY_BLOCK]) and torch.equal(late, alone[longest][:, -QUERY_BLOCK:])):
-        return PassLimits(granularity, QUERY_BLOCK)
+        return PassLimits(granularity, QUERY_BLOCK, exact_trees)
     for width in (w for w in WIDTHS if w > QUERY_BLOCK and (granularity == 2 or w % QUERY_BLOCK == 0)):
         if not agree([*agreed, width]):
             break
         agreed = [*agreed, width]
-    return PassLimits(granularity, agreed[-1])
+    return PassLimits(granularity, agreed[-1], exact_trees)
+
+
+def _tree_path_is_exact(lm: LM, block: Tensor) -> bool:
+    """Whether branches that are scattered over a tree's places have the bits they have as chains."""
+    for num_branches in (2, 3, 5):  # in turns: node n follows node n - num_branches
+        parents = [max(node - num_branches, -1) for node in range(30)]
+        path = [0, *range(num_branches, 31, num_branches)]
+        tree = lm.forward(block[:, :31], torch.tensor([parents], device=lm.device))[:, path]
+        if not torch.equal(tree, lm.forward(block[:, path])):
+            return False
+    return True

@@ -46,11 +46,11 @@ class Randomness(Protocol):
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
         """n coins of the step that begins at `start` (B,): probs (B, n) -> (B, n) bool. Offsets 0 .. n-1."""
 
-    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
         """One token per row, probability proportional to weights (B, V) >= 0: (B,) int64, never of weight 0.
 
         `start` (B,) is the text index of the step's first draft token, `offset` the draw's place in the
-        step (a drafter's i-th token: offset i; the verifier's correction or bonus: 0).
+        step (a drafter's node i: offset i; the verifier's correction or bonus: 0), one for all rows or one each.
         """
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
@@ -80,8 +80,10 @@ class KeyedStreams:
         uniforms = np.stack([r.uniforms(purpose, s, probs.shape[1]) for r, s in self._places(start)])
         return torch.from_numpy(uniforms).to(probs.device) < probs
 
-    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int) -> Tensor:
-        uniforms = [r.uniform(purpose, s, offset) for r, s in self._places(start)]
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
+        offsets = [offset] * len(self._rows) if isinstance(offset, int) else offset
+        places = zip(self._places(start), offsets, strict=True)
+        uniforms = [row.uniform(purpose, begin, place) for (row, begin), place in places]
         return inverse_cdf(weights, torch.tensor(uniforms, dtype=torch.float64, device=weights.device))
 
     def draft_uniforms(self, start: Tensor, num: int) -> Tensor:

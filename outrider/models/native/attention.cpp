@@ -4,8 +4,9 @@
 //     -> (B, T, heads, Dv);  row b reads slot b; head h reads KV head h / (heads / KV heads); softmax in fp32
 //
 // The general kernels multiply whole blocks of 512 keys through a BLAS that is made for large matrices: 60 to 100
-// microseconds where the arithmetic takes five. Here only the keys between the first and the last visible one are read.
-// Every query is computed by itself, in one order: its bits depend on nothing but its own row, be it decoding or prefill.
+// microseconds where the arithmetic takes five. Here only visible keys are read. Every query is computed by itself, over
+// its visible keys closed up, in cache order: its bits depend on nothing but its own path, be it decoding, prefill, or a
+// tree where keys of other branches lie in between.
 
 #include <immintrin.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -60,8 +61,9 @@ inline float dot(const bf16* a, const bf16* b, int64_t size) {
   return _mm512_reduce_add_ps(sum);
 }
 
-// out[0 .. size) = sum of weights[j] * values[j]
-void mix(const float* weights, const bf16* values, int64_t count, int64_t stride, int64_t size, float scale, bf16* out) {
+// out[0 .. size) = sum of weights[j] * values[places[j]]
+void mix(const float* weights, const bf16* values, const int32_t* places, int64_t count, int64_t stride, int64_t size,
+         float scale, bf16* out) {
   for (int64_t d = 0; d < size; d += 64) {
     const int64_t left = size - d;
     __mmask16 some[4];
@@ -72,7 +74,7 @@ void mix(const float* weights, const bf16* values, int64_t count, int64_t stride
     }
     for (int64_t j = 0; j < count; ++j) {
       const __m512 weight = _mm512_set1_ps(weights[j]);
-      const bf16* value = values + j * stride + d;
+      const bf16* value = values + places[j] * stride + d;
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i)
         sum[i] = _mm512_fmadd_ps(weight, widen(_mm256_maskz_loadu_epi16(some[i], value + 16 * i)), sum[i]);
@@ -85,17 +87,19 @@ void mix(const float* weights, const bf16* values, int64_t count, int64_t stride
 }
 
 void attend_one(const bf16* query, const bf16* keys, const bf16* values, const bf16* mask, const Shape& s, float scale,
-                float* scores, bf16* out) {
-  int64_t begin = 0, end = s.num_keys;
+                float* scores, int32_t* places, bf16* out) {
+  int64_t end = s.num_keys, count = 0;
   while (end > 0 && is_hidden(mask[end - 1])) --end;
-  while (begin < end && is_hidden(mask[begin])) ++begin;
-  const int64_t count = end - begin, stride = s.kv_heads * s.size, padded = (count + 15) / 16 * 16;
+  for (int64_t at = 0; at < end; ++at) {
+    places[count] = int32_t(at);
+    count += !is_hidden(mask[at]);
+  }
+  const int64_t stride = s.kv_heads * s.size, padded = (count + 15) / 16 * 16;
   float most = -std::numeric_limits<float>::infinity();
   bool broken = false;  // a NaN among the scores must reach the output
   for (int64_t j = 0; j < count; ++j) {
-    const int64_t at = begin + j;
-    scores[j] = is_hidden(mask[at]) ? -std::numeric_limits<float>::infinity()
-                                    : dot(query, keys + at * stride, s.size) * scale + widen(mask[at]);
+    const int64_t at = places[j];
+    scores[j] = dot(query, keys + at * stride, s.size) * scale + widen(mask[at]);
     most = std::max(most, scores[j]);
     broken |= std::isnan(scores[j]);
   }
@@ -109,8 +113,7 @@ void attend_one(const bf16* query, const bf16* keys, const bf16* values, const b
     total = _mm512_add_ps(total, weight);
   }
   const float mass = broken ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_add_ps(total);
-  mix(scores, values + begin * s.kv_heads * s.value_size, count, s.kv_heads * s.value_size, s.value_size,
-      count ? 1.f / mass : 0.f, out);
+  mix(scores, values, places, count, s.kv_heads * s.value_size, s.value_size, count ? 1.f / mass : 0.f, out);
 }
 
 void attend(const bf16* query, const bf16* keys, const bf16* values, const bf16* mask, const Shape& s, float scale, bf16* out) {
@@ -118,13 +121,14 @@ void attend(const bf16* query, const bf16* keys, const bf16* values, const bf16*
 #pragma omp parallel if (tasks * s.num_keys > SERIAL)
   {
     std::vector<float> scores(s.num_keys + 16);
+    std::vector<int32_t> places(s.num_keys + 1);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t h = task % s.heads, t = task / s.heads % s.queries, b = task / s.heads / s.queries;
       const int64_t slot = b * s.capacity * s.kv_heads, head = h / group;
       attend_one(query + b * s.row_stride + h * s.head_stride + t * s.query_stride, keys + slot * s.size + head * s.size,
                  values + slot * s.value_size + head * s.value_size, mask + (b * s.mask_queries + t) * s.num_keys, s, scale,
-                 scores.data(), out + task * s.value_size);
+                 scores.data(), places.data(), out + task * s.value_size);
     }
   }
 }

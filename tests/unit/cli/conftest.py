@@ -53,7 +53,7 @@ class FakeLLM:
             for number, (new, kinds) in enumerate(STEPS):
                 self.on_step(number)
                 pieces, origins = pieces + new, origins + kinds
-                stats.count_step(2, kinds.count("accepted"), len(new))
+                stats.count_step(2, kinds.count("accepted"), len(new), rejected=kinds.count("accepted") < 2)
                 chunk = StreamChunk("".join(new), list(range(len(new))), kinds, new)
                 if number == len(STEPS) - 1:
                     chunk.completion = self._completion(pieces, origins, stats, "stop", params)

@@ -27,7 +27,7 @@ class Scripted:
     def generate(self, prompt: str, params: SamplingParams) -> list[Completion]:
         self.log.append(self.name)
         stats = DecodeStats(ttft_s=0.0, decode_s=self.seconds)
-        stats.count_step(0, 0, len(self.tokens))
+        stats.count_step(0, 0, len(self.tokens), rejected=False)
         return [Completion([1], self.text, self.tokens, "stop", [], None, stats, 0)]
 
 

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from outrider.errors import CapabilityError
 from outrider.models import native, ops
 from outrider.models.attention import _attend
-from outrider.models.layout import attention_mask
+from outrider.models.layout import attention_mask, tree_depths_and_ancestors
 from outrider.models.panel import PanelLinear, fits, to_panels
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def test_cache_attention_is_attention(
 
 
 def test_cache_attention_of_a_query_depends_on_nothing_else() -> None:
-    """Same bits alone, among others, with more room behind it, and as a tree path against a chain."""
+    """Same bits alone, among others, and with more room behind it."""
     query, keys, values, starts = _attention(6, 2, 64, 64, 12)
     whole = torch.ops.outrider.cache_attention(query, keys, values, attention_mask(starts, 12, 512, torch.bfloat16), 0.1)
     wide = torch.ops.outrider.cache_attention(query, keys, values, attention_mask(starts, 12, 1024, torch.bfloat16), 0.1)
@@ -106,6 +106,22 @@ def test_cache_attention_of_a_query_depends_on_nothing_else() -> None:
     for t in range(12):
         mask = attention_mask(starts + t, 1, 512, torch.bfloat16)
         assert torch.equal(torch.ops.outrider.cache_attention(query[:, :, t : t + 1], keys, values, mask, 0.1)[:, 0], whole[:, t])
+
+
+def test_a_tree_path_has_the_bits_of_the_chain() -> None:
+    """Keys of other branches in between must not move the sums into other lanes: greedy text would differ on near ties."""
+    query, keys, values, starts = _attention(6, 2, 64, 64, 9)
+    parents = torch.tensor([[-1, -1, 0, 1, 1, 2, 4, 0]]).expand(2, -1)
+    tree = attention_mask(starts, 9, 512, torch.bfloat16, None, *tree_depths_and_ancestors(parents))
+    whole = torch.ops.outrider.cache_attention(query, keys, values, tree, 0.1)
+    path = torch.tensor([0, 2, 5, 7])  # pending token, then nodes 1, 4 and 6
+    alone_keys, alone_values = keys.clone(), values.clone()
+    for row, start in enumerate(starts.tolist()):
+        alone_keys[row, start : start + 4] = keys[row, start + path]
+        alone_values[row, start : start + 4] = values[row, start + path]
+    mask = attention_mask(starts, 4, 512, torch.bfloat16)
+    alone = torch.ops.outrider.cache_attention(query[:, :, path], alone_keys, alone_values, mask, 0.1)
+    assert torch.equal(whole[:, path], alone)
 
 
 def test_nan_is_not_hidden() -> None:

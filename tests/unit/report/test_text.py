@@ -82,7 +82,7 @@ def test_amount(size: int, text: str) -> None:
 def test_stats_line_without_drafts_has_no_ratios() -> None:
     """Plain decoding has no acceptance to speak of."""
     stats = DecodeStats(ttft_s=1.0, decode_s=1.0)
-    stats.count_step(0, 0, 4)
+    stats.count_step(0, 0, 4, rejected=False)
     assert "α" not in stats_line(stats)
     assert "2 tokens/s" in stats_line(stats)
 
