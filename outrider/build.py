@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
@@ -116,12 +115,12 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     target = loader.load(options.target)
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab=target.lm.shape.vocab_size)
     decoder = Decoder(
-        target.lm, parts.make_drafter(target, draft), parts.make_verifier(), FixedLength(parts.length.most)
+        target.lm, parts.make_drafter(target, draft), parts.make_verifier(), parts.make_control()
     )
     if not decoder.verifier.lossless:
         loader.notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
-    draws_trees = parts.drafter.drafts_trees(parts.drafter_settings)
+    draws_trees = parts.draws_trees
     if draws_trees and not target.lm.limits.exact_trees:
         loader.notes.append(
             "trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)"
@@ -199,7 +198,8 @@ class _Loader:
 
     def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
-        mode, lm, count = self.options.compile, loaded.lm, self.parts.length.most
+        mode, lm, length = self.options.compile, loaded.lm, self.parts.length
+        count = 1 if length.is_auto else length.most
         self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
         if not self._compiled:
             return False

@@ -35,6 +35,8 @@ class Control(Protocol):
 
     def choose(self, rows: Rows) -> list[int]: ...
 
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None: ...
+
 
 class Decoder:
     """Target, drafter, verifier and the rows they work on."""
@@ -64,6 +66,7 @@ class Decoder:
         rows, clock = self.rows, _Clock()
         self.target.catch_up([row.tokens for row in rows])
         clock.lap("target")
+        clock.start_step()
         draft = self.drafter.propose(rows, self.control.choose(rows))
         clock.lap("draft")
         logits = self.target.forward(self._pass_tokens(draft), draft.parents)  # (B, N+1, V)
@@ -76,6 +79,7 @@ class Decoder:
         self.drafter.commit(rows, draft, verdict, TargetOutput(logits))
         clock.lap("draft")
         clock.share(rows)
+        self.control.observe(rows, draft, verdict, clock.step_seconds)
         return taken
 
     def _pass_tokens(self, draft: Draft) -> Tensor:
@@ -112,13 +116,22 @@ class _Clock:
     """Wall-clock seconds per phase of one step."""
 
     def __init__(self) -> None:
-        self._last = time.perf_counter()
+        self._last = self._began = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
         now = time.perf_counter()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now
+
+    def start_step(self) -> None:
+        """What was before, feeding new prompts, is no part of a step's price."""
+        self._began = self._last
+
+    @property
+    def step_seconds(self) -> float:
+        """From `start_step` to the last lap."""
+        return self._last - self._began
 
     def share(self, rows: Rows) -> None:
         """Every row waited for the whole step, so each is charged an equal share: sums over rows stay wall time."""

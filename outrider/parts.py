@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.control import FixedLength, Goodput
 from outrider.control.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
@@ -27,6 +28,13 @@ class Parts:
 
     def make_drafter(self, target: LoadedModel, draft: LoadedModel | None) -> Drafter:
         return self.drafter.build(DraftSetup(target, draft, self.length.most, self.drafter_settings))
+
+    @property
+    def draws_trees(self) -> bool:
+        return self.drafter.drafts_trees(self.drafter_settings)
+
+    def make_control(self) -> FixedLength | Goodput:
+        return Goodput(self.length.most, trees=self.draws_trees) if self.length.is_auto else FixedLength(self.length.most)
 
     def make_verifier(self) -> Verifier:
         return self.verifier.build(self.verifier_settings)

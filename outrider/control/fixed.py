@@ -7,6 +7,7 @@ That depends on lengths alone, never on a drafted token's value, so it cannot bi
 from __future__ import annotations
 
 from outrider.rows import Rows
+from outrider.types import Draft, Verdict
 
 
 class FixedLength:
@@ -18,3 +19,6 @@ class FixedLength:
     def choose(self, rows: Rows) -> list[int]:
         """Draft tokens wanted for each row."""
         return [max(0, min(self.gamma, row.room - 1)) for row in rows]
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """Nothing to learn."""

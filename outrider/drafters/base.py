@@ -41,7 +41,7 @@ class Drafter(ABC):
     needs_module: ClassVar[bool] = False  # whether it runs on the target's own weights (`LoadedModel.module`)
     trained: ClassVar[bool] = False  # whether it needs training for this target
     shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
-    learns: ClassVar[bool] = False  # remembers other rows, so a seeded text may depend on what was said before
+    learns: ClassVar[bool] = False  # knows what the committed tokens do not give back: a seeded text may depend on it
     lossless: ClassVar[bool] = True
     Settings: ClassVar[type] = NoSettings
 

@@ -64,12 +64,13 @@ class ModelDrafter(Drafter):
         return self._propose_stepwise(rows, pending, lengths, steps)
 
     def _propose_compiled(self, loop: DraftLoop, rows: Rows, pending: list[list[int]], lengths: Tensor) -> Draft:
-        """All tokens in one call. It always drafts its full length; `lengths` cuts what a row does not want."""
+        """All tokens in as few calls as possible, whole programs; `lengths` cuts what a row does not want."""
+        width = int(lengths.max())
+        num = -(-width // loop.num_tokens) * loop.num_tokens
         params = [row.params for row in rows]
         greedy = torch.tensor([p.is_greedy for p in params])
         temperature = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params])
-        tokens, laws = loop(pending, greedy, temperature, rows.rng.draft_uniforms(rows.positions, loop.num_tokens))
-        width = int(lengths.max())
+        tokens, laws = loop(pending, greedy, temperature, rows.rng.draft_uniforms(rows.positions, num))
         if all(p.is_greedy for p in params):
             return Draft(tokens[:, :width], lengths)
         return Draft(tokens[:, :width], lengths, probs=F.pad(laws[:, :width], (0, 0, 0, 1)))

@@ -64,7 +64,7 @@ class TreeModelDrafter(ModelDrafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
-        chain = super().build(setup)
+        chain = ModelDrafter.build(setup)
         return cls(chain.lm, TreePlan(setup.settings)) if cls.drafts_trees(setup.settings) else chain
 
     def __init__(self, lm: LM, plan: TreePlan) -> None:

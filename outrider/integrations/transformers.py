@@ -39,7 +39,6 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
@@ -70,7 +69,7 @@ PREPARED_INPUTS = ("attention_mask", "position_ids", "past_key_values", "use_cac
 
 def speculative(
     *, draft: str | Path | PreTrainedModel | None = None, drafter: str = "auto",
-    num_draft_tokens: int | None = None, drafter_options: dict[str, Any] | None = None, verifier: str = "auto",
+    num_draft_tokens: int | str | None = None, drafter_options: dict[str, Any] | None = None, verifier: str = "auto",
     verifier_options: dict[str, Any] | None = None, lossy: bool = False,
 ) -> Speculative:  # fmt: skip
     """What to give to `model.generate(custom_generate=...)`. Keep it: probes and a named draft are reused.
@@ -140,8 +139,7 @@ class Speculative:
         if guess is not None and guess.lm.device != loaded.lm.device:
             raise ConfigError(f"the draft is on {guess.lm.device}, the model on {loaded.lm.device}; move one")
         parts = self._parts
-        control = FixedLength(parts.length.most)
-        return Decoder(loaded.lm, parts.make_drafter(loaded, guess), parts.make_verifier(), control)
+        return Decoder(loaded.lm, parts.make_drafter(loaded, guess), parts.make_verifier(), parts.make_control())
 
     def _model(self, module: Any, role: str, *, pack: bool) -> LoadedModel:
         """The module on a cache of ours; probed on its first call, and again when it looks different."""

@@ -76,7 +76,11 @@ class DraftLoopProgram(nn.Module):
 
 
 class DraftLoop:
-    """The compiled loop with the host's part: inputs from the cache, commits to it."""
+    """The compiled loop with the host's part: inputs from the cache, commits to it.
+
+    `num_tokens` is the length of the program. A fixed draft length is one call; with a program of one token any length is
+    drafted, at some 50 microseconds more per token (what `--num-draft-tokens auto` uses).
+    """
 
     def __init__(self, lm: LM, program: Callable[..., Any], num_tokens: int) -> None:
         self.lm = lm
@@ -86,7 +90,20 @@ class DraftLoop:
     def __call__(
         self, pending: list[list[int]], greedy: Tensor, temperature: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draft behind rows whose caches lack `pending` (1 or 2 tokens each); their caches then hold all but the last."""
+        """Draft behind rows whose caches lack `pending` (1 or 2 tokens each); their caches then hold all but the last.
+
+        As many tokens as `uniforms` (B, n) has columns, n a multiple of `num_tokens`: (B, n) and their laws (B, n, V).
+        """
+        parts = []
+        for numbers in uniforms.split(self.num_tokens, dim=1):
+            parts.append(self._call(pending, greedy, temperature, numbers))
+            pending = parts[-1][0][:, -1:].tolist() if numbers.shape[1] < uniforms.shape[1] else pending
+        tokens, laws = zip(*parts, strict=True)
+        return (tokens[0], laws[0]) if len(parts) == 1 else (torch.cat(tokens, dim=1), torch.cat(laws, dim=1))
+
+    def _call(
+        self, pending: list[list[int]], greedy: Tensor, temperature: Tensor, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
         kv, device = self.lm.kv, self.lm.device
         end = max(kv.lengths) + self.num_tokens + 2 * WIDTH
         kv.reserve(len(pending), end)

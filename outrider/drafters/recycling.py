@@ -1,0 +1,152 @@
+"""Token recycling: what the target thought last time it saw a token is what it may think again (Luo et al. 2408.08696).
+
+A target pass computes the whole law behind every draft node, and nearly all of it is thrown away. Recycling keeps the k
+likeliest tokens behind each node, rejected nodes included, in a table: M[x] = the k favourites the last time token x was fed.
+A draft is read off the table: M[pending] follow the pending token, M[x] follow each of those, in one fixed shape that gives
+likelier ranks more room. Only a token's last context is remembered, and only one token of context is looked at: cheap guesses,
+wide trees.
+
+One table for all rows, so what is drafted for a row depends on other rows: `learns`. A token that was never fed has no
+favourites yet: other branches get its room, and while little is known trees are smaller. Until then a token of a prompt is
+followed by what followed it there.
+Costs and numbers: docs/algorithms/token-recycling.md.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
+from outrider.errors import ConfigError
+from outrider.rows import Row, Rows
+from outrider.settings import setting
+from outrider.trees.token_tree import TokenTree, to_draft
+from outrider.types import Draft, TargetOutput, Verdict
+
+# Assumed chance that the favourite of this rank comes next, the same at every depth. Only their proportions matter.
+RANK_ACCEPTANCE = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
+DEFAULT_TREE_NODES = 16
+SPARE = 4  # places in the shape for each node of a tree: they replace those whose token is not known
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class RecyclingSettings:
+    top_k: int = setting(8, f"favourites remembered behind each token, 1 to {len(RANK_ACCEPTANCE)}; 1 drafts chains")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= len(RANK_ACCEPTANCE):
+            raise ConfigError(f"recycling: top_k must be between 1 and {len(RANK_ACCEPTANCE)}, got {self.top_k}")
+
+
+class Place(NamedTuple):
+    """A node of the tree's shape: the favourite of rank `rank` behind its parent (-1: behind the pending token)."""
+
+    parent: int
+    rank: int
+
+
+def tree_shape(num_nodes: int, top_k: int) -> list[Place]:
+    """The `num_nodes` places most likely to be accepted, likeliest first, so parents before children.
+
+    A place is accepted with the product of its path's RANK_ACCEPTANCE. The shape for n nodes begins the one for n + 1.
+    """
+    shape: list[Place] = []
+    waiting = [(-chance, -1, rank) for rank, chance in enumerate(RANK_ACCEPTANCE[:top_k])]
+    heapq.heapify(waiting)
+    while len(shape) < num_nodes:
+        minus_chance, parent, rank = heapq.heappop(waiting)
+        for child, chance in enumerate(RANK_ACCEPTANCE[:top_k]):
+            heapq.heappush(waiting, (minus_chance * chance, len(shape), child))
+        shape.append(Place(parent, rank))
+    return shape
+
+
+class FollowerTable:
+    """(V, k) int32: the last known favourites behind every token, likeliest first; UNKNOWN where there are none."""
+
+    def __init__(self, vocab_size: int, top_k: int) -> None:
+        self.favourites = np.full((vocab_size, top_k), UNKNOWN, dtype=np.int32)
+
+    def grow(self, pending: int, shape: list[Place], budget: int) -> TokenTree:
+        """The shape's first `budget` places that can be filled. Where a favourite is unknown, all that follows is too."""
+        tree = TokenTree()
+        nodes: list[int | None] = []  # place -> node
+        followers: dict[int, list[int]] = {-1: self.favourites[pending].tolist()}  # node -> its favourites
+        for parent_place, rank in shape:
+            if len(tree) >= budget:
+                break
+            parent = -1 if parent_place < 0 else nodes[parent_place]
+            token = UNKNOWN if parent is None else followers[parent][rank]
+            if parent is None or token == UNKNOWN:
+                nodes.append(None)
+                continue
+            node = tree.add(parent, token)
+            followers[node] = self.favourites[token].tolist()
+            nodes.append(node)
+        return tree
+
+    def update(self, tokens: list[int], favourites: np.ndarray) -> None:
+        """`favourites` (n, k) stand behind `tokens`; where a token comes twice, the later one counts."""
+        self.favourites[tokens] = favourites
+
+    def read(self, text: list[int]) -> None:
+        """Let tokens that were never fed be followed by what follows them in this text."""
+        token, follower = np.array(text[:-1], dtype=np.int64), np.array(text[1:], dtype=np.int32)
+        new = self.favourites[token, 0] == UNKNOWN
+        self.favourites[token[new], 0] = follower[new]
+
+
+class RecyclingDrafter(Drafter):
+    """A static tree of the favourites the target had before."""
+
+    shape = "chain or tree"
+    learns = True
+    Settings = RecyclingSettings
+
+    def __init__(self, vocab_size: int, num_nodes: int, settings: RecyclingSettings) -> None:
+        self._table = FollowerTable(vocab_size, settings.top_k)
+        self._shape = tree_shape(SPARE * num_nodes, settings.top_k)
+        self._num_tokens: list[int] = []  # per row, when it was last drafted for: the pending token was its last
+
+    @classmethod
+    def drafts_trees(cls, settings: RecyclingSettings) -> bool:
+        return settings.top_k > 1
+
+    @classmethod
+    def default_num_draft_tokens(cls, settings: RecyclingSettings) -> int:
+        return DEFAULT_TREE_NODES if settings.top_k > 1 else DEFAULT_NUM_DRAFT_TOKENS
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> RecyclingDrafter:
+        return cls(setup.target.lm.shape.vocab_size, setup.num_draft_tokens, setup.settings)
+
+    def start(self, row: Row) -> None:
+        self._table.read(row.tokens)
+        self._num_tokens.append(len(row.tokens))
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        trees = [
+            self._table.grow(row.tokens[-1], self._shape, budget) for row, budget in zip(rows, gamma, strict=True)
+        ]
+        return to_draft(trees, rows.device)
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        top_k = self._table.favourites.shape[1]
+        best = torch.topk(output.logits, top_k, dim=-1).indices.cpu().numpy()  # (B, N+1, k); sync: once
+        paths, counts = verdict.lists.path, verdict.lists.num_accepted
+        for index, (row, tokens, length) in enumerate(zip(rows, *draft.lists, strict=True)):
+            fed = [row.tokens[self._num_tokens[index] - 1], *tokens[:length]]
+            kept = [0, *(node + 1 for node in paths[index][: counts[index]])]
+            order = [*range(len(fed)), *kept]  # kept nodes last: their context is the text itself
+            self._table.update([fed[place] for place in order], best[index, order])
+            self._num_tokens[index] = len(row.tokens)
+
+    def stop(self, index: int) -> None:
+        self._num_tokens[index] = self._num_tokens[-1]
+        self._num_tokens.pop()
