@@ -96,14 +96,16 @@ class Built:
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
     """Load and check everything. `status` is told what takes long while it happens."""
-    asked, options = options, _resolve_names(options)
+    asked = options
+    drafter = options.drafter if options.drafter != "auto" else _best_drafter(options)
     parts = choose_parts(
-        options.drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
+        drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
         lossy=options.lossy,
     )  # fmt: skip
-    if options.draft is not None and not parts.drafter.needs_draft:
+    options = _resolve_names(options, drafter, parts)
+    if options.draft is not None and not parts.wants_draft:
         raise ConfigError(f"drafter '{options.drafter}' uses no draft model, but draft='{options.draft}' was given")
-    if parts.drafter.needs_draft and options.draft is None:
+    if parts.wants_draft and options.draft is None:
         raise ConfigError(f"drafter '{options.drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -113,10 +115,10 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     memory = loader.weigh()
     status(memory.one_line())
     target = loader.load(options.target)
-    draft = None if options.draft is None else loader.load(options.draft, loop_vocab=target.lm.shape.vocab_size)
-    decoder = Decoder(
-        target.lm, parts.make_drafter(target, draft), parts.make_verifier(), parts.make_control()
-    )
+    loop_vocab = target.lm.shape.vocab_size if parts.loop_tokens else None
+    draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
+    decoder = Decoder(target.lm, parts.make_drafter(target, draft), parts.make_verifier(), parts.make_control())
+    loader.notes += decoder.drafter.notes
     if not decoder.verifier.lossless:
         loader.notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
@@ -128,18 +130,18 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
     return Built(decoder, target, draft, loader.resolved(target, context), memory, context, draws_trees, loader.notes)
 
 
-def _resolve_names(options: Options) -> Options:
-    """'demo' becomes the embedded pair; drafter 'auto' is a draft model where there is one, else n-gram lookup."""
-    changes: dict[str, Any] = {}
+def _best_drafter(options: Options) -> str:
+    """What drafter 'auto' means: a draft model where there is one, else n-gram lookup."""
+    return "draft-model" if options.draft is not None or options.target == "demo" else "ngram"
+
+
+def _resolve_names(options: Options, drafter: str, parts: Parts) -> Options:
+    """'demo' becomes the embedded pair; its draft joins whenever the drafter wants one."""
+    changes: dict[str, Any] = {"drafter": drafter}
     if options.target == "demo":
-        paths = demo_paths()
-        changes["target"] = str(paths.target)
-        if options.draft is None and options.drafter in ("auto", "draft-model"):
-            changes["draft"] = str(paths.draft)
-    if options.draft == "demo":
+        changes["target"] = str(demo_paths().target)
+    if options.draft == "demo" or (options.target == "demo" and options.draft is None and parts.wants_draft):
         changes["draft"] = str(demo_paths().draft)
-    if options.drafter == "auto":
-        changes["drafter"] = "draft-model" if changes.get("draft", options.draft) else "ngram"
     return _replace(options, **changes)
 
 
@@ -190,7 +192,7 @@ class _Loader:
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
         compiled = self._compile(loaded, module, loop_vocab)
         finish(lm, module, pack=not compiled)
-        if self._is_target(name) and self.parts.drafter.needs_module:
+        if self._is_target(name) and self.parts.drafter.wants_module(self.parts.drafter_settings):
             loaded.module = module
         del module
         gc.collect()  # a compiled program holds its own packed weights
@@ -198,8 +200,7 @@ class _Loader:
 
     def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
-        mode, lm, length = self.options.compile, loaded.lm, self.parts.length
-        count = 1 if length.is_auto else length.most
+        mode, lm, count = self.options.compile, loaded.lm, self.parts.loop_tokens
         self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
         if not self._compiled:
             return False

@@ -30,6 +30,15 @@ class Parts:
         return self.drafter.build(DraftSetup(target, draft, self.length.most, self.drafter_settings))
 
     @property
+    def wants_draft(self) -> bool:
+        return self.drafter.wants_draft(self.drafter_settings)
+
+    @property
+    def loop_tokens(self) -> int:
+        """Tokens per call of a compiled drafting loop; 0 = none."""
+        return self.drafter.loop_tokens(self.drafter_settings, self.length.most, any_length=self.length.is_auto)
+
+    @property
     def draws_trees(self) -> bool:
         return self.drafter.drafts_trees(self.drafter_settings)
 

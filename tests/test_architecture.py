@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 FLOORS = {
     "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0,
     "sampling": 1,
-    "kv": 2, "models": 2, "rows": 2, "text": 2, "trees": 2,
+    "kv": 2, "models": 2, "survival": 1,
+    "rows": 2, "text": 2, "trees": 2,
     "drafters": 3, "verifiers": 3, "control": 3,
     "decode": 4, "parts": 4,
     "engine": 5, "build": 5, "llm": 5,

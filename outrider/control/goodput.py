@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.control.costs import CostCurve
-from outrider.control.survival import ChainSurvival, TreeYield
 from outrider.rows import Row, Rows
+from outrider.survival import ChainSurvival, TreeYield
 from outrider.types import Draft, Verdict
 
 MARGIN = 0.03  # predicted gain that a change of length must promise

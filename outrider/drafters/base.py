@@ -45,10 +45,31 @@ class Drafter(ABC):
     lossless: ClassVar[bool] = True
     Settings: ClassVar[type] = NoSettings
 
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about how this one drafts, one line each."""
+        return []
+
     @classmethod
     def drafts_trees(cls, settings: Any) -> bool:
         """Whether drafts are trees under these settings."""
         return cls.shape == "tree"
+
+    @classmethod
+    def wants_draft(cls, settings: Any) -> bool:
+        """Whether --draft must name a model, under these settings."""
+        return cls.needs_draft
+
+    @classmethod
+    def wants_module(cls, settings: Any) -> bool:
+        """Whether `LoadedModel.module` is needed, under these settings."""
+        return cls.needs_module
+
+    @classmethod
+    def loop_tokens(cls, settings: Any, most: int, *, any_length: bool) -> int:
+        """Tokens that one call of a compiled drafting loop should make (0: no loop is used): `most`, the fixed number, or 1
+        where the number differs from step to step."""
+        return 0
 
     @classmethod
     def default_num_draft_tokens(cls, settings: Any) -> int:
@@ -75,3 +96,6 @@ class Drafter(ABC):
 
     def stop(self, index: int) -> None:  # noqa: B027
         """The row at `index` leaves by swap-remove."""
+
+    def close(self) -> None:  # noqa: B027
+        """The process is done with this drafter: save what is to be kept."""

@@ -20,6 +20,7 @@ from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.rows import Row, Rows
+from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import distribution
 from outrider.sampling.rng import Purpose
@@ -34,19 +35,15 @@ class ModelDrafter(Drafter):
     needs = "a smaller model with the same tokenizer (--draft)"
     needs_draft = True
 
-    def __init__(self, lm: LM, loop: DraftLoop | None = None) -> None:
+    def __init__(self, lm: LM, loop: DraftLoop | None = None, confidence: ConfidenceSettings | None = None) -> None:
         self.lm = lm
         self._loop = loop
+        self._confidence = confidence or ConfidenceSettings()
         self._committed: list[int] = []  # per row, tokens it had when it was last drafted for
 
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
-        if setup.draft is None:
-            raise ConfigError("drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
-        target, draft = setup.target, setup.draft
-        if target.tokenizer is not None and draft.tokenizer is not None:
-            check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name)
-        return cls(draft.lm, draft.draft_loop)
+        return cls(*draft_model_of(setup))
 
     def start(self, row: Row) -> None:
         self.lm.kv.add_row()
@@ -59,7 +56,7 @@ class ModelDrafter(Drafter):
             return Draft.empty(len(rows), rows.device)
         lengths = torch.tensor(wanted, device=rows.device)
         pending = self._catch_up(rows)
-        if self._loop is not None and _loop_can_sample(rows):
+        if self._loop is not None and self._confidence.stop == "none" and _loop_can_sample(rows):
             return self._propose_compiled(self._loop, rows, pending, lengths)
         return self._propose_stepwise(rows, pending, lengths, steps)
 
@@ -76,24 +73,35 @@ class ModelDrafter(Drafter):
         return Draft(tokens[:, :width], lengths, probs=F.pad(laws[:, :width], (0, 0, 0, 1)))
 
     def _propose_stepwise(self, rows: Rows, pending: list[list[int]], lengths: Tensor, steps: int) -> Draft:
-        """Token by token: any sampling option, no compiler."""
+        """Token by token: any sampling option, any stop rule, no compiler."""
         plain_greedy = rows.sampling.is_greedy and rows.sampling.bias is None and rows.history is None
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions
+        rule = None if self._confidence.stop == "none" else StopRule(self._confidence, len(rows), rows.device)
         logits = self._first_logits(pending)
         for node in range(steps):
             if node:
                 logits = self.lm.forward(tokens[-1][:, None])[:, 0]
                 self._advance()
             logits = fit_width(logits, rows.vocab_size)
+            so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
+            if rule is not None:
+                soft = distribution(logits[:, None], rows.soft_sampling, rows.history, so_far, first_node=node)[:, 0]
+                rule.before(soft)
+                lengths = torch.where(rule.going, lengths, lengths.clamp(max=node))
+                if not rule.going.any():
+                    break
             if plain_greedy:
                 tokens.append(logits.argmax(dim=-1))
-                continue
-            so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
-            law = distribution(logits[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
-            laws.append(law)
-            tokens.append(_choose(law, rows, start, node))
+            else:
+                law = distribution(logits[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
+                laws.append(law)
+                tokens.append(_choose(law, rows, start, node))
+            if rule is not None:
+                rule.after(soft, tokens[-1])
+        if not tokens:
+            return Draft.empty(len(rows), rows.device)
         chosen = torch.stack(tokens, dim=1)
         if plain_greedy or rows.coupled:
             return Draft(chosen, lengths)
@@ -131,6 +139,16 @@ class ModelDrafter(Drafter):
     def _advance(self) -> None:
         for index in range(self.lm.kv.num_rows):
             self.lm.kv.advance(index, 1)
+
+
+def draft_model_of(setup: DraftSetup) -> tuple[LM, DraftLoop | None]:
+    """The model given with --draft. Raises ConfigError when there is none, or when it speaks another vocabulary."""
+    if setup.draft is None:
+        raise ConfigError("drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
+    target, draft = setup.target, setup.draft
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name)
+    return draft.lm, draft.draft_loop
 
 
 def _loop_can_sample(rows: Rows) -> bool:

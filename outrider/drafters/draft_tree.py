@@ -18,15 +18,28 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.draft_model import ModelDrafter, draft_model_of
+from outrider.errors import ConfigError
 from outrider.models.lm import LM
 from outrider.models.vocabulary import fit_width
 from outrider.rows import Rows
+from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
 from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child, Growth, ShapeGrowth
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
+
+
+@dataclass(frozen=True)
+class DraftModelSettings(TreeSettings, ConfidenceSettings):
+    """How guesses branch, and when a chain of them stops early."""
+
+    def __post_init__(self) -> None:
+        TreeSettings.__post_init__(self)
+        ConfidenceSettings.__post_init__(self)
+        if self.tree != "chain" and self.stop != "none":
+            raise ConfigError(f"stop={self.stop} is for chains; tree '{self.tree}' is cut by its node budget and min_gain")
 
 
 @dataclass
@@ -52,20 +65,27 @@ class TreeModelDrafter(ModelDrafter):
     """The registered "draft-model": chains unless the `tree` setting says otherwise."""
 
     shape = "chain or tree"
-    Settings = TreeSettings
+    Settings = DraftModelSettings
 
     @classmethod
-    def drafts_trees(cls, settings: TreeSettings) -> bool:
+    def drafts_trees(cls, settings: DraftModelSettings) -> bool:
         return settings.tree != "chain"
 
     @classmethod
-    def default_num_draft_tokens(cls, settings: TreeSettings) -> int:
+    def default_num_draft_tokens(cls, settings: DraftModelSettings) -> int:
         return settings.default_num_nodes() if settings.tree != "chain" else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
+    def loop_tokens(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> int:
+        if settings.tree != "chain" or settings.stop != "none":
+            return 0
+        return 1 if any_length else most
+
+    @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
-        chain = ModelDrafter.build(setup)
-        return cls(chain.lm, TreePlan(setup.settings)) if cls.drafts_trees(setup.settings) else chain
+        lm, loop = draft_model_of(setup)
+        settings: DraftModelSettings = setup.settings
+        return cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else ModelDrafter(lm, loop, settings)
 
     def __init__(self, lm: LM, plan: TreePlan) -> None:
         super().__init__(lm)

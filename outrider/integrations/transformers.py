@@ -82,9 +82,9 @@ def speculative(
     parts = choose_parts(
         drafter, drafter_options or {}, verifier, verifier_options or {}, num_draft_tokens, lossy=lossy
     )
-    if parts.drafter.needs_draft and draft is None:
+    if parts.wants_draft and draft is None:
         raise ConfigError(f"drafter '{drafter}' needs draft=: a model, a folder or a hub id")
-    if draft is not None and not parts.drafter.needs_draft:
+    if draft is not None and not parts.wants_draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft= was given")
     return Speculative(draft, parts)
 

@@ -32,7 +32,7 @@ def sequoia_shape(acceptance: Sequence[float], num_nodes: int, max_depth: int) -
         """The best use of `nodes` below one node, for its children from `child` on."""
         if nodes == 0 or depth == 0 or child == len(acceptance):
             return 0.0, ()
-        options = [(0.0, ())]
+        options: list[tuple[float, Split]] = [(0.0, ())]
         for given in range(1, nodes + 1):
             rest, split = share(nodes - given, depth, child + 1)
             options.append((acceptance[child] * best(given, depth - 1)[0] + rest, (given, *split)))

@@ -8,8 +8,7 @@ A shape's nodes stand level by level, siblings together and in the order in whic
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,7 +52,8 @@ class TreeShape:
     @classmethod
     def of_widths(cls, widths: Sequence[int]) -> TreeShape:
         """Level d: `widths[d]` children for every node of the level above."""
-        parents, level = [], [-1]
+        parents: list[int] = []
+        level = [-1]
         for width in widths:
             first = len(parents)
             parents += [parent for parent in level for _ in range(width)]
@@ -84,22 +84,3 @@ def parse_widths(text: str) -> list[int]:
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"a tree shape is widths like 4x2x1, got '{text}'")
     return [int(part) for part in parts]
-
-
-def grow_shape(value: Callable[[tuple[int, ...]], float], num_nodes: int, max_depth: int, max_children: int) -> TreeShape:
-    """The `num_nodes` likeliest places: best-first over paths of ranks, valued by `value(path)`, which may only fall from
-    parent to child and from sibling to sibling. For shapes planned on paper (token recycling, static trees).
-    """
-    chosen: list[tuple[int, ...]] = []
-    heap = [(-value((0,)), 1, (0,))]
-    while heap and len(chosen) < num_nodes:
-        _, depth, path = heapq.heappop(heap)
-        chosen.append(path)
-        following = [(*path[:-1], path[-1] + 1)] if path[-1] + 1 < max_children else []
-        if depth < max_depth:
-            following.append((*path, 0))
-        for other in following:
-            heapq.heappush(heap, (-value(other), len(other), other))
-    chosen.sort(key=lambda path: (len(path), path))
-    place = {(): -1} | {path: index for index, path in enumerate(chosen)}
-    return TreeShape(tuple(place[path[:-1]] for path in chosen))

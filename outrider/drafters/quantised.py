@@ -1,0 +1,81 @@
+"""The target's own weights in 4 or 8 bits as the draft model: no second checkpoint, no training.
+
+Drafting is that of any draft model (`draft_model.py`), on a cache of its own; the weights are `models/quantise.py`.
+Self-speculation by quantisation: e.g. QuantSpec (Tiwari et al. 2502.10424), ML-SpecQD (Georganas et al. 2503.13565).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.drafters.base import DraftSetup
+from outrider.drafters.draft_model import ModelDrafter
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.derive import derived_lm, own_module
+from outrider.models.lm import LM
+from outrider.models.memory import available_memory
+from outrider.models.quantise import BITS, GROUP_SIZES, added_bytes, check_kernels, estimated_bytes, quantised_copy
+from outrider.settings import setting
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class QuantisedSettings:
+    """What is kept of the weights."""
+
+    bits: int = setting(4, "bits per weight, 4 or 8")
+    group_size: int | None = setting(None, "4 bits only: inputs that share a scale, 32 (the default), 64 or 128")
+    quantise_head: bool = setting(True, "the output layer, too; false: the target's own, more exact and more bytes to read")
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ConfigError(f"drafter 'quantised': bits must be 4 or 8, got {self.bits}")
+        if self.group_size is not None and self.bits == 8:
+            raise ConfigError("drafter 'quantised': group_size is for bits=4; 8 bits have one scale per output")
+        if self.group_size is not None and self.group_size not in GROUP_SIZES:
+            raise ConfigError(f"drafter 'quantised': group_size must be 32, 64 or 128, got {self.group_size}")
+
+
+class QuantisedDrafter(ModelDrafter):
+    """Chains from the quantised target."""
+
+    needs = "nothing but memory for a second, smaller copy of the weights (CPU)"
+    needs_draft = False
+    needs_module = True
+    Settings = QuantisedSettings
+
+    def __init__(self, lm: LM, num_bytes: int, bits: int) -> None:
+        super().__init__(lm)
+        self.added_bytes = num_bytes  # weights alone; keys and values cost what the target's do
+        self.bits = bits
+
+    @property
+    def notes(self) -> list[str]:
+        """For a person, one line each."""
+        return [
+            f"the int{self.bits} draft takes {self.added_bytes / MIB:.1f} MiB beside the target, "
+            f"and {self.lm.kv.bytes_per_token} bytes per token for its keys and values"
+        ]
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> QuantisedDrafter:
+        target, settings = setup.target, setup.settings
+        check_kernels(target.lm.device)
+        module = own_module(target.module, "quantised")
+        group_size = settings.group_size or GROUP_SIZES[0]
+        _check_memory(estimated_bytes(module, settings.bits, group_size, head=settings.quantise_head), target.lm, settings)
+        draft = quantised_copy(module, settings.bits, group_size, head=settings.quantise_head, name=target.name)
+        lm = derived_lm(draft, target.lm, f"the int{settings.bits} copy of '{target.name}'")
+        return cls(lm, added_bytes(draft), settings.bits)
+
+
+def _check_memory(needed: int, target: LM, settings: QuantisedSettings) -> None:
+    """Raises CapabilityError when the copy cannot fit."""
+    available = available_memory(target.device)
+    if needed > available:
+        smaller = "bits=4, " if settings.bits == 8 else ""
+        raise CapabilityError(
+            f"not enough memory for the int{settings.bits} draft: {needed / MIB:.0f} MiB needed beside the target, "
+            f"{available / MIB:.0f} available; try {smaller}--drafter early-exit, which shares all weights, or ngram."
+        )

@@ -1,0 +1,68 @@
+"""Another model's cache, looked at with lengths of one's own: how a truncated model drafts on the target's keys and values.
+
+    row b of the target   [ committed: 0 .. parent.lengths[b] )[ scratch: the next pass overwrites it )
+    the same row here     [ the same                           )[ draft tokens so far )
+
+A view owns no memory. It reads what the target committed and writes behind that, where the target's next pass, which
+feeds the pending token and the whole draft, writes again before it reads. So a draft leaves nothing behind, and the view
+never changes the target's own lengths.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from outrider.kv.cache import KVCache
+
+
+class KVView(KVCache):
+    """See the module docstring. Rows join and leave after the parent's, which moves the contents."""
+
+    def __init__(self, parent: KVCache) -> None:  # no super().__init__: nothing is allocated
+        self.parent = parent
+        self.layers = parent.layers
+        self.dtype = parent.dtype
+        self.device = parent.device
+        self.lengths = []
+
+    @property  # always the parent's present stores: it replaces them when it grows
+    def keys(self) -> list[Tensor]:  # type: ignore[override]
+        return self.parent.keys
+
+    @property
+    def values(self) -> list[Tensor]:  # type: ignore[override]
+        return self.parent.values
+
+    @property
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def follow(self) -> None:
+        """Forget the draft: every row is as long as the parent has committed it."""
+        self.lengths = self.parent.lengths[: self.num_rows]
+
+    def reserve(self, num_rows: int, num_tokens: int) -> None:
+        """Make room in the parent."""
+        self.parent.reserve(num_rows, num_tokens)
+
+    def add_row(self) -> int:
+        """The row that joined the parent joins here."""
+        self.lengths.append(self.parent.lengths[self.num_rows])
+        return self.num_rows - 1
+
+    def swap_remove(self, row: int) -> None:
+        """Drop a row; the last row takes its place. Its contents are the parent's to move."""
+        self.lengths[row] = self.lengths[-1]
+        self.lengths.pop()
+
+    def scrub(self) -> None:
+        """Zero everything the parent has not committed, drafts included."""
+        self.parent.scrub()
+        self.follow()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when view and parent contradict each other. For tests and idle moments."""
+        self.parent.check_integrity()
+        assert self.num_rows == self.parent.num_rows, f"{self.num_rows} rows on a cache of {self.parent.num_rows}"
+        for row, (length, committed) in enumerate(zip(self.lengths, self.parent.lengths, strict=True)):
+            assert committed <= length <= self.capacity, f"row {row}: length {length} outside [{committed}, {self.capacity}]"
