@@ -73,6 +73,8 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 
 def _first_that_fits(value: Any, options: tuple[Any, ...]) -> Any:
+    if value is None and types.NoneType in options:
+        return None
     expected = []
     for option in options:
         try:

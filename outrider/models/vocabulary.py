@@ -26,7 +26,8 @@ def check_same_vocabulary(
     raise CapabilityError(
         f"the draft '{draft_name}' has another tokenizer than the target '{target_name}': {len(theirs)} against "
         f"{len(ours)} tokens, first difference at id {first} ({_show(right, first)} against {_show(left, first)}). "
-        "Use a draft of the same model family, or --drafter ngram, which needs no draft model."
+        "Use a draft of the same model family, --drafter universal, which translates between tokenizers, or --drafter ngram, "
+        "which needs no draft model."
     )
 
 

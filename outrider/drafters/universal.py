@@ -1,0 +1,221 @@
+"""A draft model with ANOTHER tokenizer than the target's: any small causal LM can draft for any target.
+
+The committed text is kept in the draft's tokens (`models/alignment.py`), the draft model goes on from there, and what it
+says comes back as target tokens in one of two ways (Timor et al. 2502.05202; the first is what transformers calls
+universal assisted generation):
+
+* `reencode`: the draft continues greedily in its own tokens, and their text is encoded with the target's tokenizer: a
+  deterministic chain. Works for any two tokenizers.
+* `shared`: token by token, the draft's logits are moved to the target's ids of the tokens that both have, the others get
+  no mass, and the row's sampling options apply as they do to the target: an honest law over the target's vocabulary, so
+  sampled drafts are accepted as often as those laws agree. Works as well as the vocabularies overlap.
+
+The draft's cache follows its own tokens: what a new translation no longer shares with the cached one is forgotten, the
+rest is fed. docs/algorithms/universal.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.alignment import DraftContext, TokenizerPair
+from outrider.models.lm import LM
+from outrider.rows import Row, Rows
+from outrider.sampling.coupling import gumbel_choice
+from outrider.sampling.distribution import distribution
+from outrider.sampling.rng import Purpose
+from outrider.settings import setting
+from outrider.trees.token_tree import TokenTree, to_draft
+from outrider.types import Draft, TargetOutput, Verdict
+
+# Share of the draft's vocabulary that "auto" wants shared: what a text is mostly made of, the frequent tokens, is shared first
+MIN_COVERAGE = 0.5
+MAX_STRETCH = 4  # draft tokens drafted at most for each target token asked for
+MAX_RAGGED = 8  # tokens a row may lag behind and still catch up inside the first drafting pass
+
+
+@dataclass(frozen=True)
+class UniversalSettings:
+    """See the module docstring."""
+
+    method: Literal["auto", "shared", "reencode"] = setting(
+        "auto",
+        f"shared: tokens both vocabularies have; reencode: text; auto: shared from {MIN_COVERAGE:.0%} overlap on",
+    )
+
+
+@dataclass
+class _RowState:
+    """One row of the draft model."""
+
+    context: DraftContext
+    can_draw: bool  # whether the row may say any token that both vocabularies have
+    cached: list[int] = field(default_factory=list)  # the draft tokens behind its cache
+
+
+class UniversalDrafter(Drafter):
+    """Chains from a draft model with any tokenizer."""
+
+    needs = "a smaller model, its tokenizer does not matter (--draft)"
+    needs_draft = True
+    Settings = UniversalSettings
+
+    def __init__(self, lm: LM, pair: TokenizerPair, vocab_size: int, method: str) -> None:
+        """`vocab_size` is the target's. Raises CapabilityError when the method is `shared` and nothing is."""
+        if method == "shared" and not pair.to_draft:
+            raise CapabilityError("the two tokenizers have no token in common: use method=reencode")
+        if method == "auto":
+            method = "shared" if pair.coverage >= MIN_COVERAGE else "reencode"
+        self.lm, self.pair, self.method = lm, pair, method
+        draft_id = torch.tensor([pair.to_draft.get(token, -1) for token in range(vocab_size)], device=lm.device)
+        self._draft_id = draft_id.clamp(min=0)  # (V,) int64: the draft's id of each target token, where it has one
+        self._is_foreign = draft_id < 0  # (V,) bool: where it has none
+        named = torch.zeros(lm.shape.vocab_size, dtype=torch.bool, device=lm.device)
+        named[[token for token in pair.draft.keys if token < len(named)]] = True
+        self._is_unnamed = ~named  # (V',) bool: rows of the draft's embedding that stand for no token
+        self._rows: list[_RowState] = []
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> UniversalDrafter:
+        if setup.draft is None:
+            raise ConfigError("drafter 'universal' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
+        for model in (setup.target, setup.draft):
+            if model.tokenizer is None:
+                raise ConfigError(f"drafter 'universal' translates between tokenizers, but '{model.name}' has none")
+        size = setup.target.lm.shape.vocab_size
+        pair = TokenizerPair(setup.target.tokenizer, setup.draft.tokenizer, size, setup.draft.lm.shape.vocab_size)
+        return cls(setup.draft.lm, pair, size, setup.settings.method)
+
+    def start(self, row: Row) -> None:
+        self.lm.kv.add_row()
+        allowed = row.params.allowed_token_ids
+        can_draw = allowed is None or any(token in self.pair.to_draft for token in allowed)
+        self._rows.append(_RowState(DraftContext(self.pair), can_draw))
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        self._align(rows)
+        choose = self._num_shared if self.method == "shared" else self._num_own
+        steps = [
+            min(choose(state, row, count), self.lm.shape.context_length - len(state.context.tokens))
+            if count and state.context.tokens else 0
+            for state, row, count in zip(self._rows, rows, gamma, strict=True)
+        ]  # fmt: skip
+        steps = [max(0, count) for count in steps]
+        if not any(steps):
+            return Draft.empty(len(rows), rows.device)
+        return self._draft_shared(rows, steps) if self.method == "shared" else self._draft_text(rows, steps, gamma)
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        self._align(rows)
+
+    def stop(self, index: int) -> None:
+        self.lm.kv.swap_remove(index)
+        self._rows[index] = self._rows[-1]
+        self._rows.pop()
+
+    def _align(self, rows: Rows) -> None:
+        """Translate what is new, and forget what the draft was told otherwise: rejected tokens, and words now split anew."""
+        for index, (row, state) in enumerate(zip(rows, self._rows, strict=True)):
+            state.context.update(row.tokens)
+            told = state.context.tokens
+            kept = min(_num_common(told, state.cached), max(0, len(told) - 1))  # the last one is fed again: its logits
+            del state.cached[kept:]
+            self.lm.kv.truncate(index, kept)
+
+    def _num_shared(self, state: _RowState, row: Row, count: int) -> int:
+        """Draft passes for `count` nodes: one each; none behind a character's first bytes, if the draft has no such tokens."""
+        return count if state.can_draw and state.context.is_complete else 0
+
+    def _num_own(self, state: _RowState, row: Row, count: int) -> int:
+        """Draft passes for text of about `count` target tokens, by the row's own ratio of draft to target tokens."""
+        context = state.context
+        wanted = -(-count * (context.whole - context.prefix) // max(1, context.covered))
+        if not context.is_complete:
+            wanted += len(row.tokens) - context.covered
+        return max(1, min(wanted, MAX_STRETCH * count))
+
+    def _draft_shared(self, rows: Rows, steps: list[int]) -> Draft:
+        """A node per pass, drawn from the draft's law over shared tokens."""
+        lengths = torch.tensor(steps, device=rows.device)
+        idle = (lengths == 0)[:, None]  # (B, 1): whatever law they get, nothing is drafted from it
+        plain_greedy = rows.sampling.is_greedy and rows.sampling.bias is None and rows.history is None
+        tokens: list[Tensor] = []  # each (B,)
+        laws: list[Tensor] = []  # each (B, V)
+        start = rows.positions
+        logits = self._first_logits()
+        for node in range(max(steps)):
+            if node:
+                logits = self._feed([[token] for token in self._draft_id[tokens[-1]].tolist()])
+            scores = logits[:, self._draft_id].masked_fill(self._is_foreign, float("-inf")).masked_fill(idle, 0.0)
+            if plain_greedy:
+                tokens.append(scores.argmax(dim=-1))
+                continue
+            so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
+            law = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
+            laws.append(law)
+            tokens.append(_choose(law, rows, start, node))
+        chosen = torch.stack(tokens, dim=1)
+        if plain_greedy or rows.coupled:
+            return Draft(chosen, lengths)
+        laws.append(torch.zeros_like(laws[0]))  # nothing is drawn after the last node
+        return Draft(chosen, lengths, probs=torch.stack(laws, dim=1))
+
+    def _draft_text(self, rows: Rows, steps: list[int], gamma: list[int]) -> Draft:
+        """The draft's own greedy continuation, in the target's tokens."""
+        said: list[list[int]] = [[] for _ in rows]
+        logits = self._first_logits()
+        for step in range(max(steps)):
+            if step:
+                logits = self._feed([tokens[-1:] for tokens in said])
+            best = logits.masked_fill(self._is_unnamed, float("-inf")).argmax(dim=-1)
+            for tokens, token in zip(said, best.tolist(), strict=True):
+                tokens.append(token)
+        trees = []
+        for row, state, tokens, count, most in zip(rows, self._rows, said, steps, gamma, strict=True):
+            trees.append(TokenTree())
+            if count:
+                trees[-1].add_path(self.pair.continuation(row.tokens, state.context, tokens[:count]), most)
+        return to_draft(trees, rows.device)
+
+    def _first_logits(self) -> Tensor:
+        """Logits (B, V') of the draft after each row's last draft token, the caches fed with it."""
+        told = [state.context.tokens for state in self._rows]
+        if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(told, self.lm.kv.lengths, strict=True)):
+            self.lm.catch_up(told)
+            for state, length in zip(self._rows, self.lm.kv.lengths, strict=True):
+                state.cached = state.context.tokens[:length]
+        return self._feed([tokens[length:] for tokens, length in zip(told, self.lm.kv.lengths, strict=True)])
+
+    def _feed(self, tokens: list[list[int]]) -> Tensor:
+        """Feed and commit some tokens of every row; logits (B, V') after each row's last one."""
+        width = max(1, *map(len, tokens))
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=self.lm.device)
+        last = torch.tensor([max(0, len(row) - 1) for row in tokens], device=self.lm.device)
+        logits = self.lm.forward(padded)
+        for index, (state, row) in enumerate(zip(self._rows, tokens, strict=True)):
+            self.lm.kv.advance(index, len(row))
+            state.cached += row
+        return logits[torch.arange(len(tokens), device=self.lm.device), last]
+
+
+def _num_common(left: list[int], right: list[int]) -> int:
+    """Length of the common beginning; whole blocks at a time, for it is long and nearly all of both."""
+    at, block = 0, 256
+    while at + block <= min(len(left), len(right)) and left[at : at + block] == right[at : at + block]:
+        at += block
+    while at < min(len(left), len(right)) and left[at] == right[at]:
+        at += 1
+    return at
+
+
+def _choose(law: Tensor, rows: Rows, start: Tensor, node: int) -> Tensor:
+    """One token per row (B,) from its law (B, V): by the row's own coin, or by the target's noise for that position."""
+    if rows.coupled:
+        return gumbel_choice(law, rows.rng.gumbel(start[:, None] + node, law.shape[-1])[:, 0])
+    return rows.rng.categorical(law, Purpose.DRAFT, start, node)

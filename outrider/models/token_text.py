@@ -1,0 +1,138 @@
+"""What the tokens of one tokenizer say: the text of a few of them in their place, the tokens of a text, a token's own bytes.
+
+Three habits of tokenizers are kept in here, so that whoever translates between two of them need not know:
+
+* a leading space may belong to the token (byte-level BPE), be stripped from the first token of a text (SentencePiece), or
+  be implied between words: text is decoded behind the tokens before it, and what those say is taken off;
+* SentencePiece puts a space before every text it encodes: a continuation is encoded behind a line end, whose tokens are
+  then taken off;
+* a token's string is a code for its bytes: `Ġ` is a space in one vocabulary, `▁` in another, `<0x0A>` a line end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete character
+MAX_UNFINISHED = 3  # tokens of a character that has no last byte yet
+GUARD = "\n"  # encoded before a text that continues another
+SPACES = b" \t\r\n"
+
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+# GPT-2's code: printable Latin-1 characters are their own bytes, the other 68 are the characters from 256 on
+BYTE_OF_LETTER = {
+    **{chr(byte): byte for byte in PRINTABLE},
+    **{chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)},
+}
+
+
+class TokenText:
+    """One tokenizer, asked about pieces of a longer text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.specials = _special_ids(tokenizer)
+        self.keys = token_keys(tokenizer, self.specials)
+        self._guard = self._encode(GUARD)
+        bos = tokenizer.bos_token_id
+        begins = tokenizer("", add_special_tokens=True)["input_ids"]
+        self.prefix = [bos] if bos is not None and begins == [bos] else []  # what this tokenizer begins every text with
+
+    def text(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """What `ids` add to the text of the tokens before them. `UNFINISHED` stands where bytes make no character, and at
+        the beginning when the tokens before end in the middle of one."""
+        if not before or not ids:
+            return self._decode(ids)
+        known, whole = self._decode(before), self._decode([*before, *ids])
+        if known.endswith(UNFINISHED) or not whole.startswith(known):
+            return UNFINISHED + self._decode(ids)
+        return whole[len(known) :]
+
+    def ids(self, text: str, *, continues: bool) -> list[int]:
+        """Tokens of a text, without special ones around it. `continues`: it stands behind other text."""
+        if continues:
+            guarded = self._encode(GUARD + text)
+            if guarded[: len(self._guard)] == self._guard:  # else the line end grew together with the text
+                return guarded[len(self._guard) :]
+        return self._encode(text)
+
+    def num_unfinished(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
+        """How many of the last tokens begin a character that is not complete yet. 0 as well where no character can be."""
+        if not self.text(ids, before).endswith(UNFINISHED):
+            return 0
+        for count in range(1, min(MAX_UNFINISHED, len(ids)) + 1):
+            if not self.text(ids[: len(ids) - count], before).endswith(UNFINISHED):
+                return count
+        return 0
+
+    def begins_word(self, token: int) -> bool:
+        """Whether it starts with exactly one space: a place where nearly every tokenizer starts a new token, too."""
+        key = self.keys.get(token)
+        if isinstance(key, tuple):
+            return key[0] == "word"
+        return key is not None and key[:1] == b" " and key[1:2] not in (b" ", b"\t", b"\r", b"\n", b"")
+
+    def ends_in_space(self, token: int) -> bool:
+        key = self.keys.get(token)
+        return isinstance(key, bytes) and key[-1:] != b"" and key[-1:] in SPACES
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if not ids:
+            return ""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+Key = bytes | tuple[str, str]
+
+
+def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
+    """Token id -> what it says: equal keys say the same in any two vocabularies.
+
+    The bytes where the vocabulary's code for them is known, else (kind, string): special tokens, and tokens of
+    vocabularies that imply the space between words.
+    """
+    decoder = _decoder_of(tokenizer)
+    added = tokenizer.added_tokens_decoder
+    keys: dict[int, Key] = {}
+    for string, token in tokenizer.get_vocab().items():
+        if token in specials:
+            keys[token] = ("special", string)
+        elif token in added:
+            keys[token] = string.encode()  # written out, not coded
+        elif "ByteLevel" in decoder:
+            keys[token] = _byte_level(string)
+        elif "▁" in decoder or "Metaspace" in decoder:
+            keys[token] = _sentencepiece(string)
+        else:
+            keys[token] = ("part" if string.startswith("##") else "word", string)
+    return keys
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
+    return frozenset([*tokenizer.all_special_ids, *added])
+
+
+def _decoder_of(tokenizer: Any) -> str:
+    """The decoder's configuration as JSON; empty where there is none to look at."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = None if backend is None else backend.decoder
+    return "" if decoder is None else decoder.__getstate__().decode()
+
+
+def _byte_level(string: str) -> bytes:
+    try:
+        return bytes([BYTE_OF_LETTER[letter] for letter in string])
+    except KeyError:  # no code: written out
+        return string.encode()
+
+
+def _sentencepiece(string: str) -> bytes:
+    """`▁` is a space, `<0x0A>` a byte."""
+    if len(string) == 6 and string.startswith("<0x") and string.endswith(">"):
+        return bytes([int(string[3:5], 16)])
+    return string.replace("▁", " ").encode()
