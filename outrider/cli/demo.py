@@ -112,21 +112,22 @@ def _measure(
         params = SamplingParams(max_tokens=MAX_NEW_TOKENS)
         rows = measure(series, held_out_problems(count), params, rounds, lambda: progress.advance(task))
     config = series[0].llm.config
-    measured_on = {key: config[key] for key in ("threads", "dtype", "device", "compile", "num_draft_tokens")}
+    measured_on = {key: config[key] for key in ("threads", "dtype", "device", "compile")}
     return {"rows": rows, "measured_on": {"cpu": cpu_name(), **measured_on}, "notes": notes}
 
 
 def _open_all(target: str, options: ModelOptions, compile: CompileMode) -> tuple[list[Series], list[str]]:
     """One engine per drafter, all compiled or none. 'auto' falls back to uncompiled, with a note."""
-    from outrider.cli.demo_runs import Series
-
-    drafters = {"none": None, "draft-model": options.draft, "ngram": None}
+    from outrider.cli.demo_runs import CONTENDERS, Series
 
     def open_with(mode: CompileMode) -> list[Series]:
         opened = []
-        for drafter, draft in drafters.items():
-            wanted = ModelOptions(drafter=drafter, draft=draft, threads=options.threads, compile=mode)
-            opened.append(Series(drafter, session.load_llm(target, wanted)))
+        for one in CONTENDERS:
+            wanted = ModelOptions(
+                drafter=one.drafter, draft=options.draft if one.drafter in ("draft-model", "composite") else None,
+                drafter_option=list(one.options), num_draft_tokens=one.num_draft_tokens, threads=options.threads, compile=mode,
+            )  # fmt: skip
+            opened.append(Series(one.label, session.load_llm(target, wanted)))
         return opened
 
     if compile == "off":
@@ -147,8 +148,7 @@ def _show(found: dict[str, Any]) -> None:
     compiled = "compiled" if on["compile"] == "on" else "not compiled"
     title = f"Greedy, {first['num_problems']} held-out problems, median of {first['num_rounds']} rounds"
     caption = (
-        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}, "
-        f"{on['num_draft_tokens']} draft tokens\n"
+        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}\n"
         "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"
         "identical: the same token ids as plain decoding · correct: the worked-out answer is right"
     )

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.demo.problems import Problem, is_correct, problems
 from outrider.stats import DecodeStats
@@ -24,6 +24,28 @@ PROBLEM_SEED = 2024  # any: the split, not the seed, keeps training questions ou
 PLAIN = "none"
 
 
+class Contender(NamedTuple):
+    """One line of the demo's table."""
+
+    label: str
+    drafter: str
+    options: tuple[str, ...] = ()  # NAME=VALUE
+    num_draft_tokens: str | None = None
+
+
+CONTENDERS = (
+    Contender(PLAIN, "none"),
+    Contender("draft-model", "draft-model"),
+    Contender("draft-model, auto length", "draft-model", (), "auto"),
+    Contender("draft-model, tree", "draft-model", ("tree=best-first",), "8"),
+    Contender("ngram", "ngram"),
+    Contender("suffix", "suffix"),
+    Contender("recycling", "recycling", (), "8"),
+    Contender("lookahead", "lookahead", (), "11"),
+    Contender("composite", "composite"),
+)
+
+
 def held_out_problems(count: int) -> list[Problem]:
     """The same problems every time, none of which the embedded pair was trained on."""
     return list(islice(problems(PROBLEM_SEED, held_out=True), count))
@@ -31,9 +53,9 @@ def held_out_problems(count: int) -> list[Problem]:
 
 @dataclass
 class Series:
-    """All rounds of one drafter."""
+    """All rounds of one contender."""
 
-    drafter: str
+    drafter: str  # its label
     llm: LLM
     speeds: list[float] = field(default_factory=list)  # tokens/s, one per round
     answers: list[list[Completion]] = field(default_factory=list)  # [round][problem]

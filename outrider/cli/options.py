@@ -51,11 +51,20 @@ class ModelOptions:
         str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
     ] = None
     num_draft_tokens: Annotated[
-        str | None, _option(DRAFTING, "Draft tokens per target pass.", show_default="the drafter's own, mostly 5")
+        str | None, _option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12.", show_default="the drafter's")
     ] = None
     drafter_option: Annotated[
         list[str] | None,
         _option(DRAFTING, "A setting of the drafter; may be given again.", metavar="NAME=VALUE", show_default=False),
+    ] = None
+    tree: Annotated[
+        str | None, _option(DRAFTING, "Shape of the draft: the drafter's option 'tree'.", show_default=False)
+    ] = None
+    exit_layer: Annotated[
+        str | None, _option(DRAFTING, "For --drafter early-exit: layers that draft, or auto.", show_default=False)
+    ] = None
+    corpus: Annotated[
+        str | None, _option(DRAFTING, "For --drafter retrieval: text to copy from.", metavar="FILE", show_default=False)
     ] = None
     verifier: Annotated[str, _option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "auto"
     verifier_option: Annotated[
@@ -84,6 +93,9 @@ class ModelOptions:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for part in ("drafter", "verifier"):
             values[f"{part}_options"] = dict(_name_and_value(part, text) for text in values.pop(f"{part}_option") or [])
+        for name in ("tree", "exit_layer", "corpus"):
+            if (value := values.pop(name)) is not None:
+                values["drafter_options"][name] = value
         return values | {"max_num_seqs": 1}
 
 

@@ -24,6 +24,7 @@ SHAPES: dict[str, tuple[list[int], str]] = {
     "deterministic": (FORK, "ddddd"),
     "hybrid": (FORK, "dsdss"),
     "foreign branch first": (FORK, "fsfss"),
+    "foreign branch last": ([-1, 0, -1, 0], "ssff"),  # may repeat a drawn token: then it can never be kept
     "three siblings": ([-1, -1, -1, 0], "ssss"),  # V = 3: the last sibling is certain, top-k leaves nothing for it
     "chain": ([-1, 0], "ss"),
     "late sibling": ([-1, 0, -1, 2], "ssss"),  # depth first instead of level by level

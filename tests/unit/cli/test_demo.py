@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import demo as demo_module
-from outrider.cli.demo_runs import Series, held_out_problems, measure
+from outrider.cli.demo_runs import CONTENDERS, Series, held_out_problems, measure
 from outrider.cli.options import ModelOptions
 from outrider.demo.problems import is_held_out
 from outrider.errors import CapabilityError
@@ -85,7 +85,7 @@ def test_without_a_compiler_auto_falls_back_and_on_refuses(monkeypatch: pytest.M
 
     monkeypatch.setattr(demo_module.session, "load_llm", load)
     series, notes = demo_module._open_all("demo", ModelOptions(), "auto")
-    assert [one.drafter for one in series] == ["none", "draft-model", "ngram"]
+    assert [one.drafter for one in series] == [one.label for one in CONTENDERS]
     assert "no C++ compiler" in notes[0]
     with pytest.raises(CapabilityError):
         demo_module._open_all("demo", ModelOptions(), "on")

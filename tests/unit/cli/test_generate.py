@@ -21,7 +21,7 @@ STATS = [
     "accepted_per_position", "ttft_s", "decode_s", "tokens_per_s", "time_s",
 ]  # fmt: skip
 EVERY_OPTION = (
-    "--drafter draft-model --draft d --drafter-option max_ngram=3 --num-draft-tokens 3 "
+    "--drafter draft-model --draft d --drafter-option max_ngram=3 --tree t --exit-layer 2 --corpus c --num-draft-tokens 3 "
     "--verifier token --dtype float32 --device cpu "
     "--threads 1 --compile off --max-model-len 99 --revision r --trust-remote-code --max-new-tokens 9 "
     "--temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
@@ -76,12 +76,14 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
     target, options = fake.asked[0]
     assert target == "demo"
     assert options == ModelOptions(
-        drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3"],
+        drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3"], tree="t", exit_layer="2", corpus="c",
         verifier="token", dtype="float32", device="cpu",
         threads=1, compile="off", max_model_len=99, revision="r", trust_remote_code=True,
     )  # fmt: skip
-    named = {name: value for name, value in vars(options).items() if name not in ("drafter_option", "verifier_option")}
-    expected = named | {"max_num_seqs": 1, "drafter_options": {"max_ngram": "3"}, "verifier_options": {}}
+    merged = ("drafter_option", "verifier_option", "tree", "exit_layer", "corpus")
+    named = {name: value for name, value in vars(options).items() if name not in merged}
+    settings = {"max_ngram": "3", "tree": "t", "exit_layer": "2", "corpus": "c"}
+    expected = named | {"max_num_seqs": 1, "drafter_options": settings, "verifier_options": {}}
     assert options.llm_arguments() == expected
     given = fake.params[0]
     assert (given.max_tokens, given.temperature, given.top_k, given.top_p, given.min_p) == (
