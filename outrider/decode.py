@@ -15,7 +15,7 @@ Plain decoding is the same step with an empty draft. A source: Leviathan et al. 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Control(Protocol):
     def choose(self, rows: Rows) -> list[int]: ...
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None: ...
+
+    def summary(self) -> dict[str, Any]: ...
 
 
 class Decoder:

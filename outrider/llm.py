@@ -84,6 +84,21 @@ class LLM:
             "python": platform.python_version(),
         }
 
+    @property
+    def control(self) -> dict[str, Any]:
+        """How many nodes were drafted and, with num_draft_tokens="auto", what was measured to decide it."""
+        return self._decoder.control.summary()
+
+    def close(self) -> None:
+        """Let the drafter save what it was told to keep. Also the end of a `with` block."""
+        self._decoder.drafter.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a conversation under the model's chat template. Raises ConfigError when it has none."""
         if not getattr(self.tokenizer, "chat_template", None):
@@ -200,6 +215,7 @@ class LLM:
             origins=row.origins,
             logprobs=None if row.params.logprobs is None else row.logprobs,
             stats=row.stats,
+            lossless=self._decoder.verifier.lossless,
             seed=row.seed,
         )
 

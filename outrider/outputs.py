@@ -18,6 +18,7 @@ class Completion:
     origins: list[str]  # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted
     logprobs: list[dict[int, float]] | None  # per token: id -> log-probability under the target, no filters applied
     stats: DecodeStats
+    lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own law
     seed: int  # the one used, also when none was asked for: give it again to repeat a sampled answer
 
 

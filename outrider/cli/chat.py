@@ -47,9 +47,14 @@ def chat(
 ) -> int:
     """Talk with a model that has a chat template."""
     params = sampling.params()
-    llm = session.load_llm(target, model)
-    conversation = Conversation(llm, params, system, show_drafts)
-    llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])  # no template: say so now
+    with session.load_llm(target, model) as llm:
+        conversation = Conversation(llm, params, system, show_drafts)
+        llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])  # no template: say so now
+        return _talk(conversation)
+
+
+def _talk(conversation: Conversation) -> int:
+    """Messages and commands until the input ends."""
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # line editing and recall, where Python has it
             import readline  # noqa: F401

@@ -67,15 +67,15 @@ def generate(
         raise ConfigError("--show-drafts marks the stream: leave --no-stream out, or use --json.")
     params = sampling.params(logprobs)
     text = read_prompt(prompt, prompt_file)
-    llm = session.load_llm(target, model)
-    question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
-    completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts))
+    with session.load_llm(target, model) as llm:
+        question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
+        completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts))
     if as_json:
         sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts)) + "\n")
     else:
         if no_stream:
             _print_whole(completion.text)
-        sys.stderr.write(stats_line(completion.stats, completion.finish_reason) + "\n")
+        sys.stderr.write(stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless) + "\n")
     return 130 if completion.finish_reason == "abort" else 0
 
 
@@ -85,7 +85,9 @@ def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_ori
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
+        "lossless": completion.lossless,
         "stats": completion.stats.as_dict(),
+        "control": llm.control,
         "config": {**llm.config, "sampling": {**dataclasses.asdict(params), "seed": completion.seed}},
         "versions": llm.versions,
     }

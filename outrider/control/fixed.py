@@ -6,6 +6,8 @@ That depends on lengths alone, never on a drafted token's value, so it cannot bi
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.rows import Rows
 from outrider.types import Draft, Verdict
 
@@ -22,3 +24,7 @@ class FixedLength:
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Nothing to learn."""
+
+    def summary(self) -> dict[str, Any]:
+        """The length that was asked for."""
+        return {"fixed": self.gamma}

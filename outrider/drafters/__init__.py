@@ -6,8 +6,17 @@ DRAFTERS = Registry(
     "drafter",
     {
         "none": Entry("outrider.drafters.none:NoDrafter", "plain decoding, one token per target pass"),
-        "draft-model": Entry("outrider.drafters.draft_model:ModelDrafter", "a smaller model with the same tokenizer"),
+        "draft-model": Entry("outrider.drafters.draft_tree:TreeModelDrafter", "a smaller model with the same tokenizer"),
         "ngram": Entry("outrider.drafters.ngram:NgramDrafter", "prompt lookup: copies what followed the same words before"),
+        "suffix": Entry("outrider.drafters.suffix:SuffixDrafter", "goes on as this text or an earlier answer went on"),
+        "quantised": Entry("outrider.drafters.quantised:QuantisedDrafter", "the target's own weights in 4 or 8 bits"),
+        "early-exit": Entry("outrider.drafters.early_exit:EarlyExitDrafter", "the target's own first layers, or all but a few"),
+        "lookahead": Entry("outrider.drafters.lookahead:LookaheadDrafter", "Jacobi guesses in the target's own passes"),
+        "ngram-cache": Entry("outrider.drafters.ngram_cache:NgramCacheDrafter", "what followed the same words in any text yet"),
+        "recycling": Entry("outrider.drafters.recycling:RecyclingDrafter", "the target's favourites when it last saw a token"),
+        "retrieval": Entry("outrider.drafters.retrieval:RetrievalDrafter", "copies from your own corpus of texts"),
+        "composite": Entry("outrider.drafters.composite:CompositeDrafter", "several drafters in one tree, or the best of them"),
+        "universal": Entry("outrider.drafters.universal:UniversalDrafter", "a smaller model with any tokenizer"),
     },
 )
 

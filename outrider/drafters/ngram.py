@@ -1,75 +1,174 @@
-"""Prompt lookup: copy what followed the same few tokens the last time they were written.
+"""Prompt lookup: copy what followed the same few tokens when they were written before.
 
-Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages. The longest n-gram of the
-text's end is looked up, from `max_ngram` tokens down to `min_ngram`; among its earlier occurrences the most recent counts,
-and what followed it is copied; a copy that reaches the end of the text goes on with itself. (The original, PLD by Saxena,
-takes the first occurrence and skips short copies; recency and short copies find more.)
+Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages. Every earlier place that ends
+with the text's last tokens (`min_ngram` to `max_ngram` of them) votes for what followed it there. A vote weighs more the more
+tokens agree and the more recent the place is, and votes for the same token add up: so length, recency and count decide
+together, at every token of the copy. One occurrence after four equal tokens outweighs a few after two, but not many.
 
-Costs a few dictionary look-ups per step: each n-gram ending is indexed once, when its text is committed.
+The draft follows the heaviest votes: as one chain, or, with `tree`, as several branches where the places disagree. A copy
+that reaches the end of the text goes on with itself. (The original, PLD by Saxena, copies from the first occurrence of the
+longest n-gram and skips short copies.) Only the row's own text is used; docs/algorithms/ngram.md has the numbers.
 """
 
 from __future__ import annotations
 
-import torch
+import heapq
+from dataclasses import dataclass
+from itertools import count
 
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
+from outrider.settings import setting
+from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
+MAX_OCCURRENCES = 8  # places per n-gram length that vote, the most recent ones: bounds the cost of a step
+LENGTH_WEIGHT = 4.0  # a place that agrees in one token more weighs so many times as much
+DOUBT = 0.5  # weight of "none of these": what a lone vote of the shortest length is held against
+BRANCHES = 4  # `tree=true`
 
-class _Index:
-    """Where each n-gram of one text was last followed by something."""
+Vote = tuple[int, float]  # where to read on, weight
+
+
+@dataclass(frozen=True)
+class NgramSettings:
+    """Options of drafter 'ngram'."""
+
+    min_ngram: int = setting(1, "shortest n-gram looked up, in tokens")
+    max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
+    recency: float = setting(0.8, "weight of each occurrence relative to the next one: 1 counts all alike, 0 only the last")
+    min_share: float = setting(0.1, "tokens whose path has a smaller share of the votes are not drafted")
+    tree: int | bool = setting(False, f"draft a tree of several continuations: how many branches, or true for {BRANCHES}")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ConfigError(
+                f"ngram sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
+            )
+        if not 0 <= self.recency <= 1:
+            raise ConfigError(f"ngram option recency must be between 0 and 1, got {self.recency}")
+        if not 0 <= self.min_share < 1:
+            raise ConfigError(f"ngram option min_share must be at least 0 and below 1, got {self.min_share}")
+        if self.tree is not False and self.tree < 1:
+            raise ConfigError(f"ngram option tree must be true, false or a number of branches from 1, got {self.tree}")
+
+    @property
+    def branches(self) -> int:
+        """Leaves of a draft; 1 is a chain."""
+        return {False: 1, True: BRANCHES}[self.tree] if isinstance(self.tree, bool) else self.tree
+
+
+class NgramIndex:
+    """Where each n-gram of one growing text occurred: the last place in a dictionary, each place knows the one before.
+
+    A place is the position of the token that followed.
+    """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
-        self._next: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token that followed it
+        self._sizes = range(min_ngram, max_ngram + 1)
+        self._last: dict[tuple[int, ...], int] = {}  # n-gram (of any size) -> its last place
+        self._before: dict[int, list[int]] = {size: [] for size in self._sizes}  # [size][place] -> earlier place, or -1
         self._indexed = 0  # tokens [0, _indexed) have been entered as followers
 
     def update(self, tokens: list[int]) -> None:
-        """Enter every n-gram that is followed by a token not seen before."""
-        for follower in range(max(self._indexed, 1), len(tokens)):
-            for size in self._sizes:
-                if size <= follower:
-                    self._next[tuple(tokens[follower - size : follower])] = follower
+        """Enter every n-gram that is followed by a token not seen before: one look-up per token and size."""
+        last = self._last
+        for size, before in self._before.items():
+            for place in range(self._indexed, len(tokens)):
+                if place < size:
+                    before.append(-1)
+                    continue
+                ngram = tuple(tokens[place - size : place])
+                before.append(last.get(ngram, -1))
+                last[ngram] = place
         self._indexed = len(tokens)
 
-    def continuation(self, tokens: list[int], count: int) -> list[int]:
-        """Up to `count` tokens that followed the longest known end of the text. A copy may run into itself."""
-        for size in self._sizes:
-            start = self._next.get(tuple(tokens[-size:])) if size <= len(tokens) else None
-            if start is not None:
-                copied: list[int] = []
-                for source in range(start, start + count):
-                    copied.append(tokens[source] if source < len(tokens) else copied[source - len(tokens)])
-                return copied
-        return []
+    def matches(self, tokens: list[int]) -> dict[int, int]:
+        """place -> how many tokens before it equal the text's last ones, most recent place first."""
+        found: dict[int, int] = {}
+        for size in reversed(self._sizes):
+            place = self._last.get(tuple(tokens[-size:]), -1) if size <= len(tokens) else -1
+            for _ in range(MAX_OCCURRENCES):
+                if place < 0:
+                    break
+                found.setdefault(place, size)
+                place = self._before[size][place]
+        return dict(sorted(found.items(), reverse=True))
+
+
+def continuations(tokens: list[int], votes: list[Vote], budget: int, branches: int, least: float) -> TokenTree:
+    """The likeliest `budget` nodes that the votes lead to, with at most `branches` leaves.
+
+    A node's score is the share of votes along its path; nodes are taken best first. A second child opens a branch.
+    """
+    tree, opened, order = TokenTree(), 1, count()
+    waiting: list[tuple[float, int, bool, int, list[int], list[Vote]]] = []  # -score, tie, heaviest child?, parent, path, votes
+
+    def offer(parent: int, path: list[int], votes: list[Vote], score: float) -> None:
+        by_token = _next_tokens(tokens, path, votes)
+        total = DOUBT + sum(weight for _, weight in votes)
+        shares = [(sum(weight for _, weight in agreeing) / total, token) for token, agreeing in by_token.items()]
+        for rank, (share, token) in enumerate(sorted(shares, key=lambda item: -item[0])[:branches]):
+            if score * share < least:
+                break
+            entry = (-score * share, next(order), rank == 0, parent, [*path, token], by_token[token])
+            heapq.heappush(waiting, entry)
+
+    offer(-1, [], votes, 1.0)
+    while waiting and len(tree) < budget:
+        score, _, heaviest, parent, path, agreeing = heapq.heappop(waiting)
+        if not heaviest:
+            if opened == branches:
+                continue
+            opened += 1
+        offer(tree.add(parent, path[-1]), path, agreeing, -score)
+    return tree
+
+
+def _next_tokens(tokens: list[int], path: list[int], votes: list[Vote]) -> dict[int, list[Vote]]:
+    """Votes by the token they read after `path`; beyond the end of the text they read the path itself."""
+    found: dict[int, list[Vote]] = {}
+    for vote in votes:
+        source = vote[0] + len(path)
+        token = tokens[source] if source < len(tokens) else path[source - len(tokens)]
+        found.setdefault(token, []).append(vote)
+    return found
 
 
 class NgramDrafter(Drafter):
     """n-gram prompt lookup over the row's own prompt and output."""
 
-    def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ConfigError(f"ngram sizes must satisfy 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
-        self._sizes = (min_ngram, max_ngram)
-        self._indexes: list[_Index] = []
+    shape = "chain or tree"
+    Settings = NgramSettings
+
+    def __init__(self, settings: NgramSettings | None = None) -> None:
+        self._settings = settings or NgramSettings()
+        self._indexes: list[NgramIndex] = []
+
+    @classmethod
+    def drafts_trees(cls, settings: NgramSettings) -> bool:
+        return settings.branches > 1
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> NgramDrafter:
+        return cls(setup.settings)
 
     def start(self, row: Row) -> None:
-        self._indexes.append(_Index(*self._sizes))
+        self._indexes.append(NgramIndex(self._settings.min_ngram, self._settings.max_ngram))
         self._indexes[-1].update(row.tokens)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        found = [
-            index.continuation(row.tokens, count)
-            for index, row, count in zip(self._indexes, rows, gamma, strict=True)
+        guesses = [
+            self._guess(index, row.tokens, budget)
+            for index, row, budget in zip(self._indexes, rows, gamma, strict=True)
         ]
-        width = max((len(copy) for copy in found), default=0)
-        padded = [copy + [0] * (width - len(copy)) for copy in found]
-        return Draft(
-            tokens=torch.tensor(padded, dtype=torch.int64, device=rows.device).view(len(rows), width),
-            lengths=torch.tensor([len(copy) for copy in found], device=rows.device),
-        )
+        return to_draft(guesses, rows.device)
+
+    def _guess(self, index: NgramIndex, tokens: list[int], budget: int) -> TokenTree:
+        weights = ((place, LENGTH_WEIGHT ** (size - self._settings.min_ngram)) for place, size in index.matches(tokens).items())
+        votes = [(place, weight * self._settings.recency**age) for age, (place, weight) in enumerate(weights)]
+        return continuations(tokens, votes, budget, self._settings.branches, self._settings.min_share)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for index, row in zip(self._indexes, rows, strict=True):

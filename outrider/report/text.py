@@ -35,9 +35,10 @@ def amount(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
 
 
-def stats_line(stats: DecodeStats, finish_reason: str | None = None) -> str:
+def stats_line(stats: DecodeStats, finish_reason: str | None = None, *, lossless: bool = True) -> str:
     """One generation in one line."""
     parts = [
+        *([] if lossless else ["LOSSY"]),
         f"{stats.emitted} tokens in {number(stats.ttft_s + stats.decode_s)} s",
         f"{number(stats.tokens_per_s, 0)} tokens/s",
         f"first after {number(stats.ttft_s)} s",

@@ -12,42 +12,48 @@ solved child by child. It holds for any order of the probabilities; with falling
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+
+import numpy as np
 
 from outrider.trees.shape import TreeShape
-
-Split = tuple[int, ...]  # nodes given to each child, itself included
 
 
 def sequoia_shape(acceptance: Sequence[float], num_nodes: int, max_depth: int) -> TreeShape:
     """The best tree of at most `num_nodes` draft nodes and `max_depth` levels."""
-
-    @cache
-    def best(nodes: int, depth: int) -> tuple[float, Split]:
-        """(expected tokens, how the nodes below are shared out) of a subtree whose root is given."""
-        return 1 + share(nodes - 1, depth, 0)[0], share(nodes - 1, depth, 0)[1]
-
-    @cache
-    def share(nodes: int, depth: int, child: int) -> tuple[float, Split]:
-        """The best use of `nodes` below one node, for its children from `child` on."""
-        if nodes == 0 or depth == 0 or child == len(acceptance):
-            return 0.0, ()
-        options: list[tuple[float, Split]] = [(0.0, ())]
-        for given in range(1, nodes + 1):
-            rest, split = share(nodes - given, depth, child + 1)
-            options.append((acceptance[child] * best(given, depth - 1)[0] + rest, (given, *split)))
-        return max(options)
-
     parents: list[int] = []
-    level = [(-1, num_nodes + 1, max_depth)]  # (node, nodes of its subtree, levels left)
-    while level:
+    level = [(-1, num_nodes)]  # (node, how many nodes are below it)
+    for split in reversed(_splits(acceptance, num_nodes, min(max_depth, num_nodes))):
         following = []
-        for parent, nodes, depth in level:
-            for given in best(nodes, depth)[1]:
-                following.append((len(parents), given, depth - 1))
+        for parent, left in level:
+            for given in split:
+                if not given[left]:
+                    break
+                following.append((len(parents), int(given[left]) - 1))
                 parents.append(parent)
+                left -= int(given[left])
         level = following
     return TreeShape(tuple(parents))
+
+
+def _splits(acceptance: Sequence[float], num_nodes: int, max_depth: int) -> list[np.ndarray]:
+    """[d - 1][b, n]: below a node with d levels, how many of n nodes child b gets, the rest being for its later siblings."""
+    nodes = np.arange(num_nodes + 1)
+    rest = nodes[:, None] - nodes  # [n, given]
+    impossible = (rest < 0) | (nodes == 0)
+    below = np.zeros(num_nodes + 1)  # [n]: the best sum of n nodes below one node; no level, no sum
+    splits = []
+    for _ in range(max_depth):
+        subtree = 1 + np.roll(below, 1)  # [given]: T, the child itself and the nodes below it
+        split, share = [], np.zeros(num_nodes + 1)  # share[n]: the best sum of n nodes among the children from b on
+        for prob in reversed(acceptance):
+            sums = np.where(impossible, -1.0, prob * subtree + share[rest])
+            given = num_nodes - sums[:, ::-1].argmax(axis=1)  # among equals the largest
+            share = sums.max(axis=1)
+            share[0] = given[0] = 0
+            split.append(given)
+        below = share
+        splits.append(np.array(split[::-1]))
+    return splits
 
 
 def expected_accepted(shape: TreeShape, acceptance: Sequence[float]) -> float:

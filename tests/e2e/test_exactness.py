@@ -24,15 +24,14 @@ from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.demo import demo_paths
 from outrider.demo.problems import problems
-from outrider.drafters import DRAFTERS
-from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.base import Drafter
 from outrider.errors import OutriderError
 from outrider.llm import LLM
 from outrider.models.compile import cannot_compile
+from outrider.parts import choose_parts
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
-from outrider.verifiers import VERIFIERS
 from tests.helpers import make_row, run_to_end
 
 QUESTIONS = (
@@ -56,9 +55,9 @@ class Subject:
 
     def decoder(self, drafter: str, draft: str, gamma: int) -> Decoder:
         built = self.built[draft]
-        setup = DraftSetup(built.target, built.draft, gamma)
-        made = OracleThatErrs(self) if drafter == "oracle" else DRAFTERS.load(drafter).build(setup)
-        return Decoder(built.target.lm, made, VERIFIERS.load("block")(), FixedLength(gamma))
+        parts = choose_parts("none" if drafter == "oracle" else drafter, {}, "auto", {}, gamma, lossy=False)
+        made = OracleThatErrs(self) if drafter == "oracle" else parts.make_drafter(built.target, built.draft)
+        return Decoder(built.target.lm, made, parts.make_verifier(), FixedLength(gamma))
 
     def texts(self, drafter: str, draft: str, gamma: int, *, together: bool) -> list[list[int]]:
         decoder = self.decoder(drafter, draft, gamma)

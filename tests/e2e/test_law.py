@@ -38,9 +38,8 @@ from transformers import (
 from outrider.build import Built, Options, build
 from outrider.control import FixedLength
 from outrider.decode import Decoder
-from outrider.drafters import DRAFTERS
-from outrider.drafters.base import DraftSetup
 from outrider.models.lm import PassLimits
+from outrider.parts import choose_parts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rejection import acceptance
 from outrider.sampling.rng import Purpose, Randomness
@@ -154,9 +153,11 @@ class ResamplesFromTarget(Verifier):
         return chain_verdict(draft, num_accepted, rng.categorical(law, Purpose.RESAMPLE, positions, 0))
 
 
-def make_decoder(world: World, drafter: str, verifier: Verifier) -> Decoder:
-    setup = DraftSetup(world.built.target, world.built.draft, GAMMA)
-    return Decoder(world.built.target.lm, DRAFTERS.load(drafter).build(setup), verifier, FixedLength(GAMMA))
+def make_decoder(
+    world: World, drafter: str, verifier: Verifier, options: dict[str, str] | None = None, nodes: int = GAMMA
+) -> Decoder:
+    parts = choose_parts(drafter, options or {}, "auto", {}, nodes, lossy=False)
+    return Decoder(world.built.target.lm, parts.make_drafter(world.built.target, world.built.draft), verifier, FixedLength(nodes))
 
 
 def sample(decoder: Decoder, num_texts: int) -> dict[str, Counter]:
@@ -214,21 +215,34 @@ def verdicts(world: World, decoder: Decoder, num_texts: int) -> dict[str, float]
     }
 
 
-PAIRS = [("draft-model", "block"), ("draft-model", "gumbel")]
+CHAINS = [("draft-model", {}, "block", GAMMA), ("draft-model", {}, "gumbel", GAMMA)]
+TREES = [
+    ("draft-model", {"tree": "2x2"}, "traversal", 6),
+    ("draft-model", {"tree": "parallel:2"}, "multi-round", 4),
+    ("composite", {"parts": "draft-model,ngram-cache"}, "traversal", 5),
+]
+CLOSELY = [
+    ("none", {}, "block", GAMMA), ("draft-model", {}, "token", GAMMA), ("draft-model", {"stop": "entropy"}, "block", GAMMA),
+    ("draft-model", {"tree": "2x2"}, "gumbel", 6), ("recycling", {}, "traversal", 6), ("lookahead", {}, "multi-round", 6),
+    ("suffix", {"tree": "true"}, "traversal", 6), ("universal", {"method": "shared"}, "block", GAMMA),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), PAIRS)
-def test_texts_follow_the_target_law(world: World, drafter: str, verifier: str) -> None:
+@pytest.mark.parametrize(("drafter", "options", "verifier", "nodes"), [*CHAINS, *TREES])
+def test_texts_follow_the_target_law(
+    world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
+) -> None:
     """Catches what no unit of the engine shows alone: stale keys, coins met twice, rows that share a stream."""
-    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 2500))
+    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)(), options, nodes), 2500))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
-@pytest.mark.parametrize("drafter", DRAFTERS.names())
-def test_texts_follow_the_target_law_closely(world: World, drafter: str, verifier: str) -> None:
-    """The same for every pair, with six times the texts: sees a third of the deviation."""
-    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)()), 16_000))
+@pytest.mark.parametrize(("drafter", "options", "verifier", "nodes"), [*CHAINS, *TREES, *CLOSELY])
+def test_texts_follow_the_target_law_closely(
+    world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
+) -> None:
+    """The same and more pairs, with six times the texts: sees a third of the deviation."""
+    assert not holm(verdicts(world, make_decoder(world, drafter, VERIFIERS.load(verifier)(), options, nodes), 16_000))
 
 
 def test_a_wrong_residual_is_noticed(world: World) -> None:

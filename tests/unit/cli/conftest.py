@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -38,6 +38,14 @@ class FakeLLM:
     versions: dict[str, str] = field(default_factory=lambda: {"outrider": "0"})
     notes: list[str] = field(default_factory=list)
 
+    control: ClassVar[dict[str, Any]] = {"fixed": 5}
+
+    def __enter__(self) -> FakeLLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to save."""
+
     def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
         if not self.has_template:
             raise ConfigError("'fake' has no chat template; use generate with a plain prompt")
@@ -67,7 +75,7 @@ class FakeLLM:
     ) -> Completion:
         logprobs = None if params.logprobs is None else [{0: -0.5, 1: float("-inf")}] * len(pieces)
         ids = list(range(len(pieces)))
-        return Completion([1], "".join(pieces), ids, reason, origins, logprobs, stats, params.seed or 7)
+        return Completion([1], "".join(pieces), ids, reason, origins, logprobs, stats, lossless=True, seed=params.seed or 7)
 
 
 @dataclass

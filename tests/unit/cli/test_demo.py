@@ -28,7 +28,7 @@ class Scripted:
         self.log.append(self.name)
         stats = DecodeStats(ttft_s=0.0, decode_s=self.seconds)
         stats.count_step(0, 0, len(self.tokens), rejected=False)
-        return [Completion([1], self.text, self.tokens, "stop", [], None, stats, 0)]
+        return [Completion([1], self.text, self.tokens, "stop", [], None, stats, lossless=True, seed=0)]
 
 
 def test_measure_compares_with_plain() -> None:

@@ -15,7 +15,7 @@ from outrider.cli.options import ModelOptions
 from outrider.errors import NumericalError
 
 TEXT = "Paris is the capital.\n"
-KEYS = ["text", "token_ids", "finish_reason", "stats", "config", "versions"]
+KEYS = ["text", "token_ids", "finish_reason", "lossless", "stats", "control", "config", "versions"]
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
     "accepted_per_position", "ttft_s", "decode_s", "tokens_per_s", "time_s",
@@ -76,8 +76,8 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
     target, options = fake.asked[0]
     assert target == "demo"
     assert options == ModelOptions(
-        drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3"], tree="t", exit_layer="2", corpus="c",
-        verifier="token", dtype="float32", device="cpu",
+        drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3"], tree="t",
+        exit_layer="2", corpus="c", verifier="token", dtype="float32", device="cpu",
         threads=1, compile="off", max_model_len=99, revision="r", trust_remote_code=True,
     )  # fmt: skip
     merged = ("drafter_option", "verifier_option", "tree", "exit_layer", "corpus")
