@@ -35,7 +35,7 @@ test-all: $(STAMP) ## the slow and the nightly ones too
 	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 lint: $(STAMP) ## ruff
-	@$(BIN)/ruff check outrider tests benchmarks
+	@$(BIN)/ruff check outrider tests benchmarks examples
 
 type: $(STAMP) ## mypy
 	@$(BIN)/mypy

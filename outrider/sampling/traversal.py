@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.sampling.tree import Residuals
+from outrider.sampling.tree_rows import FEW_ROWS, judge_leaves_first, row_by_row
 from outrider.types import Draft
 
 
@@ -27,6 +28,13 @@ def traverse(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     """Of every node, the probability that its coin shows heads: (B, N), 0 beyond a row's length; and, after every output,
     the weights of the token that ends the step there: (B, N+1, V), mass 0 where no step ends.
     """
+    if target_probs.device.type == "cpu" and draft.num_rows <= FEW_ROWS:
+        return row_by_row(target_probs, draft, judge_leaves_first)
+    return traverse_batched(target_probs, draft)
+
+
+def traverse_batched(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """`traverse` of all rows at once."""
     residuals = Residuals(target_probs, draft)
     keep = torch.zeros_like(residuals.mass[:, 1:])
     device = draft.tokens.device

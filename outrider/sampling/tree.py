@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.sampling.tree_rows import FEW_ROWS, judge_top_down, row_by_row
 from outrider.types import Draft
 
 
@@ -76,6 +77,13 @@ def multi_round(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     """Of every node, the probability of keeping it once its parent is kept and its earlier siblings are not: (B, N);
     and, after every output, the weights of the token that ends the step there: (B, N+1, V), mass 0 where no step ends.
     """
+    if target_probs.device.type == "cpu" and draft.num_rows <= FEW_ROWS:
+        return row_by_row(target_probs, draft, judge_top_down)
+    return multi_round_batched(target_probs, draft)
+
+
+def multi_round_batched(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """`multi_round` of all rows at once."""
     residuals = Residuals(target_probs, draft)
     keep = torch.zeros_like(residuals.mass[:, 1:])
     every_row = torch.arange(draft.num_rows, device=draft.tokens.device)

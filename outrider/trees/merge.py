@@ -28,45 +28,48 @@ class Merged:
 
 
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
-    """One tree with all their nodes. Raises ValueError when a draft behind the first one was drawn from laws."""
+    """One tree with all their nodes.
+
+    Raises ValueError when a draft behind the first one was drawn from laws, or the first one with replacement: equal
+    siblings, each drawn by itself, cannot share a node.
+    """
     if any(draft.probs is not None for draft in drafts[1:]):
         raise ValueError("only the first of the merged drafts may be drawn from laws")
     first, device = drafts[0], drafts[0].tokens.device
+    if first.replacement:
+        raise ValueError("a draft with siblings drawn with replacement cannot be merged")
     trees = [TokenTree() for _ in range(first.num_rows)]
     places = [[_place(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts]
     merged = to_draft(trees, device)
     if first.probs is not None:
-        extra = merged.num_nodes - first.num_nodes
-        merged.probs = F.pad(first.probs, (0, 0, 0, extra))
-        node = torch.arange(merged.num_nodes, device=device)
-        merged.sampled = F.pad(first.is_sampled(), (0, extra)) & (node < first.lengths[:, None])
-        merged.parents = merged.parent_nodes().clone()
+        _keep_laws(merged, first, first.probs)
     return Merged(merged, places)
 
 
-def part_verdict(draft: Draft, places: Places, merged: Verdict) -> Verdict:
-    """The merged verdict as one part sees it: its own nodes as far as the kept path began with them."""
+def part_verdict(draft: Draft, places: Places, merged: Draft, verdict: Verdict) -> Verdict:
+    """The verdict on the merged tree as one part sees it.
+
+    Its kept nodes are the kept path as far as that began with nodes of the part; what the text says next is its
+    `next_token`, be it a node of another part or the verifier's own token.
+    """
     paths, next_tokens, complete = [], [], []
-    for row, path in enumerate(merged.lists.path):
-        own = {place: node for node, place in reversed(list(enumerate(places[row])))}
-        kept: list[int] = []
-        for place in path[: merged.lists.num_accepted[row]]:
-            if place not in own:
-                break
-            kept.append(own[place])
+    for row, (path, count) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
+        own = {place: node for node, place in enumerate(places[row])}
+        kept = [own[place] for place in _beginning(path[:count], own)]
+        left = len(kept) < count
         paths.append(kept + [-1] * (draft.num_nodes - len(kept)))
-        next_tokens.append(merged.lists.next_token[row])
-        complete.append(not draft.children[row][(kept[-1] if kept else -1) + 1])
-    lists = VerdictLists(paths, [sum(node >= 0 for node in path) for path in paths], next_tokens, complete)
-    return Verdict.of_lists(lists, draft.num_nodes, draft.tokens.device)
+        next_tokens.append(merged.lists[0][row][path[len(kept)]] if left else verdict.lists.next_token[row])
+        complete.append(not draft.children[row][kept[-1] + 1 if kept else 0])
+    counts = [sum(node >= 0 for node in path) for path in paths]
+    return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), draft.num_nodes, draft.tokens.device)
 
 
 def part_output(draft: Draft, places: Places, output: TargetOutput) -> TargetOutput:
-    """The target's outputs at one part's own nodes: logits (B, own N + 1, V)."""
+    """The target's outputs at one part's own nodes: logits (B, own N + 1, V), hidden states alike."""
     columns = [[0, *(place + 1 for place in line)] + [0] * (draft.num_nodes - len(line)) for line in places]
     index = torch.tensor(columns, device=output.logits.device)
     rows = torch.arange(len(columns), device=index.device)[:, None]
-    return TargetOutput(output.logits[rows, index])
+    return TargetOutput(output.logits[rows, index], {layer: states[rows, index] for layer, states in output.hidden.items()})
 
 
 def _place(tree: TokenTree, draft: Draft, row: int) -> list[int]:
@@ -78,3 +81,17 @@ def _place(tree: TokenTree, draft: Draft, row: int) -> list[int]:
         parent = -1 if parents[node] < 0 else place[parents[node]]
         place.append(tree.add(parent, tokens[node]))
     return place
+
+
+def _keep_laws(merged: Draft, first: Draft, laws: torch.Tensor) -> None:
+    """The first draft's nodes stand where they stood, so its laws need only be padded."""
+    extra = merged.num_nodes - first.num_nodes
+    node = torch.arange(merged.num_nodes, device=merged.tokens.device)
+    merged.probs = F.pad(laws, (0, 0, 0, extra))
+    merged.sampled = F.pad(first.is_sampled(), (0, extra)) & (node < first.lengths[:, None])
+    merged.parents = merged.parent_nodes().clone()  # a tree's verifier reads `sampled` node by node
+
+
+def _beginning(path: list[int], own: dict[int, int]) -> list[int]:
+    """The path up to the first node that is not among `own`."""
+    return path[: next((depth for depth, place in enumerate(path) if place not in own), len(path))]

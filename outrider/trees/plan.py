@@ -29,7 +29,7 @@ class TreeSettings:
     max_depth: int = setting(8, "best-first and sequoia: deepest level")
     min_gain: float = setting(0.15, "best-first: stop when a level adds fewer expected accepted tokens")
     sibling_acceptance: str = setting("0.7,0.12,0.05,0.03", "sequoia: P(the b-th child is the one kept), b = 1, 2, ...")
-    adapt: bool = setting(False, "sequoia: replace those probabilities by what is measured while running")
+    adapt: bool = setting(False, "sequoia: replace them by what is measured while running (seeded texts then depend on it)")
 
     def __post_init__(self) -> None:
         kind, _, number = self.tree.partition(":")

@@ -39,7 +39,7 @@ class TokenTree:
     def add_path(self, tokens: Iterable[int], budget: int, parent: int = -1) -> None:
         """A chain of tokens below `parent`, cut where the tree would have more than `budget` nodes."""
         for token in tokens:
-            if len(self) >= budget and (parent, token) not in self._child:
+            if len(self) >= budget:
                 return
             parent = self.add(parent, token)
 

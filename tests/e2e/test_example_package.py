@@ -154,7 +154,7 @@ def test_the_contract_suite_takes_it(tmp_path: Path) -> None:
     suite = ["tests/contract/test_drafters.py", "-k", "phrases", "-m", "not slow and not nightly", "-p", "no:cacheprovider"]
     result = run_with(lay_out(tmp_path / "site"), "-m", "pytest", *suite)
     assert result.returncode == 0, result.stdout
-    assert int(re.findall(r"(\d+) passed", result.stdout)[-1]) > 20
+    assert int(re.findall(r"(\d+) passed", result.stdout)[-1]) > 5
 
 
 def test_the_page_shows_the_code_of_the_package() -> None:
