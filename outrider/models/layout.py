@@ -7,6 +7,7 @@ prefix, its ancestors and itself, whatever order the nodes are stored in.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +20,13 @@ def tree_depths_and_ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
     `parents` (B, N) counts nodes from 0 and calls the pending token -1; parents stand before their children.
     """
     num_rows, num_nodes = parents.shape
-    depths = torch.zeros(num_rows, num_nodes + 1, dtype=torch.int64, device=parents.device)
-    sees = torch.eye(num_nodes + 1, dtype=torch.bool, device=parents.device).repeat(num_rows, 1, 1)
-    rows = torch.arange(num_rows, device=parents.device)
-    for node in range(1, num_nodes + 1):
-        parent = parents[:, node - 1] + 1
-        depths[:, node] = depths[rows, parent] + 1
-        sees[:, node] |= sees[rows, parent]
-    return depths, sees
+    depths = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
+    sees = np.broadcast_to(np.eye(num_nodes + 1, dtype=bool), (num_rows, num_nodes + 1, num_nodes + 1)).copy()
+    for row, line in enumerate(parents.tolist()):  # sync: trees are made on the host anyway, and tensors this small are slow
+        for node, parent in enumerate(line, start=1):
+            depths[row, node] = depths[row, parent + 1] + 1
+            sees[row, node] |= sees[row, parent + 1]
+    return torch.from_numpy(depths).to(parents.device), torch.from_numpy(sees).to(parents.device)
 
 
 def attention_mask(

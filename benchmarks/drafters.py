@@ -1,0 +1,441 @@
+"""Which drafter pays where: drafters that need no training (all but early-exit and universal), nine workloads, T = 0 and above.
+
+A *cell* is one model pair, workload and temperature. In it every prompt goes through all configurations before the next one
+does, in an order that rotates, so a slow minute of the machine hits all alike; a configuration is compared with plain decoding
+of the same prompt. Drafters that learn, and the control of `auto`, start afresh in each cell and round and meet the prompts in
+order, as they would with a user. Both models are loaded once; configurations differ in drafter, options, length and verifier.
+
+Speed is that of the decode phase: the prompt's keys and values are made once and handed to every configuration, and the first
+step is left out. Known gains (`GAINS`) are measured by tau alone, without a clock, on the target as it was before inflation.
+
+    python benchmarks/drafters.py                      all of it; Ctrl-C, then --resume, continues after the last finished cell
+    python benchmarks/drafters.py --render benchmarks/results/drafters-DATE.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import torch
+import typer
+from drafters_report import gain, markdown, results
+from peers import inflated
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from workload import PAIRS, PEERS, REPOSITORY, SHARED, OtherCpu, console, encode, model_name, model_pair, write_result
+
+from outrider import SamplingParams, __version__
+from outrider.build import Options, build
+from outrider.decode import Decoder
+from outrider.drafters.base import Drafter
+from outrider.errors import OutriderError
+from outrider.models.lm import LM
+from outrider.parts import choose_parts
+from outrider.rows import Row
+from outrider.stats import PHASES, DecodeStats
+from outrider.text import StopStrings
+
+Run = dict[str, Any]
+CORPUS = "../shared/data/gsm8k/train.jsonl"  # relative to the repository, so that no machine's path is in a result
+MOST_PROMPT_TOKENS = 600  # of a longer prompt, its end
+REPEATS = 3  # of a run beside busy neighbours
+COUNTERS = ("steps", "emitted", "drafted", "tested", "accepted")  # of `DecodeStats`
+HARDER = 1.3  # time on all workloads over that on GSM8K, where most is accepted: for the estimate
+ROTATION = 7  # places by which the order of configurations moves on from prompt to prompt
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a user would say after --drafter, --num-draft-tokens, --drafter-option and --verifier."""
+
+    drafter: str
+    num_draft_tokens: int | str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    verifier: str = "auto"
+    workloads: tuple[str, ...] = ()  # where it takes part unless --configs names it; none given: everywhere
+
+
+FEW = ("gsm8k", "code", "summarization", "repeat")  # for what is slow: one of each kind of text
+CONFIGURATIONS = {
+    "none": Configuration("none"),
+    **{f"draft-model k={k}": Configuration("draft-model", k) for k in (2, 3, 5, 8)},
+    "draft-model auto": Configuration("draft-model", "auto:8"),
+    "draft-model best-first 8": Configuration("draft-model", 8, {"tree": "best-first"}),
+    "draft-model best-first 16": Configuration("draft-model", 16, {"tree": "best-first"}, workloads=FEW),
+    "draft-model sequoia 8": Configuration("draft-model", 8, {"tree": "sequoia"}, workloads=FEW),
+    "draft-model parallel:2": Configuration("draft-model", 8, {"tree": "parallel:2"}, workloads=FEW),
+    "ngram k=3": Configuration("ngram", 3),
+    "ngram k=8": Configuration("ngram", 8),
+    "ngram auto": Configuration("ngram", "auto:8"),
+    "suffix": Configuration("suffix", 8),
+    "suffix tree": Configuration("suffix", 8, {"tree": True}, workloads=FEW),
+    "ngram-cache": Configuration("ngram-cache"),
+    "recycling": Configuration("recycling", workloads=FEW),
+    "lookahead": Configuration("lookahead", workloads=FEW),
+    "retrieval": Configuration("retrieval", None, {"corpus": CORPUS}, workloads=("gsm8k", "math_reasoning")),
+    "quantised 4 bits": Configuration("quantised", None, {"bits": 4}, workloads=FEW),
+    "composite merge": Configuration("composite", 8, {"parts": "draft-model,suffix"}),
+    "composite best": Configuration("composite", 8, {"parts": "ngram,draft-model", "mode": "best"}),
+    "composite auto": Configuration("composite", "auto:8", {"parts": "draft-model,suffix"}),
+}
+
+_SEQUOIA, _WIDE = {"tree": "sequoia"}, {"tree": "4x1"}
+_MERGE = Configuration("composite", 8, {"parts": "draft-model,suffix"})
+GAINS: dict[str, tuple[str, float, Configuration, Configuration]] = {  # workload, temperature, ours, theirs
+    "block over token": ("gsm8k", 1.0, Configuration("draft-model", 8), Configuration("draft-model", 8, {}, "token")),
+    "traversal over multi-round": (
+        "gsm8k", 1.0, Configuration("draft-model", 8, _SEQUOIA), Configuration("draft-model", 8, _SEQUOIA, "multi-round"),
+    ),
+    "drawn without replacement over top-k": (
+        "gsm8k", 1.0,
+        Configuration("draft-model", 8, _WIDE | {"sample_from": 0}), Configuration("draft-model", 8, _WIDE | {"sample_from": 99}),
+    ),
+    "suffix over ngram": ("repeat", 0.0, Configuration("suffix", 8), Configuration("ngram", 8)),
+    "composite over draft-model, repetitive": ("repeat", 0.0, _MERGE, Configuration("draft-model", 8)),
+    "composite over suffix, repetitive": ("repeat", 0.0, _MERGE, Configuration("suffix", 8)),
+    "composite over draft-model": ("gsm8k", 0.0, _MERGE, Configuration("draft-model", 8)),
+    "composite over suffix": ("gsm8k", 0.0, _MERGE, Configuration("suffix", 8)),
+}  # fmt: skip
+SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")  # its other categories are MT-bench's: "mt"
+WORKLOADS = ("gsm8k", "code", *SPEC_BENCH, "mt", "repeat")
+
+
+def prompt_texts(workload: str, count: int, skip: int = 0) -> list[str]:
+    """The first `count` prompts of a workload behind `skip`, always the same ones. Questions are put as the pairs know them."""
+    chosen = slice(skip, skip + count)
+    if workload == "code":
+        return [item["prompt"] for item in _lines("humaneval/problems.jsonl")[chosen]]
+    if workload in ("gsm8k", "repeat"):
+        items = _lines("gsm8k/test.jsonl")[chosen]
+        asked = [f"Question: {item['question']}\nAnswer:" for item in items]
+        if workload == "gsm8k":
+            return asked
+        return [f"{text} {item['answer']}\n\n{text}" for text, item in zip(asked, items, strict=True)]
+    items = _lines("spec_bench/question.jsonl")
+    turns: dict[str, list[str]] = {}
+    for item in items:
+        turns.setdefault(item["category"] if item["category"] in SPEC_BENCH else f"mt {item['category']}", []).append(
+            f"Question: {item['turns'][0]}\nAnswer:"
+        )
+    if workload == "mt":  # one of each category in turn
+        groups = zip(*(texts for category, texts in turns.items() if category.startswith("mt ")), strict=False)
+        return list(itertools.chain.from_iterable(groups))[chosen]
+    return turns[workload][chosen]
+
+
+def _lines(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (SHARED / "data" / file).read_text(encoding="utf-8").splitlines()]
+
+
+def prompt_ids(workload: str, count: int, model: Path, skip: int = 0) -> list[list[int]]:
+    """Token ids, `<s>` first; of a long prompt the last ones."""
+    encoded = encode(prompt_texts(workload, count, skip), model)
+    return [[ids[0], *ids[1:][-(MOST_PROMPT_TOKENS - 1) :]] for ids in encoded]
+
+
+class Bench:
+    """One pair of models, and decoders around them that take turns: their caches are empty between runs."""
+
+    def __init__(self, target: Path, draft: Path, threads: int, compile_mode: str, *, module: bool) -> None:
+        fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
+        # "auto" compiles a drafting loop of one token, which serves every length
+        built = build(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
+        self.target, self.draft, self.folder = built.target, built.draft, target
+        if module:  # only a drafter that runs on the target's weights makes `build` keep them
+            self.target = build(Options(str(target), drafter="quantised", **fixed)).target
+        self.about = {"compile": built.options.compile, "exact_trees": self.target.lm.limits.exact_trees}
+        self._kept: dict[str, Drafter] = {}
+        self._prompt: list[int] = []
+        self._stores: list[torch.Tensor] = []
+
+    def decoder(self, configuration: Configuration) -> Decoder:
+        """With a new drafter when it learns, and a new control. Raises OutriderError when it cannot be built."""
+        options = dict(configuration.options)
+        if "corpus" in options:
+            options["corpus"] = str(REPOSITORY / options["corpus"])
+        parts = choose_parts(
+            configuration.drafter, options, configuration.verifier, {}, configuration.num_draft_tokens, lossy=False
+        )
+        key = repr((configuration.drafter, options, parts.length.most))
+        if parts.drafter.learns or key not in self._kept:
+            self._kept[key] = parts.make_drafter(self.target, self.draft)
+        return Decoder(self.target.lm, self._kept[key], parts.make_verifier(), parts.make_control())
+
+    def decode(self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int) -> Run:
+        """One prompt's decode phase, end of text ignored; the step behind the prompt is left out of every number."""
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+        row = Row(
+            request=0, tokens=list(prompt), num_prompt=len(prompt), params=params, seed=seed,
+            max_tokens=len(prompt) + max_tokens, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+        )  # fmt: skip
+        decoder.add(row)
+        self._read_prompt(decoder.target, row.tokens)
+        decoder.step()
+        first = row.stats.merge(DecodeStats())
+        others, start = OtherCpu(psutil.Process()), time.perf_counter()
+        while not row.finish_reason:
+            decoder.step()
+        seconds = time.perf_counter() - start
+        decoder.remove(0)
+        numbers = {name: getattr(row.stats, name) - getattr(first, name) for name in COUNTERS}
+        before = dict(enumerate(first.accepted_per_position))
+        return numbers | {
+            "seconds": seconds,
+            "accepted_per_position": [n - before.get(i, 0) for i, n in enumerate(row.stats.accepted_per_position)],
+            "time_s": {phase: row.stats.time_s[phase] - first.time_s[phase] for phase in PHASES},
+            "text": hashlib.sha256(str(row.output).encode()).hexdigest()[:8],
+            "other_cpu": others.share(),
+        }
+
+    @torch.inference_mode()
+    def _read_prompt(self, lm: LM, tokens: list[int]) -> None:
+        """Commit the prompt to row 0: computed when it is a new one, else copied, as from a prefix cache."""
+        kv, length = lm.kv, len(tokens) - 1
+        if tokens == self._prompt:
+            for store, saved in zip((*kv.keys, *kv.values), self._stores, strict=True):
+                store[0, :length] = saved
+            kv.advance(0, length)
+            return
+        lm.catch_up([tokens])
+        self._prompt, self._stores = list(tokens), [store[0, :length].clone() for store in (*kv.keys, *kv.values)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; a resumed run must be the same."""
+
+    pairs: list[str]
+    workloads: list[str]
+    temperatures: list[float]
+    configurations: list[str]
+    everywhere: bool  # also where they usually take no part
+    prompts: int
+    max_tokens: int
+    rounds: int
+    gain_prompts: int
+    gain_seeds: int
+    threads: int
+    mlp: int
+    max_other_cpu: float
+    compile: str
+
+    def cells(self) -> list[tuple[str, str, float]]:
+        return list(itertools.product(self.pairs, self.workloads, self.temperatures))
+
+    def names(self, workload: str) -> list[str]:
+        """Configurations that take part in a workload."""
+        wanted = {name: CONFIGURATIONS[name].workloads for name in self.configurations}
+        return [name for name, only in wanted.items() if self.everywhere or not only or workload in only]
+
+    def num_runs(self, workload: str) -> int:
+        return len(self.names(workload)) * self.prompts * self.rounds
+
+    def gain_runs(self, temperature: float) -> int:
+        return 2 * self.gain_prompts * (self.gain_seeds if temperature else 1)
+
+
+@dataclass
+class Unfinished:
+    """What has been measured so far, in a file that git ignores."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path, plan: Plan, *, resume: bool) -> Unfinished:
+        """Start, or go on with the file. BadParameter when there is none, or when it has another plan or other code."""
+        settings = asdict(plan) | {"versions": {"outrider": __version__, "source": _source_digest(), "torch": torch.__version__}}
+        if not resume:
+            return cls(path, {"plan": settings, "pairs": {}, "failures": {}, "cells": [], "gains": []})
+        if not path.exists():
+            raise typer.BadParameter("there is no interrupted run to resume")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if different := [name for name, value in settings.items() if content["plan"].get(name) != value]:
+            raise typer.BadParameter(f"the interrupted run had other settings: {', '.join(different)}")
+        return cls(path, content)
+
+    def save(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        scratch = self.path.with_suffix(".new")
+        scratch.write_text(json.dumps(self.content), encoding="utf-8")
+        scratch.replace(self.path)
+
+    def has_cell(self, pair: str, workload: str, temperature: float) -> bool:
+        cells = self.content["cells"]
+        return any((c["pair"], c["workload"], c["temperature"]) == (pair, workload, temperature) for c in cells)
+
+    def has_gain(self, pair: str, name: str) -> bool:
+        return any((g["pair"], g["name"]) == (pair, name) for g in self.content["gains"])
+
+
+def _source_digest() -> str:
+    """Of Outrider's code: cells measured before and after a change of it do not belong in one table."""
+    files = sorted((REPOSITORY / "outrider").rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def measure_cell(
+    bench: Bench, names: Sequence[str], prompts: list[list[int]], temperature: float, plan: Plan, done: Callable[[], None]
+) -> dict[str, list[Run]]:
+    """Every configuration on every prompt, in turn; a configuration's runs stand in the order of round and prompt."""
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    for turn in range(plan.rounds * len(prompts)):
+        number, index = divmod(turn, len(prompts))
+        if index == 0:
+            decoders = {name: bench.decoder(CONFIGURATIONS[name]) for name in names}
+        order = deque(names)
+        order.rotate(-ROTATION * turn)
+        for name in order:
+            decoder = decoders[name]
+            # who learns from a run cannot repeat it: it would know the answer
+            once = decoder.drafter.learns or str(CONFIGURATIONS[name].num_draft_tokens).startswith("auto")
+            attempts = [bench.decode(decoder, prompts[index], temperature, index, plan.max_tokens)]
+            while not once and attempts[-1]["other_cpu"] > plan.max_other_cpu and len(attempts) <= REPEATS:
+                attempts.append(bench.decode(decoder, prompts[index], temperature, index, plan.max_tokens))
+            best = min(attempts, key=lambda run: run["other_cpu"])
+            runs[name].append({"round": number, "prompt": index, **best})
+            done()
+    return runs
+
+
+def measure_gain(bench: Bench, name: str, plan: Plan, done: Callable[[], None]) -> dict[str, Any]:
+    """Tau of both sides on the same prompts, a few seeds each where tokens are sampled."""
+    workload, temperature, *sides = GAINS[name]
+    decoders = [bench.decoder(side) for side in sides]
+    counts: list[list[list[int]]] = [[], []]  # side, prompt: [emitted, steps]
+    for index, prompt in enumerate(prompt_ids(workload, plan.gain_prompts, bench.folder)):
+        for decoder, mine in zip(decoders, counts, strict=True):
+            mine.append([0, 0])
+            for seed in range(plan.gain_seeds if temperature else 1):
+                run = bench.decode(decoder, prompt, temperature, 1000 * seed + index, plan.max_tokens)
+                mine[-1][0] += run["emitted"]
+                mine[-1][1] += run["steps"]
+                done()
+    return {"name": name, "workload": workload, "temperature": temperature, **gain(*counts)}
+
+
+def main(
+    pairs: Annotated[str, typer.Option(help=f"Model pairs, comma-separated: {', '.join(PAIRS)}.")] = "shared,demo",
+    workloads: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(WORKLOADS)}.")] = "",
+    temperatures: Annotated[str, typer.Option(help="Comma-separated; 0 = greedy.")] = "0,0.7,1",
+    configs: Annotated[str, typer.Option(help="Configurations by name, comma-separated; 'none' always takes part.")] = "",
+    prompts: Annotated[int, typer.Option(min=1, help="Per workload.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=16)] = 64,
+    rounds: Annotated[int, typer.Option(min=1)] = 1,
+    gain_prompts: Annotated[int, typer.Option(min=0, help="Prompts of each known gain; 0: leave them out.")] = 24,
+    gain_seeds: Annotated[int, typer.Option(min=1, help="Seeds per prompt of each sampled known gain.")] = 4,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
+    max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.1,
+    compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
+    name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "drafters",
+    resume: Annotated[bool, typer.Option(help="Go on after the last finished cell of an interrupted run.")] = False,
+    render: Annotated[Path | None, typer.Option(exists=True, help="Only print the tables of this result.")] = None,
+) -> None:
+    """Compare drafters on model pairs, workloads and temperatures."""
+    if render is not None:
+        print(markdown(json.loads(render.read_text(encoding="utf-8"))))
+        return
+    plan = Plan(
+        _named("pair", pairs, PAIRS), _named("workload", workloads, WORKLOADS), [float(t) for t in temperatures.split(",")],
+        _named("configuration", configs, CONFIGURATIONS), bool(configs), prompts, max_tokens, rounds, gain_prompts, gain_seeds,
+        threads, mlp, max_other_cpu, compile,
+    )  # fmt: skip
+    unfinished = Unfinished.open(PEERS / f"{name}.unfinished.json", plan, resume=resume)
+    try:
+        measure(plan, unfinished)
+    except KeyboardInterrupt:
+        console().print("interrupted; the same command with --resume goes on after the last finished cell")
+        raise typer.Exit(130) from None
+    content = results(unfinished.content, {name: asdict(CONFIGURATIONS[name]) for name in plan.configurations})
+    path = write_result(name, content, threads)
+    unfinished.path.unlink()
+    print(markdown(json.loads(path.read_text(encoding="utf-8"))))
+    print(f"written to benchmarks/results/{path.name}")
+    sys.exit(1 if content["failures"] or content["greedy_texts_that_differ"] else 0)
+
+
+def _named(kind: str, given: str, known: Sequence[str] | dict[str, Any]) -> list[str]:
+    """The names given, in the order of `known`; all when none is. Plain decoding is always among configurations."""
+    names = [name for name in given.split(",") if name]
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"no {kind} '{unknown[0]}'; there are: {', '.join(known)}")
+    return [name for name in known if not names or name in names or name == "none"]
+
+
+def measure(plan: Plan, unfinished: Unfinished) -> None:
+    """All cells and gains that `unfinished` lacks; saved one by one."""
+    out = console()
+    cells = [cell for cell in plan.cells() if not unfinished.has_cell(*cell)]
+    gains = [(pair, name) for pair in plan.pairs for name in GAINS if plan.gain_prompts and not unfinished.has_gain(pair, name)]
+    total = sum(plan.num_runs(workload) for _, workload, _ in cells) + sum(plan.gain_runs(GAINS[name][1]) for _, name in gains)
+    out.print(f"{len(cells)} cells, {len(gains)} known gains: {total} runs of {plan.max_tokens} tokens")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, speed_estimate_period=900) as progress:
+        task = progress.add_task("loading", total=total)
+        for pair in plan.pairs:
+            mine = [cell for cell in cells if cell[0] == pair]
+            wanted = [name for owner, name in gains if owner == pair]
+            if mine:
+                _measure_cells(plan, unfinished, pair, mine, progress, task)
+            if wanted:
+                _measure_gains(plan, unfinished, pair, wanted, progress, task)
+
+
+def _measure_cells(plan: Plan, unfinished: Unfinished, pair: str, cells: list, progress: Progress, task: Any) -> None:
+    target, draft = model_pair(pair)
+    wide, inflation = inflated(target, plan.mlp, 0)
+    bench = Bench(wide, draft, plan.threads, plan.compile, module="quantised 4 bits" in plan.configurations)
+    failures = unfinished.content["failures"]
+    models = {"target": model_name(target), "draft": model_name(draft), "inflation": inflation}
+    unfinished.content["pairs"][pair] = models | bench.about
+    costs = _warm_up(bench, plan, failures, pair)
+    seconds = sum(costs.get(name, 0) for _, workload, _ in cells for name in plan.names(workload)) * plan.prompts * plan.rounds
+    progress.console.print(f"{pair}: about {HARDER * seconds / 60:.0f} minutes, going by a first run of each configuration")
+    for _, workload, temperature in cells:
+        progress.update(task, description=f"{pair} {workload} T={temperature:g}")
+        names = [name for name in plan.names(workload) if name in costs]
+        prompts = prompt_ids(workload, plan.prompts, wide)
+        runs = measure_cell(bench, names, prompts, temperature, plan, lambda: progress.advance(task))
+        cell = {"pair": pair, "workload": workload, "temperature": temperature, "prompt_tokens": [*map(len, prompts)]}
+        unfinished.content["cells"].append(cell | {"runs": runs})
+        unfinished.save()
+
+
+def _warm_up(bench: Bench, plan: Plan, failures: dict[str, str], pair: str) -> dict[str, float]:
+    """Configuration -> seconds of one whole run, on a prompt that is not measured. Those that cannot be built are failures."""
+    (prompt,) = prompt_ids("gsm8k", 1, bench.folder, skip=plan.prompts)
+    costs = {}
+    for name in plan.configurations:
+        try:
+            decoder = bench.decoder(CONFIGURATIONS[name])
+        except OutriderError as error:
+            failures[f"{pair}: {name}"] = str(error).replace(f"{REPOSITORY.parent}/", "../")
+            continue
+        bench.decode(decoder, prompt, 1.0, 0, plan.max_tokens)
+        began = time.perf_counter()
+        bench.decode(decoder, prompt, 0.0, 0, plan.max_tokens)
+        costs[name] = time.perf_counter() - began
+    return costs
+
+
+def _measure_gains(plan: Plan, unfinished: Unfinished, pair: str, names: list[str], progress: Progress, task: Any) -> None:
+    bench = Bench(*model_pair(pair), plan.threads, plan.compile, module=False)
+    for name in names:
+        progress.update(task, description=f"{pair} {name}")
+        found = measure_gain(bench, name, plan, lambda: progress.advance(task))
+        unfinished.content["gains"].append({"pair": pair, **found})
+        unfinished.save()
+
+
+if __name__ == "__main__":
+    typer.run(main)
