@@ -1,7 +1,7 @@
 """Several drafters at once: their guesses in one tree, or each step the one that pays most, row by row.
 
     merge    every part drafts; the node budget goes where a node is likeliest to be kept (suffix branch + model chain in one
-             tree, verified by traversal)
+             tree, verified by traversal), and what a free part cannot fill goes on to the next, the model last
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
              beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all
 
@@ -12,7 +12,9 @@ part may draw tokens from laws; its nodes come first in the tree (`outrider/tree
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal
 
 from outrider.drafters import DRAFTERS
@@ -26,6 +28,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 DEFAULT_NODES = 8
 CLOCK_MEMORY = 0.1  # weight of the newest measurement
+TRY_AFTER = 64  # steps after which `best` lets a part that was never chosen show what it is worth now
 SOURCES = "ngram, suffix, ngram-cache, recycling, lookahead, retrieval, draft-model, quantised, early-exit, universal"
 
 
@@ -72,6 +75,7 @@ class _Part:
     survival: ChainSurvival = field(default_factory=ChainSurvival)
     draft: Draft | None = None  # of this step
     seconds_per_token: float = 0.0
+    unused: int = 0  # steps in which no node of it was submitted
 
 
 class CompositeDrafter(Drafter):
@@ -85,19 +89,33 @@ class CompositeDrafter(Drafter):
     def __init__(self, parts: list[_Part], mode: str) -> None:
         self.parts = sorted(parts, key=lambda part: not part.is_model)  # drawn nodes come first in the tree
         self._mode = mode
+        self._numbers: list[int] = []  # of the rows, in the batch's order: what survival estimates know them by
+        self._started = count()
         self._merged: Merged | None = None
         self._pass_seconds = 0.0  # of the target, as seen between a proposal and its verdict
         self._proposed_at = 0.0
 
     @classmethod
     def part_classes(cls, settings: CompositeSettings) -> dict[str, tuple[type[Drafter], Any]]:
-        """Name -> (class, its settings). Raises ConfigError for an unknown part or option."""
+        """Name -> (class, its settings). Raises ConfigError for an unknown part or option, and for parts that do not fit."""
         options = settings.options_by_part()
-        found = {}
+        found: dict[str, tuple[type[Drafter], Any]] = {}
         for name in settings.names():
             kind = DRAFTERS.load(name)
             found[name] = kind, parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'")
+        models = [name for name, part in found.items() if _is_model(*part)]
+        if len(models) > 1:
+            raise ConfigError(f"a composite takes one model at most, got {' and '.join(models)}")
+        for name in models:
+            kind, own = found[name]
+            if kind.drafts_trees(own):
+                raise ConfigError(f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the options")
         return found
+
+    @classmethod
+    def drafts_trees(cls, settings: CompositeSettings) -> bool:
+        cls.part_classes(settings)  # asked before any model is read: the moment to refuse parts that do not fit
+        return True
 
     @classmethod
     def wants_draft(cls, settings: CompositeSettings) -> bool:
@@ -118,15 +136,10 @@ class CompositeDrafter(Drafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
-        parts = []
-        for name, (kind, settings) in cls.part_classes(setup.settings).items():
-            is_model = kind.wants_draft(settings) or kind.wants_module(settings)
-            if is_model and kind.drafts_trees(settings):
-                raise ConfigError(f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the options")
-            parts.append(_Part(name, kind.build(replace(setup, settings=settings)), is_model))
-        models = [part.name for part in parts if part.is_model]
-        if len(models) > 1:
-            raise ConfigError(f"a composite takes one model at most, got {' and '.join(models)}")
+        parts = [
+            _Part(name, kind.build(replace(setup, settings=own)), _is_model(kind, own))
+            for name, (kind, own) in cls.part_classes(setup.settings).items()
+        ]
         return cls(parts, setup.settings.mode)
 
     @property
@@ -134,10 +147,13 @@ class CompositeDrafter(Drafter):
         return [note for part in self.parts for note in part.drafter.notes]
 
     def start(self, row: Row) -> None:
+        self._numbers.append(next(self._started))
         for part in self.parts:
             part.drafter.start(row)
 
     def stop(self, index: int) -> None:
+        self._numbers[index] = self._numbers[-1]
+        self._numbers.pop()
         for part in self.parts:
             part.drafter.stop(index)
 
@@ -147,12 +163,12 @@ class CompositeDrafter(Drafter):
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         for part in self.parts:
-            part.survival.forget({id(row) for row in rows})
-        budgets = self._split(rows, gamma) if self._mode == "merge" else self._best(rows, gamma)
-        for part in self.parts:
-            if part.draft is None:
-                part.draft = self._timed(part, rows, budgets[part.name])
-        self._merged = merge_drafts([part.draft for part in self.parts if part.draft is not None])
+            part.survival.forget(set(self._numbers))
+        drafts = self._merge(rows, gamma) if self._mode == "merge" else self._best(rows, gamma)
+        for part, draft in zip(self.parts, drafts, strict=True):
+            part.draft = draft
+            part.unused = 0 if any(draft.lists[1]) else part.unused + 1
+        self._merged = merge_drafts(drafts)
         self._proposed_at = time.perf_counter()
         return self._merged.draft
 
@@ -161,43 +177,65 @@ class CompositeDrafter(Drafter):
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
         for part, places in zip(self.parts, self._merged.places, strict=True):
             assert part.draft is not None
-            own = part_verdict(part.draft, places, verdict)
-            for index, row in enumerate(rows):
+            own = part_verdict(part.draft, places, self._merged.draft, verdict)
+            for index, number in enumerate(self._numbers):
                 if offered := _depth(part.draft, index):
-                    part.survival.observe(id(row), offered, own.lists.num_accepted[index])
+                    part.survival.observe(number, offered, own.lists.num_accepted[index])
             part.drafter.commit(rows, part.draft, own, part_output(part.draft, places, output))
             part.draft = None
 
     # ---------------------------------------------------------------- who gets how many nodes
 
-    def _split(self, rows: Rows, gamma: list[int]) -> dict[str, list[int]]:
+    def _merge(self, rows: Rows, gamma: list[int]) -> list[Draft]:
+        """Every part drafts its share; the free ones first, so that what they leave over goes to the model."""
+        shares, spare = self._shares(gamma), [0] * len(gamma)
+        drafts: list[Draft] = []
+        for part in reversed(self.parts):
+            budget = [share + more for share, more in zip(shares[part.name], spare, strict=True)]
+            drafts.append(self._timed(part, rows, budget))
+            spare = [left - used for left, used in zip(budget, drafts[-1].lists[1], strict=True)]
+        return drafts[::-1]
+
+    def _shares(self, gamma: Sequence[int]) -> dict[str, list[int]]:
         """Every node to the part whose next token is likeliest to be kept."""
-        budgets = {part.name: [0] * len(rows) for part in self.parts}
-        for index, (row, budget) in enumerate(zip(rows, gamma, strict=True)):
-            curves = {part.name: part.survival.curve(budget, id(row)) for part in self.parts}
+        shares = {part.name: [0] * len(gamma) for part in self.parts}
+        for index, (number, budget) in enumerate(zip(self._numbers, gamma, strict=True)):
+            curves = {part.name: part.survival.curve(budget, number) for part in self.parts}
             for _ in range(budget):
-                name = max(curves, key=lambda name: curves[name][budgets[name][index]])
-                budgets[name][index] += 1
-        return budgets
+                name = max(curves, key=lambda name: curves[name][shares[name][index]])
+                shares[name][index] += 1
+        return shares
 
-    def _best(self, rows: Rows, gamma: list[int]) -> dict[str, list[int]]:
-        """The free parts draft at once; of each row, only the draft with the best rate stays."""
-        free = [part for part in self.parts if not part.is_model]
-        for part in free:
-            part.draft = self._timed(part, rows, gamma)
-        budgets = {part.name: [0] * len(rows) for part in self.parts}
-        for index, row in enumerate(rows):
-            rates = {part.name: self._rate(part, row, _drafted(part, index, gamma[index])) for part in self.parts}
-            budgets[max(rates, key=lambda name: rates[name])][index] = gamma[index]
-        for part in free:
-            assert part.draft is not None
-            chosen = part.draft.lengths * (part.draft.lengths.new_tensor(budgets[part.name]) > 0)
-            part.draft = replace(part.draft, lengths=chosen)
-        return budgets
+    def _best(self, rows: Rows, gamma: list[int]) -> list[Draft]:
+        """The free parts draft at once; of each row, only the draft of the part with the best rate stays."""
+        offered = {part.name: self._timed(part, rows, gamma) for part in self.parts if not part.is_model}
+        chosen = [
+            self._favourite(number, {name: _depth(draft, index) for name, draft in offered.items()}, gamma[index])
+            for index, number in enumerate(self._numbers)
+        ]
+        drafts = []
+        for part in self.parts:
+            mine = [name == part.name for name in chosen]
+            if part.is_model:
+                drafts.append(self._timed(part, rows, [g * own for g, own in zip(gamma, mine, strict=True)]))
+            else:
+                draft = offered[part.name]
+                drafts.append(replace(draft, lengths=draft.lengths * draft.lengths.new_tensor(mine)))
+        return drafts
 
-    def _rate(self, part: _Part, row: Row, num_tokens: int) -> float:
+    def _favourite(self, number: int, offered: dict[str, int], budget: int) -> str:
+        """The part that drafts for one row; `offered`: what the free ones have for it, in levels."""
+        rates = {}
+        for part in self.parts:
+            length = offered.get(part.name, budget)
+            if length and part.unused >= TRY_AFTER:
+                return part.name
+            rates[part.name] = self._rate(part, number, length)
+        return max(rates, key=lambda name: rates[name])
+
+    def _rate(self, part: _Part, number: int, num_tokens: int) -> float:
         """Expected tokens per second of this row if `part` drafts `num_tokens`."""
-        tokens = 1 + part.survival.expected(num_tokens, id(row))
+        tokens = 1 + part.survival.expected(num_tokens, number)
         return tokens / (max(self._pass_seconds, 1e-9) + num_tokens * part.seconds_per_token)
 
     def _timed(self, part: _Part, rows: Rows, budget: list[int]) -> Draft:
@@ -210,9 +248,8 @@ class CompositeDrafter(Drafter):
         return draft
 
 
-def _drafted(part: _Part, index: int, budget: int) -> int:
-    """Depth of what a free part has drafted for this row; what a model would draft."""
-    return budget if part.draft is None else _depth(part.draft, index)
+def _is_model(kind: type[Drafter], settings: Any) -> bool:
+    return kind.wants_draft(settings) or kind.wants_module(settings)
 
 
 def _depth(draft: Draft, index: int) -> int:

@@ -1,7 +1,7 @@
 """A draft model that drafts a tree: several guesses for the next token, several for the one after each, and so on.
 
-One draft pass per level, over all nodes so far, with the tree's own mask. The draft's cache stays at the committed text
-while the tree grows; after the step the kept path is compacted from the last pass, like the target's.
+One draft pass per level, over the nodes that have or get children, with the tree's own mask. The draft's cache stays at the
+committed text while the tree grows; after the step the kept path is compacted from the last pass, like the target's.
 
 How nodes are chosen depends on the row, because what is best depends on its temperature (docs/algorithms/trees.md):
 
@@ -12,7 +12,7 @@ How nodes are chosen depends on the row, because what is best depends on its tem
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,21 +44,43 @@ class DraftModelSettings(TreeSettings, ConfidenceSettings):
 
 @dataclass
 class _RowTree:
-    """One row while its tree grows."""
+    """One row while its tree grows. Only nodes whose children are asked for are fed to the model, each from then on."""
 
     growth: Growth
     sampled: bool  # its nodes are drawn
     missing: list[int]  # committed tokens the draft's cache lacks; the last one is the pending token
-    fed: int = 0  # nodes of the tree that the last pass went over
+    fed: list[int] = field(default_factory=list)  # nodes in the order they were first fed
+    place: dict[int, int] = field(default_factory=dict)  # node -> its index in `fed`
+
+    def feed(self) -> list[int]:
+        """Take in the nodes of this level; where its wanted outputs stand among those of the fed nodes (0 = pending)."""
+        for output, _ in self.growth.wanted():
+            if output > 0:
+                self.place[output - 1] = len(self.fed)
+                self.fed.append(output - 1)
+        return [self.fed_output(output) for output, _ in self.growth.wanted()]
+
+    def fed_output(self, output: int) -> int:
+        """A node's output as the model numbers it."""
+        return 0 if output == 0 else 1 + self.place[output - 1]
+
+    def fed_tokens(self) -> list[int]:
+        return [self.growth.tokens[node] for node in self.fed]
+
+    def fed_parents(self) -> list[int]:
+        """Of every fed node, its parent's place; -1 = pending."""
+        parents = (self.growth.parents[node] for node in self.fed)
+        return [-1 if parent < 0 else self.place[parent] for parent in parents]
 
 
 @dataclass
 class _Level:
-    """The laws of one level, over the outputs that some row expands."""
+    """The laws of one level."""
 
-    first: int  # output that law[:, 0] belongs to
+    first: int  # fed output that law[:, 0] belongs to
     law: Tensor  # (B, M, V)
-    outputs: list[list[int]]  # per row, those it expands
+    outputs: list[list[int]]  # per row, the outputs it expands, in the growth's numbering
+    fed: list[list[int]]  # the same in the model's
 
 
 class TreeModelDrafter(ModelDrafter):
@@ -91,7 +113,7 @@ class TreeModelDrafter(ModelDrafter):
         super().__init__(lm)
         self.plan = plan
         self._trees: list[_RowTree] = []
-        self._fed_nodes: list[dict[int, int]] = []  # per row: node of the draft -> its place in the last pass
+        self._chosen: list[list[int]] = []  # per row: the growth's nodes that became the draft
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         context = self.lm.shape.context_length
@@ -105,115 +127,111 @@ class TreeModelDrafter(ModelDrafter):
             self._trees.append(_RowTree(self.plan.growth(budget, sampled=sampled), sampled, missing))
         levels: list[_Level] = []
         while any(tree.growth.wanted() for tree in self._trees):
-            first, law = self._level_laws(rows)
-            levels.append(_Level(first, law, [[output for output, _ in tree.growth.wanted()] for tree in self._trees]))
-            children = self._children(rows, first, law)
-            for tree, found in zip(self._trees, children, strict=True):
-                if found:
-                    tree.growth.add(found)
+            levels.append(self._next_level(rows))
+            for tree, children in zip(self._trees, self._children(rows, levels[-1]), strict=True):
+                if children:
+                    tree.growth.add(children)
         return self._draft(rows, levels)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self.plan.observe(draft, verdict)
         kv = self.lm.kv
         for index, (tree, row) in enumerate(zip(self._trees, rows, strict=bool(self._trees))):
-            nodes, place = verdict.lists.path[index][: verdict.lists.num_accepted[index]], self._fed_nodes[index]
-            kept = [place[node] for node in nodes if place[node] < tree.fed]  # the last level was never fed
-            num_missing = len(tree.missing)
-            kv.keep(index, [*range(num_missing), *(num_missing + node for node in kept)])
+            path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
+            nodes = [self._chosen[index][node] for node in path]
+            kept = [tree.place[node] for node in nodes if node in tree.place]  # leaves were never fed
+            kv.keep(index, [*range(len(tree.missing)), *(len(tree.missing) + place for place in kept)])
             kv.truncate(index, len(row.tokens) - 1)
         self._trees = []
 
     # ---------------------------------------------------------------- one level
 
-    def _level_laws(self, rows: Rows) -> tuple[int, Tensor]:
-        """(first output, laws (B, M, V)) of the outputs that some row wants children for, from one pass over everything."""
-        wanted = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
-        first = min(output for outputs in wanted for output in outputs)
-        last = max(output for outputs in wanted for output in outputs)
-        logits = self._forward(first, last, rows.device)
-        draft = self._so_far(rows.device)
-        sampling = rows.soft_sampling
-        law = distribution(fit_width(logits, rows.vocab_size), sampling, rows.history, draft, first_node=first)
-        return first, law
+    def _next_level(self, rows: Rows) -> _Level:
+        """One pass of the draft model over all fed nodes, and the laws at those that are expanded now."""
+        outputs = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
+        fed = [tree.feed() for tree in self._trees]
+        first, last = min(min(line) for line in fed if line), max(max(line) for line in fed if line)
+        logits = fit_width(self._forward(first, last, rows.device), rows.vocab_size)
+        law = distribution(logits, rows.soft_sampling, rows.history, self._fed_draft(rows.device), first_node=first)
+        return _Level(first, law, outputs, fed)
 
     def _forward(self, first: int, last: int, device: torch.device) -> Tensor:
-        """Logits (B, last - first + 1, V) after outputs first .. last of every row; one pass of the draft model."""
-        tokens = [tree.missing + tree.growth.tokens for tree in self._trees]
-        parents = []
-        for tree in self._trees:
-            offset = len(tree.missing) - 1  # the pending token is the last of the missing ones
-            chain = list(range(-1, offset - 1))
-            parents.append(chain + [parent + offset for parent in tree.growth.parents])
-            tree.fed = len(tree.growth.tokens)
+        """Logits (B, last - first + 1, V) after fed outputs first .. last of every row."""
+        tokens = [tree.missing + tree.fed_tokens() for tree in self._trees]
+        offsets = [len(tree.missing) - 1 for tree in self._trees]  # of the pending token, the last of the missing ones
+        parents = [
+            [*range(-1, offset - 1), *(parent + offset for parent in tree.fed_parents())]
+            for tree, offset in zip(self._trees, offsets, strict=True)
+        ]
         width = max(map(len, tokens))
+        begin = min(offsets) + first
         logits = self.lm.forward(
             torch.tensor([line + [0] * (width - len(line)) for line in tokens], device=device),
             torch.tensor([line + [-1] * (width - 1 - len(line)) for line in parents], dtype=torch.int64, device=device),
+            columns=torch.arange(begin, width, device=device),
         )
-        offsets = torch.tensor([len(tree.missing) - 1 for tree in self._trees], device=device)
-        columns = offsets[:, None] + torch.arange(first, last + 1, device=device)
-        return logits[torch.arange(len(tokens), device=device)[:, None], columns.clamp(max=width - 1)]
+        columns = torch.tensor(offsets, device=device)[:, None] + torch.arange(first, last + 1, device=device) - begin
+        return logits[torch.arange(len(tokens), device=device)[:, None], columns.clamp(max=width - begin - 1)]
 
-    def _so_far(self, device: torch.device) -> Draft:
-        """What has grown, as a draft: for penalties along each path."""
-        width = max(len(tree.growth.tokens) for tree in self._trees)
-        tokens = [tree.growth.tokens + [0] * (width - len(tree.growth.tokens)) for tree in self._trees]
-        parents = [tree.growth.parents + [-1] * (width - len(tree.growth.parents)) for tree in self._trees]
+    def _fed_draft(self, device: torch.device) -> Draft:
+        """The fed nodes as a draft: for penalties and positions along each path."""
+        width = max(len(tree.fed) for tree in self._trees)
+
+        def padded(lines: list[list[int]], fill: int) -> Tensor:
+            table = [line + [fill] * (width - len(line)) for line in lines]
+            return torch.tensor(table, dtype=torch.int64, device=device).view(len(lines), width)
+
         return Draft(
-            tokens=torch.tensor(tokens, dtype=torch.int64, device=device).view(len(tokens), width),
-            lengths=torch.tensor([len(tree.growth.tokens) for tree in self._trees], device=device),
-            parents=torch.tensor(parents, dtype=torch.int64, device=device).view(len(tokens), width),
+            tokens=padded([tree.fed_tokens() for tree in self._trees], 0),
+            lengths=torch.tensor([len(tree.fed) for tree in self._trees], device=device),
+            parents=padded([tree.fed_parents() for tree in self._trees], -1),
         )
 
-    def _children(self, rows: Rows, first: int, law: Tensor) -> list[list[list[Child]]]:
+    def _children(self, rows: Rows, level: _Level) -> list[list[list[Child]]]:
         """Per row, per wanted output, its children."""
-        scores = law
+        scores, law = level.law, level.law
         if rows.coupled:
-            depths = self._so_far(rows.device).depths()[:, first : first + law.shape[1]]
+            depths = self._fed_draft(rows.device).depths()[:, level.first : level.first + law.shape[1]]
             scores = (law.log() + rows.rng.gumbel(rows.positions[:, None] + depths, law.shape[2])).softmax(-1)
         found: list[list[list[Child]]] = []
-        for index, tree in enumerate(self._trees):
+        for index, (tree, fed) in enumerate(zip(self._trees, level.fed, strict=True)):
+            counts = [count for _, count in tree.growth.wanted()]
             if tree.sampled:
-                found.append([[] for _ in tree.growth.wanted()])
-                continue
-            found.append([_likeliest(scores[index, output - first], count) for output, count in tree.growth.wanted()])
-        self._draw(rows, first, law, found)
+                found.append([[] for _ in counts])
+            else:
+                laws = scores[index, [output - level.first for output in fed]]
+                found.append(_likeliest(laws, counts) if counts else [])
+        self._draw(rows, level, found)
         return found
 
-    def _draw(self, rows: Rows, first: int, law: Tensor, found: list[list[list[Child]]]) -> None:
+    def _draw(self, rows: Rows, level: _Level, found: list[list[list[Child]]]) -> None:
         """Fill in the children of sampled rows, one draw for all rows at a time, each keyed by its node's number."""
-        turns = [
-            [(place, output) for place, (output, count) in enumerate(tree.growth.wanted()) for _ in range(count)]
-            if tree.sampled
-            else []
-            for tree in self._trees
-        ]
-        rest = law.clone() if any(turns) else law
-        nobody = torch.ones_like(law[0, 0])
+        turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its place in the law)
+        for tree, fed in zip(self._trees, level.fed, strict=True):
+            wanted = zip(tree.growth.wanted(), fed, strict=True) if tree.sampled else ()
+            turns.append([(i, output - level.first) for i, ((_, count), output) in enumerate(wanted) for _ in range(count)])
+        rest = level.law.clone() if any(turns) else level.law
+        nobody = torch.ones_like(rest[0, 0])
         for turn in range(max(map(len, turns))):
-            weights, offsets = [], []
-            for index, (tree, mine) in enumerate(zip(self._trees, turns, strict=True)):
-                weights.append(rest[index, mine[turn][1] - first] if turn < len(mine) else nobody)
-                offsets.append(len(tree.growth.tokens) + turn)
-            stacked = torch.stack(weights)
-            possible = stacked.sum(dim=-1) > 0
-            stacked = torch.where(possible[:, None], stacked, nobody)
-            drawn = rows.rng.categorical(stacked, Purpose.DRAFT, rows.positions, offsets).tolist()
+            lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]
+            weights = torch.stack(lines)
+            possible = weights.sum(dim=-1) > 0
+            weights = torch.where(possible[:, None], weights, nobody)
+            offsets = [len(tree.growth.tokens) + turn for tree in self._trees]
+            drawn = rows.rng.categorical(weights, Purpose.DRAFT, rows.positions, offsets).tolist()
             for index, (mine, token) in enumerate(zip(turns, drawn, strict=True)):
                 if turn < len(mine):
-                    place, output = mine[turn]
+                    which, place = mine[turn]
                     # nothing left to draw from: a guess that is known to be wrong keeps the shape
-                    found[index][place].append(Child(token, 0.0, drawn=bool(possible[index])))
+                    found[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
                     if not self.plan.replacement:
-                        rest[index, output - first, token] = 0
+                        rest[index, place, token] = 0
 
     # ---------------------------------------------------------------- the finished tree
 
     def _draft(self, rows: Rows, levels: list[_Level]) -> Draft:
         """The grown trees as one draft; laws are handed over only where something was drawn."""
-        chosen = [tree.growth.finish() for tree in self._trees]
-        self._fed_nodes = [dict(enumerate(nodes)) for nodes in chosen]
+        chosen = self._chosen = [tree.growth.finish() for tree in self._trees]
         width, device = max(map(len, chosen)), rows.device
         tokens = torch.zeros(len(rows), width, dtype=torch.int64, device=device)
         parents = torch.full_like(tokens, -1)
@@ -236,13 +254,18 @@ def _laws_of_children(levels: list[_Level], width: int) -> Tensor:
     like = levels[0].law
     probs = like.new_zeros(like.shape[0], width + 1, like.shape[2])
     for level in levels:
-        for index, outputs in enumerate(level.outputs):
-            inside = torch.tensor([output for output in outputs if output <= width], dtype=torch.int64, device=like.device)
-            probs[index, inside] = level.law[index, inside - level.first]
+        for index, (outputs, fed) in enumerate(zip(level.outputs, level.fed, strict=True)):
+            for output, place in zip(outputs, fed, strict=True):
+                if output <= width:  # a drawn tree is what grew; of a best-first one, no law is needed
+                    probs[index, output] = level.law[index, place - level.first]
     return probs
 
 
-def _likeliest(law: Tensor, count: int) -> list[Child]:
-    """The `count` likeliest tokens of a law (V,), likeliest first."""
-    top = law.topk(min(count, law.shape[0]))
-    return [Child(token, prob) for token, prob in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+def _likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
+    """The counts[i] likeliest tokens of every law (M, V), likeliest first."""
+    top = laws.topk(min(max(counts), laws.shape[1]))
+    lines = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
+    return [
+        [Child(token, prob) for token, prob in zip(tokens[:count], probs[:count], strict=True)]
+        for tokens, probs, count in lines
+    ]
