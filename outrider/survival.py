@@ -1,106 +1,160 @@
 """How many of n draft nodes will be kept: calibrated online from verdicts alone, so every drafter shares it.
 
 A chain is a survival curve: S(i) = P(at least i tokens kept | at least i were drafted) = c_1 c_2 ... c_i. The conditional
-acceptances c_i are kept as decaying counts over all rows, deep ones leaning on shallower ones while they are rare; a row
-that is luckier or unluckier than the others scales them. A tree has no single next token per depth; there the mean number
-of kept nodes is kept per size and interpolated in log(size).
+acceptances c_i are fading counts over all rows, deep ones leaning on shallower ones while they are rare; a row that is
+luckier or unluckier than the others scales them. A tree has no single next token per depth; there the mean number of kept
+nodes is known per size, and sizes lean on the best curve of the family s log2(1 + n)^b.
 
+Everything fades with every step, also what is not seen at present: a depth or size given up long ago gets another chance.
 Only counts of earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-DECAY = 0.98  # per observation at that depth: a memory of some 50 steps
+DECAY = 0.98  # per observation: a memory of some 50 steps of a row
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
-PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen, and how many tokens that counts for
+PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen; how many tokens it counts for, fading too
+LEAN_WEIGHT = 2.0  # tokens of the next shallower depth that a depth's own record is mixed with
+ALMOST_NOTHING = 1e-6  # weight of the prior once it has faded
 ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
+BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # b of the family; 0: more nodes bring nothing more
+FIT_WEIGHT = 15.0  # observations that the fitted curve counts for at each size
 
 
 @dataclass
-class _Record:
+class Record:
+    """A fading mean: `kept` of `tried`."""
+
     kept: float = 0.0
     tried: float = 0.0
 
-    def add(self, kept: float, tried: float, decay: float) -> None:
-        self.kept = decay * self.kept + kept
-        self.tried = decay * self.tried + tried
+    def add(self, kept: float, tried: float, decay: float = DECAY) -> None:
+        self.scale(decay)
+        self.kept += kept
+        self.tried += tried
+
+    def scale(self, factor: float) -> None:
+        self.kept *= factor
+        self.tried *= factor
+
+    def limit(self, most: float) -> None:
+        """Let it count for `most` tries at most, the mean unchanged."""
+        if self.tried > most:
+            self.scale(most / self.tried)
+
+    def mean(self, prior: float, weight: float) -> float:
+        """`prior` counts for `weight` tries."""
+        return (self.kept + weight * prior) / (self.tried + weight)
 
 
 @dataclass
 class ChainSurvival:
-    """Expected kept tokens of a chain."""
+    """Expected kept tokens of a chain. `row`: any number that names a row while it lives."""
 
-    _depths: list[_Record] = field(default_factory=list)
-    _rows: dict[int, _Record] = field(default_factory=dict)
-    _all: _Record = field(default_factory=_Record)
+    _depths: list[Record] = field(default_factory=lambda: [_prior()])
+    _rows: dict[int, Record] = field(default_factory=dict)
+    _all: Record = field(default_factory=lambda: _prior())
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
         """One step of one row: `accepted` of a chain of `drafted` tokens were kept."""
         tested = min(accepted + 1, drafted)
         while len(self._depths) < tested:
-            self._depths.append(_Record())
-        for depth in range(tested):
-            self._depths[depth].add(float(depth < accepted), 1.0, DECAY)
-        self._all.add(accepted, tested, DECAY)
-        self._rows.setdefault(row, _Record()).add(accepted, tested, ROW_DECAY)
+            self._depths.append(Record())
+        for depth, record in enumerate(self._depths):
+            record.add(float(depth < accepted), 1.0) if depth < tested else record.scale(DECAY)
+        self._all.add(accepted, tested)
+        self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
 
     def forget(self, rows: set[int]) -> None:
         """Keep the records of these rows only."""
         self._rows = {row: record for row, record in self._rows.items() if row in rows}
 
+    def doubt(self, most: float) -> None:
+        """What is known counts for `most` observations at most: news is to be believed soon."""
+        for record in self._depths:
+            record.limit(most)
+
     def curve(self, length: int, row: int | None = None) -> list[float]:
         """S(1) .. S(length); of one row, or of the average one."""
         scale = 1.0 if row is None else self._luck(row)
-        survival, before, curve = 1.0, PRIOR, []
+        survival, conditional, curve = 1.0, PRIOR, []
         for depth in range(length):
-            record = self._depths[depth] if depth < len(self._depths) else _Record()
-            before = (record.kept + PRIOR_WEIGHT * before) / (record.tried + PRIOR_WEIGHT)
-            survival *= min(before * scale, 1.0)
+            record = self._depths[depth] if depth < len(self._depths) else Record()
+            conditional = record.mean(conditional, LEAN_WEIGHT if depth else ALMOST_NOTHING)
+            survival *= min(conditional * scale, 1.0)
             curve.append(survival)
         return curve
 
     def expected(self, num_nodes: int, row: int | None = None) -> float:
+        """Kept tokens of a chain of `num_nodes`; of one row, or of the average one."""
         return sum(self.curve(num_nodes, row))
+
+    def expected_of(self, sizes: Sequence[int]) -> list[float]:
+        """`expected` of several lengths, of the average row."""
+        sums = [0.0, *accumulate(self.curve(max(sizes)))]
+        return [sums[size] for size in sizes]
 
     def _luck(self, row: int) -> float:
         """This row's acceptance over everybody's, its own record counting by its size."""
-        if self._all.tried == 0 or row not in self._rows:
+        if row not in self._rows:
             return 1.0
-        average = (self._all.kept + PRIOR_WEIGHT * PRIOR) / (self._all.tried + PRIOR_WEIGHT)
-        record = self._rows[row]
-        own = (record.kept + ROW_WEIGHT * average) / (record.tried + ROW_WEIGHT)
-        return own / average if average > 0 else 1.0
+        average = self._all.mean(PRIOR, ALMOST_NOTHING)
+        return self._rows[row].mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
 
 
 @dataclass
 class TreeYield:
     """Expected kept tokens of a tree of n nodes."""
 
-    _sizes: dict[int, _Record] = field(default_factory=dict)
+    _sizes: dict[int, Record] = field(default_factory=lambda: {1: _prior()})
+    _fitted: tuple[float, float] | None = None  # s and b, until something new is seen
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
-        self._sizes.setdefault(drafted, _Record()).add(accepted, 1.0, DECAY)
+        """One step of one row: `accepted` nodes of a tree of `drafted` were kept. Nothing is known of single rows."""
+        for record in self._sizes.values():
+            record.scale(DECAY)
+        self._sizes.setdefault(drafted, Record()).add(accepted, 1.0, decay=1.0)
+        self._fitted = None
 
-    def forget(self, rows: set[int]) -> None:
-        """Nothing is kept per row."""
+    def doubt(self, most: float) -> None:
+        """What is known counts for `most` observations at most: news is to be believed soon."""
+        for record in self._sizes.values():
+            record.limit(most)
+        self._fitted = None
 
-    def expected(self, num_nodes: int, row: int | None = None) -> float:
-        """Interpolated between the sizes that were seen; beyond them and before any, by a prior that grows like log n."""
-        if num_nodes == 0:
-            return 0.0
-        means = {size: record.kept / record.tried for size, record in self._sizes.items() if record.tried >= 1}
-        below = max((size for size in means if size <= num_nodes), default=None)
-        above = min((size for size in means if size >= num_nodes), default=None)
-        if below is None and above is None:
-            return PRIOR * math.log2(num_nodes + 1)
-        if below is None or above is None:
-            known = below if above is None else above
-            assert known is not None
-            return means[known] * math.log2(num_nodes + 1) / math.log2(known + 1)
-        if below == above:
-            return means[below]
-        share = (math.log(num_nodes) - math.log(below)) / (math.log(above) - math.log(below))
-        return means[below] + share * (means[above] - means[below])
+    def expected(self, num_nodes: int) -> float:
+        """Kept tokens of a tree of `num_nodes`."""
+        return self.expected_of([num_nodes])[0]
+
+    def expected_of(self, sizes: Sequence[int]) -> list[float]:
+        """`expected` of several sizes: their own means, leaning on the curve that fits all of them best."""
+        if self._fitted is None:
+            self._fitted = self._fit()
+        scale, bend = self._fitted
+        none = Record()
+        return [size and self._sizes.get(size, none).mean(scale * _shape(size, bend), FIT_WEIGHT) for size in sizes]
+
+    def _fit(self) -> tuple[float, float]:
+        """s and b, by least squares; b = 1 unless the numbers speak against it."""
+        seen = [(size, record.kept, record.tried) for size, record in self._sizes.items() if record.tried > ALMOST_NOTHING]
+        best = (math.inf, 0.0, 0.0)
+        for bend in BENDS:
+            shape = [_shape(size, bend) for size, _, _ in seen]
+            scale = sum(g * kept for g, (_, kept, _) in zip(shape, seen, strict=True))
+            scale /= sum(g * g * tried for g, (_, _, tried) in zip(shape, seen, strict=True))
+            error = sum(tried * (kept / tried - scale * g) ** 2 for g, (_, kept, tried) in zip(shape, seen, strict=True))
+            best = min(best, (error + (bend - 1) ** 2, scale, bend))
+        return best[1:]
+
+
+def _prior() -> Record:
+    return Record(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT)
+
+
+def _shape(num_nodes: int, bend: float) -> float:
+    return math.log2(1 + num_nodes) ** bend

@@ -1,61 +1,71 @@
 """What a step costs as a function of how many nodes it drafts: measured while running, no model of the hardware.
 
-One curve per number of rows. A size that was seen often enough is its own running mean; sizes in between and beyond are
-read off a straight line through everything seen, because draft passes are paid per token and target passes nearly so.
-The clock of a shared machine has outliers, so a value far above what is known counts only in part.
+Each size has the mean of its latest times and leans on a straight line through all sizes, because draft passes are paid
+per token and target passes nearly so. The clock of a shared machine has outliers, upwards only: times far above a size's
+middle one do not count. A step without drafts never costs more than one with.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median_low
 
-import numpy as np
-
-MEMORY = 0.1  # weight of the newest value once a mean has settled
-SEEN_ENOUGH = 3  # values from which a size speaks for itself
-OUTLIER = 2.0  # times the mean: what a single value may count for at most
+LATEST = 16  # times kept per size
+OUTLIER = 1.5  # times the middle one: beyond it a time does not count
+LINE_WEIGHT = 1.0  # times that the line counts for at each size
 
 
 @dataclass
-class _Mean:
-    value: float = 0.0
-    count: int = 0
+class Times:
+    """The latest seconds of one kind of step, and their mean without outliers."""
+
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
+    mean: float = 0.0
 
     def add(self, seconds: float) -> None:
-        if self.count >= SEEN_ENOUGH:
-            seconds = min(seconds, OUTLIER * self.value)
-        self.count += 1
-        self.value += max(MEMORY, 1 / self.count) * (seconds - self.value)
+        self.latest.append(seconds)
+        limit = OUTLIER * median_low(self.latest)
+        usual = [value for value in self.latest if value <= limit]
+        self.mean = sum(usual) / len(usual)
 
 
 @dataclass
 class CostCurve:
     """Seconds of a whole step that drafted `n` nodes in its longest row."""
 
-    _means: dict[int, _Mean] = field(default_factory=dict)
+    _sizes: dict[int, Times] = field(default_factory=dict)
+    _intercept: float = 0.0
+    _slope: float = 0.0
+    _lowest: float = 0.0  # mean
 
     def observe(self, num_nodes: int, seconds: float) -> None:
-        self._means.setdefault(num_nodes, _Mean()).add(seconds)
+        self._sizes.setdefault(num_nodes, Times()).add(seconds)
+        self._fit()
 
     def known(self) -> dict[int, float]:
         """Sizes that were measured, with their means."""
-        return {size: mean.value for size, mean in sorted(self._means.items())}
+        return {size: times.mean for size, times in sorted(self._sizes.items())}
 
     def seconds(self, num_nodes: int) -> float | None:
         """None before anything was measured."""
-        mean = self._means.get(num_nodes)
-        if mean is not None and mean.count >= SEEN_ENOUGH:
-            return mean.value
-        if not self._means:
+        if not self._sizes:
             return None
-        return self._line(num_nodes)
+        value = self._intercept + self._slope * num_nodes
+        if num_nodes in self._sizes:
+            times = self._sizes[num_nodes]
+            count = len(times.latest)
+            value = (count * times.mean + LINE_WEIGHT * value) / (count + LINE_WEIGHT)
+        return min(value, self._lowest) if num_nodes == 0 else max(value, 0.5 * self._lowest)
 
-    def _line(self, num_nodes: int) -> float:
-        """Least squares through the means, each weighted by how often it was seen; its slope is never negative."""
-        sizes = np.array(list(self._means), dtype=float)
-        values = np.array([mean.value for mean in self._means.values()])
-        weights = np.array([min(mean.count, 1 / MEMORY) for mean in self._means.values()])
-        center, level = np.average(sizes, weights=weights), np.average(values, weights=weights)
-        spread = np.average((sizes - center) ** 2, weights=weights)
-        slope = 0.0 if spread == 0 else np.average((sizes - center) * (values - level), weights=weights) / spread
-        return float(max(level + max(slope, 0.0) * (num_nodes - center), 0.1 * level))
+    def _fit(self) -> None:
+        """Least squares through the means, each weighted by how many times it is made of; the slope is never negative."""
+        points = [(size, times.mean, len(times.latest)) for size, times in self._sizes.items()]
+        total = sum(weight for *_, weight in points)
+        center = sum(size * weight for size, _, weight in points) / total
+        level = sum(mean * weight for _, mean, weight in points) / total
+        spread = sum(weight * (size - center) ** 2 for size, _, weight in points)
+        rise = sum(weight * (size - center) * (mean - level) for size, mean, weight in points)
+        self._slope = max(rise / spread, 0.0) if spread else 0.0
+        self._intercept = level - self._slope * center
+        self._lowest = min(mean for _, mean, _ in points)

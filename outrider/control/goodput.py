@@ -1,13 +1,13 @@
-"""`--num-draft-tokens auto`: each step drafts as many nodes as bring the most tokens per second, none included.
+"""`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second, none included.
 
-    goodput(n) = (rows + expected kept tokens of n nodes each) / seconds of a step with n nodes
+    goodput(n) = rows (1 + expected kept tokens when n are asked for) / expected seconds of a step that asks for n
 
 (SmartSpec, Liu et al. 2406.14066; the chain's marginal form is DSpark's scheduler.) Both sides are measured while running:
-`costs.py`, `survival.py`. All rows get the same n: a target pass is as wide as its widest row, so a shorter row would save
-nothing; a row close to its end gets what it has room for.
+`survival.py`, `costs.py`, `offers.py`. All rows get the same n: a target pass is as wide as its widest row, so a shorter row
+would save nothing; a row close to its end gets what it has room for.
 
-Reversible and steady: a change must promise MARGIN more than the present choice; after a while without drafts a few steps
-try again, more and more rarely as they keep failing; now and then one plain step keeps the baseline honest.
+Measuring is part of the price, so it is done where it can change the choice: `probing.py`. A change must promise MARGIN more
+than the present choice, except the change to plain decoding.
 
 Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier (`gumbel`). Its law is
 the target's regardless: what is chosen depends on earlier steps only.
@@ -16,119 +16,130 @@ the target's regardless: what is chosen depends on earlier steps only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
-from outrider.control.costs import CostCurve
-from outrider.rows import Row, Rows
+from outrider.control.offers import Offers
+from outrider.control.probing import GrowthChecks, PlainChecks, Surprise, Tries
+from outrider.rows import Rows
 from outrider.survival import ChainSurvival, TreeYield
 from outrider.types import Draft, Verdict
 
-MARGIN = 0.03  # predicted gain that a change of length must promise
-FIRST_PAUSE, LONGEST_PAUSE = 24, 384  # steps without drafts before the next try
-TRIES = 2  # steps of one try
-PLAIN_EVERY = 200  # steps between two plain ones while drafting pays
+MARGIN = 0.02  # predicted gain that a change of length must promise
+DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 TREE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 
 
 class Goodput:
-    """See the module docstring. `most`: the largest number of nodes per row."""
+    """See the module docstring. `most`: the largest number of nodes per row. One lives as long as the decoder, so what it
+    learns from one request serves the next."""
 
     def __init__(self, most: int, *, trees: bool) -> None:
         self.most = most
         sizes = [size for size in TREE_SIZES if size < most] if trees else range(1, most)
         self._sizes = [0, *sizes, most]
         self._yield: ChainSurvival | TreeYield = TreeYield() if trees else ChainSurvival()
-        self._costs: dict[int, CostCurve] = {}  # by number of rows
-        self._plan: list[int] = self._first_steps()
-        self._current = most  # of the last step
-        self._settled = self._middle()  # what goodput last asked for, tries aside
-        self._steps = self._silent = 0
-        self._pause = FIRST_PAUSE
-        self.chosen: Counter[int] = Counter()
+        self._offers: dict[int, Offers] = {}  # by number of rows
+        self._checks, self._tries, self._surprise = PlainChecks(), Tries(), Surprise()
+        self._growth = GrowthChecks()
+        # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
+        self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
+        self._asked: list[int] = []  # of the present step
+        self._chosen: dict[int, Counter[int]] = {}  # number of rows -> size -> steps
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
-        self._yield.forget({id(row) for row in rows})
-        self._current = self._next(rows)
-        self.chosen[self._current] += 1
-        return [max(0, min(self._current, row.room - 1)) for row in rows]
+        size = self._next(len(rows))
+        self._chosen.setdefault(len(rows), Counter())[size] += 1
+        self._asked = [max(0, min(size, row.room - 1)) for row in rows]
+        return self._asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
-        drafted = draft.lists[1]
+        drafted, accepted = draft.lists[1], verdict.lists.num_accepted
+        offers = self._of(len(rows))
+        offers.observe(self._asked, drafted)
         if all(row.stats.steps > 1 for row in rows):  # a row's first step also reads its prompt into the draft
-            self._curve(len(rows)).observe(max(drafted), seconds)
-        for row, length, accepted in zip(rows, drafted, verdict.lists.num_accepted, strict=True):
-            if length:
-                self._yield.observe(id(row), length, accepted)
+            offers.observe_seconds(self._asked, drafted, seconds)
+        for index, asked in enumerate(self._asked):
+            if drafted[index]:
+                self._learn(index, asked, accepted[index])
+        self._checks.observe(self._asked)
+        self._tries.observe(drafted, accepted)
 
-    def goodput(self, num_nodes: int, rows: Iterable[Row]) -> float | None:
-        """Predicted tokens per second of a step with `num_nodes` for every row; None before anything was measured."""
-        batch = list(rows)
-        seconds = self._curve(len(batch)).seconds(num_nodes)
+    def goodput(self, num_rows: int) -> dict[int, float] | None:
+        """Size -> predicted tokens per second of steps that ask for that much; None before anything was measured."""
+        offers = self._of(num_rows)
+        seconds = offers.seconds_of(self._sizes)
         if seconds is None:
             return None
-        return sum(1 + self._yield.expected(num_nodes, id(row)) for row in batch) / seconds
+        kept = self._kept_of(num_rows)
+        return {size: num_rows * (1 + kept[size]) / time for size, time in zip(self._sizes, seconds, strict=True)}
 
     def summary(self) -> dict[str, Any]:
         """What was measured and chosen, and by how much the best fixed length is predicted to beat the mix (regret)."""
-        report: dict[str, Any] = {"chosen": dict(sorted(self.chosen.items())), "by_rows": {}}
-        for num_rows, curve in self._costs.items():
-            rates = {
-                size: num_rows * (1 + self._yield.expected(size)) / seconds
-                for size in self._sizes
-                if (seconds := curve.seconds(size))
-            }
+        total: Counter[int] = sum(self._chosen.values(), Counter())
+        report: dict[str, Any] = {"chosen": dict(sorted(total.items())), "by_rows": {}}
+        for num_rows, chosen in sorted(self._chosen.items()):
+            rates = self.goodput(num_rows)
             if rates:
                 best = max(rates, key=lambda size: rates[size])
                 report["by_rows"][num_rows] = {
-                    "seconds": curve.known(), "tokens_per_s": rates, "best_fixed": best, "regret": self._regret(rates, best),
+                    "chosen": dict(sorted(chosen.items())), "seconds": self._of(num_rows).curve.known(),
+                    "tokens_per_s": rates, "best_fixed": best, "regret": self._regret(num_rows, rates, best),
                 }  # fmt: skip
         return report
 
+    def _learn(self, index: int, asked: int, accepted: int) -> None:
+        if self._surprise.observe(accepted - self._yield.expected_of([asked])[0]):
+            self._yield.doubt(DOUBT)
+        self._yield.observe(index, asked, accepted)
+
     # ---------------------------------------------------------------- choosing
 
-    def _next(self, rows: Rows) -> int:
-        self._steps += 1
-        if self._plan:
-            return self._plan.pop(0)
-        best = self._settled = self._best(rows)
-        if best:
-            self._silent = 0
-            if self._steps % PLAIN_EVERY == 0:
-                return 0
-            self._pause = FIRST_PAUSE
-            return best
-        self._silent += 1
-        if self._silent >= self._pause:
-            self._silent, self._pause = 0, min(2 * self._pause, LONGEST_PAUSE)
-            self._plan = [self._middle()] * (TRIES - 1)
-            return self._middle()
-        return 0
-
-    def _best(self, rows: Rows) -> int:
-        """The length with the most goodput, or the one settled on when it is nearly as good."""
-        rates = {size: self.goodput(size, rows) or 0.0 for size in self._sizes}
+    def _next(self, num_rows: int) -> int:
+        rates = self.goodput(num_rows)
+        if rates is None:
+            return 0 if self._of(num_rows).in_vain else self._settled
+        if not self._of(num_rows).is_measured:
+            return self._second_size(num_rows)
         best = max(self._sizes, key=lambda size: (rates[size], -size))
-        return best if rates[best] > (1 + MARGIN) * rates[self._settled] else self._settled
+        if best == 0 or rates[best] > (1 + MARGIN) * rates[self._settled]:
+            self._settled = best
+        if self._settled:
+            self._tries.rest()
+            if self._checks.is_due(rates[self._settled] / rates[0]):
+                return 0
+            return self._larger() if self._growth.is_due() else self._settled
+        first = self._sizes[1]
+        price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
+        if not self._tries.is_due(price):
+            return 0
+        self._yield.doubt(DOUBT)
+        self._of(num_rows).doubt(DOUBT)
+        return first
 
-    def _first_steps(self) -> list[int]:
-        """A few sizes across the range, twice: enough for a line and a first survival curve. The plain one once more."""
-        return [self._middle(), self.most, 0, self._middle(), self.most, 0, 0]
+    def _larger(self) -> int:
+        return self._sizes[min(self._sizes.index(self._settled) + 1, len(self._sizes) - 1)]
 
-    def _middle(self) -> int:
-        return self._sizes[(len(self._sizes) + 1) // 2]
+    def _second_size(self, num_rows: int) -> int:
+        """Another size than the first, to see what a node costs: the longest where much is kept, else the plain step."""
+        known = self._of(num_rows).curve.known()
+        if 0 in known:
+            return self._settled or self._sizes[1]
+        much = self._yield.expected_of([self.most])[0] >= self.most / 2
+        return self.most if much and self.most not in known else 0
 
-    def _curve(self, num_rows: int) -> CostCurve:
-        return self._costs.setdefault(num_rows, CostCurve())
+    def _kept_of(self, num_rows: int) -> dict[int, float]:
+        """Size -> expected kept tokens of a row's step that asks for that much."""
+        share = self._of(num_rows).share
+        return {size: share * kept for size, kept in zip(self._sizes, self._yield.expected_of(self._sizes), strict=True)}
 
-    def _regret(self, rates: dict[int, float], best: int) -> float:
-        """1 - (mean goodput of what was chosen) / (goodput of the best fixed length), both as predicted now."""
-        steps = sum(count for size, count in self.chosen.items() if size in rates)
-        if not steps:
-            return 0.0
-        tokens = {size: 1 + self._yield.expected(size) for size in rates}
-        time = sum(count * tokens[size] / rates[size] for size, count in self.chosen.items() if size in rates)
-        mixed = sum(count * tokens[size] for size, count in self.chosen.items() if size in rates) / time
-        return 1 - mixed / rates[best]
+    def _of(self, num_rows: int) -> Offers:
+        return self._offers.setdefault(num_rows, Offers())
+
+    def _regret(self, num_rows: int, rates: dict[int, float], best: int) -> float:
+        """1 - (goodput of the mix that was chosen) / (goodput of the best fixed length), both as predicted now."""
+        kept, chosen = self._kept_of(num_rows), self._chosen[num_rows]
+        tokens = sum(count * (1 + kept[size]) for size, count in chosen.items())
+        seconds = sum(count * (1 + kept[size]) / rates[size] for size, count in chosen.items())
+        return 1 - tokens / seconds / rates[best]

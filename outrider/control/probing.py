@@ -1,0 +1,105 @@
+"""Steps taken to learn, not to earn: few, cheap, and rarer the less they teach.
+
+While drafting pays, a plain step now and then keeps the baseline honest, but only where the baseline is close; and the
+next larger size shows what it would cost and bring. While drafting does not pay, a try asks for one node, up to twice
+while it is kept; each try that changes nothing doubles the pause before the next one. And
+when what is kept is no longer what was expected, the old knowledge is doubted at once instead of fading slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+CLOSE = 1.5  # plain steps are checked where drafting promises less than this many times their goodput
+FIRST_CHECK, LAST_CHECK = 8, 200  # drafting steps between two plain ones: at first, and at most
+LAST_GROWTH = 48  # steps between two larger drafts, at most
+FIRST_PAUSE, LONGEST_PAUSE = 6, 384  # plain steps before a try
+TRY_SHARE = 0.005  # of the time, what tries may cost in the long run: it bounds the pause
+TRY_STEPS = 2  # of one try, while something is kept
+SUDDEN, LASTING = 0.9, 0.98  # fading of the errors that are watched, and of their usual size
+SIGNIFICANT = 3.5  # standard deviations
+
+
+class GrowthChecks:
+    """When the next larger size is due: what it costs and brings is a guess until it is seen, perhaps far too bad a one."""
+
+    def __init__(self) -> None:
+        self._since, self._interval = 0, FIRST_CHECK
+
+    def is_due(self) -> bool:
+        """Asked once a step while drafting pays."""
+        self._since += 1
+        if self._since < self._interval:
+            return False
+        self._since, self._interval = 0, min(2 * self._interval, LAST_GROWTH)
+        return True
+
+
+class PlainChecks:
+    """When a plain step is due while drafting pays."""
+
+    def __init__(self) -> None:
+        self._since, self._interval = 0, FIRST_CHECK
+
+    def observe(self, asked: Sequence[int]) -> None:
+        """A step is over that asked for these numbers of nodes."""
+        self._since = self._since + 1 if max(asked) else 0
+
+    def is_due(self, gain: float) -> bool:
+        """`gain`: goodput of drafting over that of plain decoding."""
+        if gain >= CLOSE or self._since < self._interval:
+            return False
+        self._interval = min(2 * self._interval, LAST_CHECK)
+        return True
+
+
+class Surprise:
+    """Whether the latest predictions of kept nodes erred more, in one direction, than chance explains."""
+
+    def __init__(self) -> None:
+        self._sum, self._square = 0.0, 1.0
+
+    def observe(self, error: float) -> bool:
+        """`error`: kept nodes less expected ones. True where the text has changed; then it starts anew."""
+        self._sum = SUDDEN * self._sum + error
+        deviation = (self._square / (1 - SUDDEN**2)) ** 0.5
+        self._square = LASTING * self._square + (1 - LASTING) * error**2
+        if abs(self._sum) < SIGNIFICANT * deviation:
+            return False
+        self._sum = 0.0
+        return True
+
+
+class Tries:
+    """When one node is asked for although drafting does not pay."""
+
+    def __init__(self) -> None:
+        self._pause, self._longest = FIRST_PAUSE, LONGEST_PAUSE
+        self._waited = 0  # plain steps since the last try
+        self._left = 0  # steps that the present try may still take
+        self._drafting = 0  # steps since drafting began to pay again
+
+    def rest(self) -> None:
+        """Drafting pays: no try. After a while the next pause is short again."""
+        self._left = self._waited = 0
+        self._drafting += 1
+        if self._drafting >= FIRST_PAUSE:
+            self._pause = FIRST_PAUSE
+
+    def is_due(self, price: float) -> bool:
+        """Whether the coming step is one of a try. `price`: what one node adds to the seconds of a plain step, in shares."""
+        self._drafting = 0
+        self._longest = max(FIRST_PAUSE, min(int(price / TRY_SHARE), LONGEST_PAUSE))
+        if not self._left:
+            self._waited += 1
+            if self._waited > min(self._pause, self._longest):
+                self._left, self._waited = TRY_STEPS, 0
+        return self._left > 0
+
+    def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """What came of a step, over all rows. A try goes on while something is kept or nothing was offered."""
+        if not self._left:
+            return
+        self._left = self._left - 1 if sum(accepted) or not any(drafted) else 0
+        if not self._left:
+            self._pause = min(2 * self._pause, self._longest)

@@ -1,0 +1,129 @@
+"""Seconds of a step by what it drafts, and by what it asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.control.costs import LATEST, CostCurve
+from outrider.control.offers import Offers
+from outrider.control.probing import PlainChecks, Surprise, Tries
+
+
+def curve_of(**seconds: list[float]) -> CostCurve:
+    curve = CostCurve()
+    for size, values in seconds.items():
+        for value in values:
+            curve.observe(int(size[1:]), value)
+    return curve
+
+
+def test_nothing_is_known_before_anything_was_measured() -> None:
+    assert CostCurve().seconds(3) is None
+    assert CostCurve().known() == {}
+
+
+def test_a_line_through_what_was_measured() -> None:
+    """Between and beyond the sizes that were seen."""
+    curve = curve_of(n0=[1.0], n4=[1.4])
+    assert [curve.seconds(n) for n in (0, 2, 4, 8)] == pytest.approx([1.0, 1.2, 1.4, 1.8])
+
+
+def test_one_size_says_nothing_about_others() -> None:
+    assert curve_of(n4=[2.0]).seconds(8) == 2.0
+
+
+def test_a_size_that_was_seen_often_speaks_for_itself() -> None:
+    """A step in the cost must not be smoothed away by the line."""
+    curve = curve_of(n0=[1.0] * 8, n4=[1.0] * 8, n5=[2.0] * 8, n8=[2.0] * 8)
+    assert curve.seconds(4) < 1.15
+    assert curve.seconds(5) > 1.8
+
+
+def test_outliers_do_not_count() -> None:
+    curve = curve_of(n4=[1.0, 1.1, 5.0, 0.9, 1.0, 9.0])
+    assert curve.known()[4] == pytest.approx(1.0)
+
+
+def test_a_machine_that_slows_down_is_followed() -> None:
+    """What looks like an outlier and stays is the new truth."""
+    curve = curve_of(n4=[1.0] * LATEST)
+    for _ in range(LATEST):
+        curve.observe(4, 3.0)
+    assert curve.known()[4] == pytest.approx(3.0)
+
+
+def test_a_plain_step_never_costs_more_than_a_longer_one() -> None:
+    """One spoilt plain time would make drafting look good for ever."""
+    assert curve_of(n0=[5.0], n4=[1.2, 1.2]).seconds(0) <= 1.2
+
+
+# ------------------------------------------------ what an ask costs
+
+
+def test_an_ask_costs_what_is_drafted() -> None:
+    """Half of the asks bring 2 nodes, half nothing: half the price of two nodes, whether 2 or 8 are asked for."""
+    offers = Offers(curve=curve_of(n0=[1.0], n2=[1.4]))
+    for step in range(400):
+        offers.observe([8], [2 * (step % 2)])
+    assert offers.share == pytest.approx(0.5, abs=0.02)
+    assert offers.seconds_of([0, 2, 8]) == pytest.approx([1.0, 1.2, 1.2], abs=0.01)
+
+
+def test_an_ask_in_vain_has_its_own_price() -> None:
+    """A model that stops before its first token has run; a plain step has not."""
+    offers = Offers()
+    offers.observe_seconds([4], [0], 1.5)
+    assert offers.seconds_of([0, 4]) is None
+    assert not offers.is_measured
+    offers.observe_seconds([0], [0], 1.0)
+    assert offers.is_measured
+    for _ in range(100):
+        offers.observe([4, 4], [0, 0])
+    assert offers.seconds_of([0, 4]) == pytest.approx([1.0, 1.5], abs=0.01)
+
+
+def test_plain_steps_say_nothing_about_offers() -> None:
+    """Fading while nobody asks would bring back the belief that everything asked for is offered."""
+    offers = Offers()
+    for _ in range(50):
+        offers.observe([4], [0])
+    before = offers.share
+    for _ in range(500):
+        offers.observe([0], [0])
+    assert offers.share == before < 0.01
+
+
+# ------------------------------------------------ probes
+
+
+def test_plain_steps_are_checked_only_where_they_are_close_and_ever_more_rarely() -> None:
+    checks, due = PlainChecks(), []
+    for step in range(100):
+        if checks.is_due(gain=1.2):
+            due.append(step)
+            checks.observe([0])
+        checks.observe([4])
+    assert due == [8, 24, 56]
+    assert not any(checks.is_due(gain=2.0) or checks.observe([4]) for _ in range(1000))
+
+
+def test_tries_become_rarer_as_far_as_their_price_allows() -> None:
+    """Cheap tries stay frequent, dear ones end in a long pause."""
+    def steps(price: float) -> list[int]:
+        tries, found = Tries(), []
+        for step in range(600):
+            due = tries.is_due(price)
+            if due:
+                found.append(step)
+            tries.observe([int(due)], [0])
+        return found
+
+    assert steps(0.0)[:3] == [6, 13, 20]
+    assert steps(0.2)[:4] == [6, 19, 44, 85]  # pauses 6, 12, 24, 40 = 0.2 / 0.005
+    assert len(steps(0.2)) > len(steps(1.0))
+
+
+def test_a_lasting_change_surprises_and_chance_does_not() -> None:
+    surprise = Surprise()
+    assert not any(surprise.observe(error) for error in [1.0, -1.0] * 100)
+    assert any(surprise.observe(-1.5) for _ in range(8))

@@ -1,0 +1,196 @@
+"""`--num-draft-tokens auto` against worlds whose best choice is known: it must find it, cheaply, and find it again.
+
+Bounds are those of the product's promise (0.97 of the best fixed length, 0.98 of plain decoding), over means of several seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import mean
+
+import pytest
+
+from outrider.control import Goodput
+from tests.unit.control.simulator import Run, World, best_rate, linear, plain_rate
+
+CHAIN = list(range(9))
+TREE = [0, 1, 2, 4, 8, 12, 16]
+
+
+def chain(seed: int = 0, **options: int) -> Run:
+    return Run(Goodput(8, trees=False), seed, **options)
+
+
+def score(world: World, steps: int = 400, seeds: int = 3) -> float:
+    """Rate over that of the best fixed length, warm-up included."""
+    return mean(chain(seed).steps(world, steps).rate for seed in range(seeds)) / best_rate(world, CHAIN)
+
+
+# ------------------------------------------------ it finds the best length
+
+
+@pytest.mark.parametrize("verify", [0.0, 0.04])
+@pytest.mark.parametrize("draft", [0.01, 0.05, 0.3])
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
+def test_it_finds_the_best_length(alpha: float, draft: float, verify: float) -> None:
+    """Any wrong term in tokens or seconds, a warm-up that costs too much, a length it never comes to."""
+    assert score(World(alpha, linear(draft, verify))) > 0.97
+
+
+@pytest.mark.parametrize(("alpha", "draft"), [(0.5, 0.05), (0.8, 0.3), (0.95, 0.01)])
+def test_a_short_text_already_gains(alpha: float, draft: float) -> None:
+    """About 250 tokens: what the first steps cost."""
+    world = World(alpha, linear(draft))
+    assert score(world, steps=round(250 / world.tokens(4)), seeds=6) > 0.95
+
+
+def test_a_step_in_the_cost_is_seen() -> None:
+    """Passes of more than 5 tokens cost twice as much: a straight line alone would never see it."""
+    world = World(0.9, lambda width, rows: (1 if width <= 4 else 2) + 0.02 * width)
+    run = chain().steps(world, 400)
+    assert run.counts.most_common(1)[0][0] == 4
+    assert run.rate > 0.97 * best_rate(world, CHAIN)
+
+
+@pytest.mark.parametrize(("alpha", "draft"), [(0.1, 0.3), (0.02, 0.05), (0.0, 0.01), (0.3, 0.5), (0.4, 0.6)])
+def test_where_drafting_never_pays_it_costs_little(alpha: float, draft: float) -> None:
+    """Tries that are too many or too long."""
+    world = World(alpha, linear(draft), noise=0.03)
+    runs = [chain(seed).steps(world, 400) for seed in range(3)]
+    assert mean(run.rate for run in runs) > 0.98 * plain_rate(world)
+
+
+# ------------------------------------------------ it follows changes, and nothing but changes
+
+
+@pytest.mark.parametrize("draft", [0.05, 0.3])
+@pytest.mark.parametrize(("before", "after"), [(0.1, 0.9), (0.9, 0.1)])
+def test_it_follows_a_change_of_text(before: float, after: float, draft: float) -> None:
+    """Knowledge that never fades, depths given up for ever, pauses that grow without bound."""
+    world, rates = World(after, linear(draft)), []
+    for seed in range(4):
+        run = chain(seed).steps(World(before, linear(draft)), 300)
+        earned, spent = run.earned, run.spent
+        run.steps(world, 300)
+        rates.append((run.earned - earned) / (run.spent - spent))
+        assert (mean(run.asked[-50:]) > 2) == (after == 0.9)
+    assert mean(rates) > 0.9 * best_rate(world, CHAIN)
+
+
+@pytest.mark.parametrize(("alpha", "draft"), [(0.8, 0.05), (0.5, 0.3), (0.1, 0.3)])
+def test_a_noisy_clock_does_not_make_it_flip(alpha: float, draft: float) -> None:
+    """10 % noise and steps of five times their length: probes and a few changes are all that may happen in 350 steps."""
+    world = World(alpha, linear(draft), noise=0.1, outliers=0.02)
+    runs = [chain(seed).steps(world, 400) for seed in range(3)]
+    assert mean(run.flips(after=50) for run in runs) < 30
+    assert mean(run.rate for run in runs) > 0.96 * best_rate(world, CHAIN)
+
+
+def test_a_spoilt_first_plain_step_is_forgotten() -> None:
+    """The only plain time says 5 where 1 is true: drafting then looks five times as good as it is."""
+    control = Goodput(8, trees=False)
+    run = Run(control, num_rows=1).steps(World(0.1, linear(0.3)), 2)
+    run.steps(World(0.1, linear(1.5, 4.0), outliers=1.0), 1)
+    run.steps(World(0.1, linear(0.3)), 200)
+    assert run.asked[2] == 0
+    assert run.asked[-100:].count(0) > 80
+
+
+def test_the_same_clock_gives_the_same_lengths() -> None:
+    world = World(0.7, linear(0.1), noise=0.1)
+    assert chain(3).steps(world, 200).asked == chain(3).steps(world, 200).asked
+
+
+# ------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_rows_that_join_and_leave(alpha: float) -> None:
+    """A prompt's seconds must not count as a step's, and what one row has taught serves the next."""
+    world = World(alpha, lambda width, rows: 1 + 0.02 * rows * width, noise=0.03)
+    run = chain(num_rows=4, length=60).steps(world, 400)
+    assert run.rate > 0.95 * best_rate(world, CHAIN, num_rows=4)  # which knows no ends of rows
+
+
+def test_each_number_of_rows_has_its_own_best() -> None:
+    """One row: a pass is free in its width. Four rows: it is not."""
+    world = World(0.7, lambda width, rows: 1 + (0.01 if rows == 1 else 0.6) * width)
+    control = Goodput(8, trees=False)
+    many = Run(control, num_rows=4).steps(world, 150)
+    alone = Run(control).steps(world, 150)
+    assert mean(many.asked[-50:]) < 2 < 5 < mean(alone.asked[-50:])
+    back = Run(control, num_rows=4).steps(world, 20)
+    assert mean(back.asked) < 2
+
+
+def test_no_row_is_asked_for_more_than_it_has_room_for() -> None:
+    """Also while warming up; the verifier's own token needs room too."""
+    run = chain(length=5)
+    for _ in range(60):
+        run.steps(World(0.9, linear(0.01)), 1)
+        assert all(row.room >= 0 for row in run.rows)
+
+
+# ------------------------------------------------ drafters that offer less than asked
+
+
+@pytest.mark.parametrize("verify", [0.01, 0.06])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("offers", [0.05, 0.3])
+def test_a_drafter_that_often_offers_nothing(offers: float, alpha: float, verify: float) -> None:
+    """Steps without an offer are no failures of the drafter, and their cheapness is not the drafter's either."""
+    assert score(World(alpha, linear(0, verify), offers=offers, noise=0.03)) > 0.975
+
+
+def test_asking_in_vain_is_given_up_where_it_costs() -> None:
+    """A model that always stops before its first token runs a pass for nothing; an ask is not a plain step."""
+    run = chain().steps(World(0.5, linear(0.0), offers=0.0, vain=0.2), 300)
+    assert run.asked[-250:].count(0) > 225
+
+
+# ------------------------------------------------ trees
+
+
+@pytest.mark.parametrize("nodes", [0.005, 0.02, 0.08])
+@pytest.mark.parametrize("shape", ["logarithm", "saturating", "poor"])
+def test_trees_of_the_best_size(shape: str, nodes: float) -> None:
+    """Kept nodes grow with the size, ever more slowly: neither the smallest nor the largest, and no size for ever."""
+    curve = {
+        "logarithm": lambda n: 0.7 * math.log2(1 + n),
+        "saturating": lambda n: 3 * (1 - 0.8**n),
+        "poor": lambda n: 0.4 * (1 - 0.5**n),
+    }[shape]
+    world = World(0, linear(nodes), tree=curve, noise=0.02)
+    runs = [Run(Goodput(16, trees=True), seed).steps(world, 400) for seed in range(3)]
+    assert mean(run.rate for run in runs) > 0.95 * best_rate(world, TREE)
+
+
+# ------------------------------------------------ the report
+
+
+def test_summary_adds_up() -> None:
+    """Steps counted once; regret against the best fixed length, which a mix cannot beat."""
+    run = chain().steps(World(0.6, linear(0.1)), 120)
+    Run(run.control, num_rows=2).steps(World(0.6, linear(0.1)), 30)
+    report = run.control.summary()
+    assert sum(report["chosen"].values()) == 150
+    assert {rows: sum(part["chosen"].values()) for rows, part in report["by_rows"].items()} == {1: 120, 2: 30}
+    for rows, part in report["by_rows"].items():
+        rates, best = part["tokens_per_s"], part["best_fixed"]
+        assert list(rates) == CHAIN
+        assert rates[best] == max(rates.values())
+        assert rates[0] == pytest.approx(rows, rel=0.01)
+        assert 0 <= part["regret"] < 0.2
+    assert report["by_rows"][1]["seconds"][0] == pytest.approx(1)
+
+
+def test_regret_is_zero_where_only_the_best_was_chosen() -> None:
+    control = Goodput(1, trees=False)
+    Run(control).steps(World(1.0, linear(0.0)), 50)
+    chosen, part = control.summary()["chosen"], control.summary()["by_rows"][1]
+    share = chosen.get(0, 0) / 50  # plain steps bring half the tokens in the same time
+    assert part["regret"] == pytest.approx(share / 2, abs=0.01)
+
+
+def test_summary_before_anything_was_measured() -> None:
+    assert Goodput(4, trees=False).summary() == {"chosen": {}, "by_rows": {}}

@@ -1,0 +1,221 @@
+"""Composite drafting: who gets how many nodes, and which combinations are refused before anything is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.composite import TRY_AFTER, CompositeDrafter, CompositeSettings, _Part
+from outrider.errors import ConfigError
+from outrider.parts import choose_parts
+from outrider.rows import Rows
+from outrider.types import Draft, TargetOutput, Verdict
+from tests.helpers import byte_tokenizer
+from tests.unit.drafters.fake_target import join, step
+
+VOCAB = byte_tokenizer().vocab_size
+
+
+def successor(token: int) -> int:
+    return (token + 1) % VOCAB
+
+
+class Scripted(Drafter):
+    """Guesses `jump` further each time, at most `most` nodes, and writes down what it hears."""
+
+    def __init__(self, jump: int = 1, most: int = 99) -> None:
+        self.jump, self.most = jump, most
+        self.budgets: list[list[int]] = []
+        self.heard: list[tuple[list[int], list[int]]] = []  # nodes drafted, nodes accepted, per row
+        self.closed = False
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        self.budgets.append(list(gamma))
+        lengths = [min(budget, self.most) for budget in gamma]
+        start = torch.tensor([[row.tokens[-1]] for row in rows])
+        tokens = (start + self.jump * torch.arange(1, max(lengths) + 1)) % rows.vocab_size
+        return Draft(tokens, torch.tensor(lengths))
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        assert output.logits.shape[:2] == (draft.num_rows, draft.num_nodes + 1)
+        self.heard.append((draft.lists[1], verdict.lists.num_accepted))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def composite(mode: str, **parts: tuple[Scripted, bool]) -> CompositeDrafter:
+    return CompositeDrafter([_Part(name, drafter, is_model) for name, (drafter, is_model) in parts.items()], mode)
+
+
+def batch(drafter: Drafter, num_rows: int = 1) -> Rows:
+    rows = Rows(VOCAB, torch.device("cpu"))
+    for number in range(num_rows):
+        join(drafter, rows, [5 + number])
+    return rows
+
+
+# ------------------------------------------------ one tree of all
+
+
+def test_what_a_free_part_leaves_over_goes_to_the_model() -> None:
+    """A budget held for a look-up that finds nothing would shorten the model's draft for nothing."""
+    model, free = Scripted(), Scripted(jump=2, most=1)
+    drafter = composite("merge", free=(free, False), model=(model, True))
+    rows = batch(drafter, 2)
+    draft = step(drafter, rows, [6, 3], successor)
+    assert draft.lists[1] == [6, 3]
+    assert model.budgets == [[5, 2]]
+
+
+def test_nodes_go_where_they_are_likeliest_kept() -> None:
+    """After some steps the part that is always right has the whole budget but what another's first node is worth."""
+    right, wrong = Scripted(), Scripted(jump=7)
+    drafter = composite("merge", right=(right, False), wrong=(wrong, False))
+    rows = batch(drafter)
+    for _ in range(25):
+        draft = step(drafter, rows, [6], successor)
+    assert right.budgets[-1][0] >= 5
+    assert draft.lists[1][0] <= 6
+    assert right.heard[-1] == ([right.budgets[-1][0]], [right.budgets[-1][0]])
+    assert wrong.heard[-1][1] == [0]
+
+
+def test_a_part_is_judged_row_by_row() -> None:
+    """Rows that move to another place in the batch keep their record, and a new one does not inherit it."""
+    model, free = Scripted(), Scripted(jump=7)
+    drafter = composite("merge", model=(model, True), free=(free, False))
+    rows = batch(drafter, 3)
+    for _ in range(10):
+        step(drafter, rows, [4, 4, 4], successor)
+    numbers = list(drafter._numbers)
+    drafter.stop(0)
+    rows.swap_remove(0)
+    assert drafter._numbers == [numbers[2], numbers[1]]
+    join(drafter, rows, [9])
+    assert drafter._numbers[2] not in numbers
+    step(drafter, rows, [4, 4, 4], successor)
+
+
+def test_a_row_without_budget_gets_nothing() -> None:
+    drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=2), False))
+    rows = batch(drafter, 2)
+    assert step(drafter, rows, [0, 3], successor).lists[1] == [0, 3]
+    assert step(drafter, rows, [0, 0], successor).num_nodes == 0
+
+
+# ------------------------------------------------ the best of each row
+
+
+def part(name: str, drafter: Scripted, *, is_model: bool, accepted: int, seconds: float = 0.0) -> _Part:
+    made = _Part(name, drafter, is_model, seconds_per_token=seconds)
+    for _ in range(60):
+        made.survival.observe(-1, 4, accepted)
+    return made
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.01, "model"), (2.0, "free")])
+def test_best_weighs_tokens_against_seconds(seconds: float, chosen: str) -> None:
+    """The model keeps 4 of 4, the free part 1 of 4: worth it while its tokens are cheap."""
+    model, free = Scripted(), Scripted(jump=2)
+    parts = [part("model", model, is_model=True, accepted=4, seconds=seconds), part("free", free, is_model=False, accepted=1)]
+    drafter = CompositeDrafter(parts, "best")
+    rows = batch(drafter)
+    drafter._pass_seconds = 1.0
+    draft = drafter.propose(rows, [4])
+    drafted = {p.name: p.draft.lists[1] for p in drafter.parts}
+    assert drafted == {name: [4 * (name == chosen)] for name in ("model", "free")}
+    assert draft.lists[1] == [4]
+    assert model.budgets == [[4 * (chosen == "model")]]
+
+
+def test_best_drops_the_rows_of_a_free_part_that_lost() -> None:
+    """Two drafts of one row must not both be submitted; each row is decided by itself."""
+    model, free = Scripted(), Scripted(jump=2)
+    drafter = CompositeDrafter([_Part("model", model, True, seconds_per_token=0.2), _Part("free", free, False)], "best")
+    rows = batch(drafter, 2)
+    drafter._pass_seconds = 1.0
+    loved, hated = drafter._numbers
+    for _ in range(30):
+        drafter.parts[1].survival.observe(loved, 4, 4)
+        drafter.parts[1].survival.observe(hated, 4, 0)
+    draft = drafter.propose(rows, [4, 4])
+    assert [p.draft.lists[1] for p in drafter.parts] == [[0, 4], [4, 0]]
+    assert draft.lists[1] == [4, 4]
+
+
+def test_best_tries_again_what_it_has_long_not_used() -> None:
+    """A part that began badly would never be seen again."""
+    model, free = Scripted(), Scripted()
+    parts = [part("model", model, is_model=True, accepted=0, seconds=1.0), part("free", free, is_model=False, accepted=4)]
+    drafter = CompositeDrafter(parts, "best")
+    rows = batch(drafter)
+    drafter._pass_seconds = 1.0
+    for _ in range(TRY_AFTER + 1):
+        step(drafter, rows, [4], successor)
+    assert [budget for budget in model.budgets if budget != [0]] == [[4]]
+    assert model.heard[-1] == ([4], [4])
+
+
+def test_close_and_notes_reach_every_part() -> None:
+    """A part that keeps its memory in a file would lose it."""
+    parts = Scripted(), Scripted()
+    drafter = composite("merge", a=(parts[0], False), b=(parts[1], True))
+    drafter.close()
+    assert all(p.closed for p in parts)
+    assert drafter.notes == []
+
+
+# ------------------------------------------------ what is refused
+
+
+def refused(**options: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        choose_parts("composite", options, "auto", {}, None, lossy=False)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("parts", ["ngram", "ngram,ngram", "ngram,", ""])
+def test_at_least_two_different_parts(parts: str) -> None:
+    assert "at least two different drafters" in refused(parts=parts)
+
+
+@pytest.mark.parametrize("parts", ["composite,ngram", "ngram,none"])
+def test_no_composite_of_composites(parts: str) -> None:
+    assert "cannot contain" in refused(parts=parts)
+
+
+def test_an_unknown_part_is_named_with_the_nearest() -> None:
+    message = refused(parts="ngram,sufix")
+    assert "sufix" in message
+    assert "Did you mean 'suffix'" in message
+
+
+def test_two_models() -> None:
+    """Refused before either of them is loaded."""
+    assert "one model at most, got draft-model and quantised" in refused(parts="draft-model,quantised")
+
+
+def test_a_tree_of_the_model() -> None:
+    assert "drafts a chain" in refused(parts="draft-model,ngram", options="draft-model.tree=2x2")
+
+
+def test_options_of_a_part_that_is_not_there() -> None:
+    assert "'suffix', which is not among the parts" in refused(parts="ngram,recycling", options="suffix.max_depth=3")
+
+
+def test_options_of_parts_are_checked_like_their_own() -> None:
+    assert "Did you mean 'max_ngram'" in refused(parts="ngram,suffix", options="ngram.max_gram=3")
+    assert "PART.NAME=VALUE" in refused(parts="ngram,suffix", options="max_ngram=3")
+    assert "one of merge, best" in refused(mode="bst")
+
+
+def test_options_reach_the_parts() -> None:
+    settings = CompositeSettings("ngram, suffix", options="ngram.max-ngram=2; suffix.tree=true")
+    classes = CompositeDrafter.part_classes(settings)
+    assert classes["ngram"][1].max_ngram == 2
+    assert classes["suffix"][1].tree is True
+    assert not CompositeDrafter.wants_draft(settings)
+    assert CompositeDrafter.wants_draft(CompositeSettings())
+    assert CompositeDrafter.wants_module(CompositeSettings("quantised,ngram"))

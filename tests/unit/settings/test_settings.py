@@ -1,0 +1,106 @@
+"""Settings of parts: Python values and command-line strings become one frozen dataclass, or an error that helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from outrider.drafters import DRAFTERS
+from outrider.errors import ConfigError
+from outrider.settings import NoSettings, describe_settings, parse_settings, setting
+from outrider.verifiers import VERIFIERS
+
+
+@dataclass(frozen=True)
+class Example:
+    """Every type a setting may have."""
+
+    count: int = setting(4, "how many")
+    share: float = setting(0.5, "how much")
+    name: str = setting("x", "what")
+    on: bool = setting(False, "whether")
+    mode: Literal["one", "two"] = setting("one", "which")
+    tree: int | bool = setting(False, "branches, or true")
+    layer: int | Literal["auto"] = setting("auto", "a layer")
+    file: Path | None = setting(None, "where")  # noqa: RUF009  a field, not a value
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ConfigError(f"count must not be negative, got {self.count}")
+
+
+def parse(**given: Any) -> Example:
+    return parse_settings(Example, given, "drafter 'example'")
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "value"),
+    [
+        ("count", "3", 3), ("count", 3, 3), ("share", "0.25", 0.25), ("share", 1, 1.0), ("name", "a b", "a b"),
+        ("on", "yes", True), ("on", "off", False), ("on", True, True), ("mode", "two", "two"),
+        ("tree", "3", 3), ("tree", "true", True), ("tree", True, True), ("layer", "auto", "auto"), ("layer", "7", 7),
+        ("file", "a/b", Path("a/b")), ("file", None, None),
+    ],
+)  # fmt: skip
+def test_values_of_every_type(field: str, given: Any, value: Any) -> None:
+    """The command line gives strings, Python gives values: both must mean the same."""
+    found = getattr(parse(**{field: given}), field)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert parse() == Example()
+
+
+def test_a_hyphen_is_an_underscore() -> None:
+    @dataclass(frozen=True)
+    class Long:
+        max_ngram: int = setting(4, "")
+
+    assert parse_settings(Long, {"max-ngram": "2"}, "x").max_ngram == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "expected"),
+    [
+        ("count", "three", "a whole number"), ("count", 1.5, "a whole number"), ("count", True, "a whole number"),
+        ("share", "much", "a number"), ("on", "maybe", "true or false"), ("mode", "three", "one of one, two"),
+        ("layer", "last", "a whole number or one of auto"), ("tree", "bushy", "a whole number or true or false"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_says_what_is_expected(field: str, given: Any, expected: str) -> None:
+    """The part, the option, what was given and what would do: all in the message."""
+    with pytest.raises(ConfigError) as error:
+        parse(**{field: given})
+    assert str(error.value) == f"drafter 'example': option {field} must be {expected}, got '{given}'"
+
+
+def test_an_unknown_name_comes_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"drafter 'example' has no option 'cuont'. Did you mean 'count'\? Available: count, "):
+        parse(cuont=1)
+    with pytest.raises(ConfigError, match=r"has no option 'tree'. It has none."):
+        parse_settings(NoSettings, {"tree": 1}, "drafter 'none'")
+
+
+def test_ranges_are_the_dataclass_own_business() -> None:
+    with pytest.raises(ConfigError, match="must not be negative"):
+        parse(count="-1")
+
+
+def test_descriptions_name_default_and_meaning() -> None:
+    assert describe_settings(Example)["count"] == "4: how many"
+    assert list(describe_settings(Example)) == [
+        "count", "share", "name", "on", "mode", "tree", "layer", "file",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("registry", [DRAFTERS, VERIFIERS])
+def test_every_part_describes_its_settings(registry: Any) -> None:
+    """`outrider ls` prints these; an option without a word about it is of no use."""
+    for name in registry.names():
+        for line in describe_settings(registry.load(name).Settings).values():
+            assert len(line.partition(": ")[2]) > 5, name

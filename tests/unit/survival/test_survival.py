@@ -1,0 +1,132 @@
+"""Expected kept tokens, from verdicts alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from outrider.survival import PRIOR, ChainSurvival, TreeYield
+
+
+def chain_of(alphas: list[float], drafted: int, steps: int = 3000, seed: int = 0) -> ChainSurvival:
+    """Many steps of one row whose i-th token is kept with probability alphas[i]; averaged over the memory's end."""
+    rng, survival = random.Random(seed), ChainSurvival()
+    for _ in range(steps):
+        survival.observe(0, drafted, next((i for i in range(drafted) if rng.random() >= alphas[i]), drafted))
+    return survival
+
+
+def test_before_anything_is_seen_there_is_a_prior() -> None:
+    assert ChainSurvival().curve(3) == pytest.approx([PRIOR, PRIOR**2, PRIOR**3])
+    assert ChainSurvival().expected(0) == 0
+
+
+def test_the_curve_is_the_products_of_the_conditionals() -> None:
+    """Averaged over seeds, as one memory is only some 50 steps long."""
+    alphas = [0.9, 0.5, 0.8]
+    curves = [chain_of(alphas, 3, seed=seed, steps=400).curve(3) for seed in range(40)]
+    means = [sum(values) / 40 for values in zip(*curves, strict=True)]
+    assert means == pytest.approx([0.9, 0.45, 0.36], abs=0.04)
+
+
+def test_depths_never_seen_lean_on_the_last_one_seen() -> None:
+    curve = chain_of([0.5, 0.5], 2).curve(6)
+    ratios = [deep / shallow for shallow, deep in itertools.pairwise(curve[1:])]
+    assert ratios == pytest.approx([curve[1] / curve[0]] * 4, abs=0.01)
+
+
+def test_a_depth_given_up_long_ago_gets_another_chance() -> None:
+    """Or a controller would never go back to long drafts after one bad passage."""
+    survival = ChainSurvival()
+    for _ in range(50):
+        survival.observe(0, 4, 1)  # the second token is always wrong
+    assert survival.curve(2)[1] < 0.1
+    for _ in range(300):
+        survival.observe(0, 1, 1)
+    assert survival.curve(2)[1] > 0.9
+
+
+def test_untested_tokens_count_for_nothing() -> None:
+    """Tokens behind the first rejection were not decided on."""
+    survival = ChainSurvival()
+    for _ in range(500):
+        survival.observe(0, 8, 0)
+    curve = survival.curve(2)
+    assert curve[0] < 0.01
+    survival = ChainSurvival()
+    survival.observe(0, 8, 1)
+    assert survival.curve(3)[2] / survival.curve(3)[1] == pytest.approx(survival.curve(3)[1] / survival.curve(3)[0])
+
+
+def test_a_row_is_scaled_by_its_own_luck() -> None:
+    survival = ChainSurvival()
+    for _ in range(200):
+        survival.observe(1, 4, 4)
+        survival.observe(2, 4, 0)
+    assert survival.expected(4, 1) > survival.expected(4) > survival.expected(4, 2)
+    assert all(0 <= value <= 1 for value in survival.curve(4, 1))
+    assert survival.expected(4, 3) == survival.expected(4)
+    survival.forget({2})
+    assert survival.expected(4, 1) == survival.expected(4)
+    assert survival.expected(4, 2) < survival.expected(4)
+
+
+def test_doubt_makes_news_count() -> None:
+    """The mean stays, its weight goes."""
+    sure, doubting = (chain_of([0.1], 1) for _ in range(2))
+    before = doubting.curve(1)
+    doubting.doubt(2.0)
+    assert doubting.curve(1) == pytest.approx(before, abs=1e-4)
+    for survival in (sure, doubting):
+        survival.observe(0, 1, 1)
+        survival.observe(0, 1, 1)
+    assert doubting.curve(1)[0] > 0.5 > 0.3 > sure.curve(1)[0]
+
+
+@pytest.mark.parametrize("estimate", [ChainSurvival(), TreeYield()])
+def test_several_sizes_at_once_are_the_same_numbers(estimate: ChainSurvival | TreeYield) -> None:
+    rng = random.Random(1)
+    for _ in range(100):
+        estimate.observe(0, 4, rng.randint(0, 4))
+    sizes = [0, 1, 4, 9]
+    assert estimate.expected_of(sizes) == pytest.approx([estimate.expected(size) for size in sizes])
+    assert estimate.expected(0) == 0
+
+
+# ------------------------------------------------ trees
+
+
+def test_an_unseen_tree_grows_like_the_logarithm() -> None:
+    assert TreeYield().expected(7) == pytest.approx(PRIOR * math.log2(8))
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.5, 1.0])
+def test_sizes_between_and_beyond_follow_the_curve(bend: float) -> None:
+    estimate = TreeYield()
+    for _ in range(200):
+        for size in (2, 16):
+            estimate.observe(0, size, 2 * math.log2(1 + size) ** bend)
+    for size in (2, 6, 16, 32):
+        assert estimate.expected(size) == pytest.approx(2 * math.log2(1 + size) ** bend, rel=0.1)
+
+
+def test_a_size_seen_often_speaks_for_itself() -> None:
+    """A tree whose yield no curve of the family describes."""
+    estimate = TreeYield()
+    for _ in range(300):
+        for size, kept in ((4, 1.0), (8, 3.0), (16, 3.0)):
+            estimate.observe(0, size, kept)
+    assert estimate.expected(8) - estimate.expected(4) > 1.0
+
+
+def test_all_sizes_fade_together() -> None:
+    """An old yield at another size must not hold down the news."""
+    estimate = TreeYield()
+    for _ in range(100):
+        estimate.observe(0, 16, 0.2)
+    for _ in range(300):
+        estimate.observe(0, 4, 2.0)
+    assert estimate.expected(16) > 2.0
