@@ -247,6 +247,33 @@ def test_options_out_of_range(good: Path, option: str, value: object) -> None:
     assert option in message
 
 
+COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "a chain verifier for trees": ({"drafter": "lookahead", "verifier": "block"}, "traversal"),
+    "a tree of no known shape": ({"drafter": "draft-model", "drafter_options": {"tree": "4y2"}}, "4x2x1"),
+    "a stop rule for trees": ({"drafter": "draft-model", "drafter_options": {"tree": "2x2", "stop": "entropy"}}, "for chains"),
+    "a lossy verifier unasked": ({"verifier": "typical"}, "--lossy"),
+    "lossy without a lossy verifier": ({"lossy": True}, "typical, top-k"),
+    "an option of another drafter": ({"drafter": "ngram", "drafter_options": {"exit_layer": 1}}, "min_ngram"),
+    "a misspelt option": ({"drafter": "suffix", "drafter_options": {"max_dept": 3}}, "'max_depth'"),
+    "an exit behind the last layer": ({"drafter": "early-exit", "drafter_options": {"exit_layer": 99}}, "between 1 and 1"),
+    "bits no kernel has": ({"drafter": "quantised", "drafter_options": {"bits": 3}}, "4 or 8"),
+    "no corpus": ({"drafter": "retrieval"}, "corpus=PATH"),
+    "a corpus that is not there": ({"drafter": "retrieval", "drafter_options": {"corpus": "/nowhere"}}, "/nowhere"),
+    "two models in a composite": ({"drafter": "composite", "drafter_options": {"parts": "quantised,early-exit"}}, "one model"),
+    "a length that is no number": ({"num_draft_tokens": "many"}, "auto:N"),
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_impossible_combinations(good: Path, name: str) -> None:
+    """Catches a combination that fails in the middle of a text, and a refusal that does not say what would work."""
+    options, hint = COMBINATIONS[name]
+    with pytest.raises((ConfigError, CapabilityError)) as caught:
+        load(good, **options)
+    assert hint in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
