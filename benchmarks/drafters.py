@@ -102,6 +102,8 @@ GAINS: dict[str, tuple[str, float, Configuration, Configuration]] = {  # workloa
     "suffix over ngram": ("repeat", 0.0, Configuration("suffix", 8), Configuration("ngram", 8)),
     "composite over draft-model, repetitive": ("repeat", 0.0, _MERGE, Configuration("draft-model", 8)),
     "composite over suffix, repetitive": ("repeat", 0.0, _MERGE, Configuration("suffix", 8)),
+    "composite over draft-model, retrieved text": ("rag", 0.0, _MERGE, Configuration("draft-model", 8)),
+    "composite over suffix, retrieved text": ("rag", 0.0, _MERGE, Configuration("suffix", 8)),
     "composite over draft-model": ("gsm8k", 0.0, _MERGE, Configuration("draft-model", 8)),
     "composite over suffix": ("gsm8k", 0.0, _MERGE, Configuration("suffix", 8)),
 }  # fmt: skip

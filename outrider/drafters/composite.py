@@ -1,7 +1,8 @@
 """Several drafters at once: their guesses in one tree, or each step the one that pays most, row by row.
 
     merge    every part drafts; the node budget goes where a node is likeliest to be kept (suffix branch + model chain in one
-             tree, verified by traversal), and what a free part cannot fill goes on to the next, the model last
+             tree, verified by traversal), and what a free part cannot fill goes on to the next, the model last. A part is
+             worth the nodes it adds: what an earlier part has as well costs nothing and counts for nothing
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
              beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all
 
@@ -18,7 +19,7 @@ from itertools import count
 from typing import Any, Literal
 
 from outrider.drafters import DRAFTERS
-from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.settings import parse_settings, setting
@@ -26,7 +27,6 @@ from outrider.survival import ChainSurvival
 from outrider.trees.merge import Merged, merge_drafts, part_output, part_verdict
 from outrider.types import Draft, TargetOutput, Verdict
 
-DEFAULT_NODES = 8
 CLOCK_MEMORY = 0.1  # weight of the newest measurement
 TRY_AFTER = 64  # steps after which `best` lets a part that was never chosen show what it is worth now
 SOURCES = "ngram, suffix, ngram-cache, recycling, lookahead, retrieval, draft-model, quantised, early-exit, universal"
@@ -132,7 +132,7 @@ class CompositeDrafter(Drafter):
 
     @classmethod
     def default_num_draft_tokens(cls, settings: CompositeSettings) -> int:
-        return DEFAULT_NODES
+        return SMALL_TREE
 
     @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
@@ -175,12 +175,17 @@ class CompositeDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         assert self._merged is not None, "commit without propose"
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
+        depths = self._merged.draft.depths().tolist()
+        paths = [path[:kept] for path, kept in zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)]
+        taken: list[set[int]] = [set() for _ in paths]  # nodes that earlier parts have as well
         for part, places in zip(self.parts, self._merged.places, strict=True):
             assert part.draft is not None
             own = part_verdict(part.draft, places, self._merged.draft, verdict)
             for index, number in enumerate(self._numbers):
-                if offered := _depth(part.draft, index):
-                    part.survival.observe(number, offered, own.lists.num_accepted[index])
+                added = set(places[index]) - taken[index]
+                taken[index] |= added
+                if offered := len({depths[index][node + 1] for node in added}):
+                    part.survival.observe(number, offered, len(added.intersection(paths[index])))
             part.drafter.commit(rows, part.draft, own, part_output(part.draft, places, output))
             part.draft = None
 

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.settings import setting
@@ -26,7 +26,6 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_FOLLOWERS = 4  # different tokens remembered behind one n-gram
 UNSEEN = 0.5  # counted for all tokens that never followed: one observation alone is no certainty
-DEFAULT_TREE_NODES = 8
 
 Context = tuple[int, ...]
 Candidate = tuple[float, int, int, int, Context]  # minus its probability, parent, rank, token, tokens before it
@@ -111,7 +110,7 @@ class NgramCacheDrafter(Drafter):
 
     @classmethod
     def default_num_draft_tokens(cls, settings: NgramCacheSettings) -> int:
-        return DEFAULT_TREE_NODES if settings.branches > 1 else DEFAULT_NUM_DRAFT_TOKENS
+        return SMALL_TREE if settings.branches > 1 else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> NgramCacheDrafter:

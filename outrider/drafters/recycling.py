@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, LARGE_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.settings import setting
@@ -30,7 +30,6 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 # Assumed chance that the favourite of this rank comes next, the same at every depth. Only their proportions matter.
 RANK_ACCEPTANCE = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
-DEFAULT_TREE_NODES = 16
 SPARE = 4  # places in the shape for each node of a tree: they replace those whose token is not known
 UNKNOWN = -1
 
@@ -120,7 +119,7 @@ class RecyclingDrafter(Drafter):
 
     @classmethod
     def default_num_draft_tokens(cls, settings: RecyclingSettings) -> int:
-        return DEFAULT_TREE_NODES if settings.top_k > 1 else DEFAULT_NUM_DRAFT_TOKENS
+        return LARGE_TREE if settings.top_k > 1 else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RecyclingDrafter:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.corpus import check_corpus
 from outrider.drafters.corpus_index import open_index
 from outrider.drafters.suffix_array import DEPTH, SuffixArray
@@ -28,8 +28,6 @@ from outrider.rows import Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
-
-TREE_NODES = 8  # per step, when branches are allowed and the user names no number
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class RetrievalDrafter(Drafter):
 
     @classmethod
     def default_num_draft_tokens(cls, settings: RetrievalSettings) -> int:
-        return TREE_NODES if settings.branches > 1 else DEFAULT_NUM_DRAFT_TOKENS
+        return SMALL_TREE if settings.branches > 1 else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RetrievalDrafter:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.suffix_memory import SuffixMemory
 from outrider.drafters.suffix_search import Guess, SearchRule, best_guess
 from outrider.drafters.suffix_tree import Matches, SuffixTree
@@ -93,7 +93,7 @@ class SuffixDrafter(Drafter):
     @classmethod
     def default_num_draft_tokens(cls, settings: SuffixSettings) -> int:
         """More than for a model: a long match costs no more to draft, and an unlikely token is not drafted at all."""
-        return 8
+        return SMALL_TREE
 
     @classmethod
     def build(cls, setup: DraftSetup) -> SuffixDrafter:

@@ -15,7 +15,7 @@ from outrider.trees.siblings import SiblingAcceptance
 from outrider.types import Draft, Verdict
 
 KINDS = "chain, best-first, sequoia, parallel:3 or widths like 4x2x1"
-DYNAMIC_NUM_NODES = 16  # nodes of a tree whose size the user did not name: what a CPU pass takes for little more than one
+DYNAMIC_NUM_NODES = 15  # nodes of a tree whose size the user did not name: with the pending token, two tiles of 8 rows
 CHAIN_LENGTH = 4  # of each parallel chain, likewise
 
 

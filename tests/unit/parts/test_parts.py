@@ -122,7 +122,7 @@ def test_a_number_fixes_and_auto_frees_the_length() -> None:
 
 def test_without_a_number_the_drafter_decides() -> None:
     assert choose("ngram").length == DraftLength(DEFAULT_NUM_DRAFT_TOKENS)
-    assert choose("composite", parts="ngram,suffix").length == DraftLength(8)
+    assert choose("composite", parts="ngram,suffix").length == DraftLength(7)
 
 
 def test_auto_for_trees_tries_tree_sizes() -> None:

@@ -50,7 +50,7 @@ def test_bad_settings_are_refused_with_a_reason(given: dict[str, str], message: 
 
 
 @pytest.mark.parametrize(
-    ("tree", "num_nodes"), [("2x2x1", 10), ("4", 4), ("parallel:3", 12), ("sequoia", 16), ("best-first", 16)]
+    ("tree", "num_nodes"), [("2x2x1", 10), ("4", 4), ("parallel:3", 12), ("sequoia", 15), ("best-first", 15)]
 )
 def test_nodes_when_the_user_names_no_number(tree: str, num_nodes: int) -> None:
     assert TreeSettings(tree=tree).default_num_nodes() == num_nodes
