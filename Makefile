@@ -19,6 +19,9 @@ STAMP := $(VENV)/.outrider-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 MARKS ?= not slow and not nightly and not gpu
 ARGS ?=
+# One worker per processor, one thread each; a file's tests stay together, because they share loaded models.
+WORKERS ?= auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help demo test test-all lint type check bench clean
 
@@ -29,10 +32,10 @@ demo: $(STAMP) ## answer a few problems with the embedded pair, then measure eve
 	@$(BIN)/outrider demo $(ARGS)
 
 test: $(STAMP) ## the tests that take seconds
-	@$(BIN)/python -m pytest -m "$(MARKS)" $(ARGS)
+	@$(PYTEST) -m "$(MARKS)" $(ARGS)
 
 test-all: $(STAMP) ## the slow and the nightly ones too
-	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	@$(PYTEST) -m "not gpu" $(ARGS)
 
 lint: $(STAMP) ## ruff
 	@$(BIN)/ruff check outrider tests benchmarks examples
