@@ -209,6 +209,7 @@ def test_a_reader_that_leaves(stories: Path) -> None:
 @pytest.mark.slow
 def test_demo(cli: Callable[..., Outcome]) -> None:
     """The first command of the README, uncompiled and short: every drafter says what plain decoding says."""
+    from outrider.cli.demo_runs import CONTENDERS
     from outrider.demo import demo_paths
 
     if not (demo_paths().target / "config.json").exists():
@@ -216,5 +217,5 @@ def test_demo(cli: Callable[..., Outcome]) -> None:
     run = cli("demo", "--problems", "2", "--rounds", "1", "--json", *PLAIN)
     assert run.code == 0, run.errors
     found = json.loads(run.out)
-    assert [row["drafter"] for row in found["rows"]] == ["none", "draft-model", "ngram"]
+    assert [row["drafter"] for row in found["rows"]] == [one.label for one in CONTENDERS]
     assert all(row["num_identical"] == row["num_problems"] for row in found["rows"])
