@@ -119,6 +119,7 @@ def _measure(
 def _open_all(target: str, options: ModelOptions, compile: CompileMode) -> tuple[list[Series], list[str]]:
     """One engine per drafter, all compiled or none. 'auto' falls back to uncompiled, with a note."""
     from outrider.cli.demo_runs import CONTENDERS, Series
+    from outrider.drafters import DRAFTERS
 
     def open_with(mode: CompileMode) -> list[Series]:
         opened = []
@@ -127,7 +128,7 @@ def _open_all(target: str, options: ModelOptions, compile: CompileMode) -> tuple
                 drafter=one.drafter, draft=options.draft if one.drafter in ("draft-model", "composite") else None,
                 drafter_option=list(one.options), num_draft_tokens=one.num_draft_tokens, threads=options.threads, compile=mode,
             )  # fmt: skip
-            opened.append(Series(one.label, session.load_llm(target, wanted)))
+            opened.append(Series(one.label, session.load_llm(target, wanted), DRAFTERS.load(one.drafter).learns))
         return opened
 
     if compile == "off":
@@ -148,7 +149,7 @@ def _show(found: dict[str, Any]) -> None:
     compiled = "compiled" if on["compile"] == "on" else "not compiled"
     title = f"Greedy, {first['num_problems']} held-out problems, median of {first['num_rounds']} rounds"
     caption = (
-        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}\n"
+        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}; of drafters that learn, the first round\n"
         "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"
         "identical: the same token ids as plain decoding · correct: the worked-out answer is right"
     )
