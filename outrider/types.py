@@ -40,8 +40,26 @@ class Draft:
         """[b][0]: nodes that follow the pending token; [b][1 + n]: nodes that follow node n. In order, on the host."""
         return [
             _children(parents, length)
-            for parents, length in zip(self.parent_nodes().tolist(), self.lists[1], strict=True)
+            for parents, length in zip(self.parent_lists, self.lists[1], strict=True)
         ]
+
+    @cached_property
+    def parent_lists(self) -> list[list[int]]:
+        """`parent_nodes` on the host; a chain's without a tensor, for it is asked for at every greedy step."""
+        if self.parents is not None:
+            return self.parents.tolist()
+        return [list(range(-1, self.num_nodes - 1))] * self.num_rows
+
+    @cached_property
+    def levels(self) -> list[list[int]]:
+        """[b][0] = 0, the pending token's; [b][1 + n]: draft tokens on the path to node n, itself included. On the host."""
+        levels = []
+        for parents in self.parent_lists:
+            line = [0]
+            for parent in parents:  # parents stand before their children
+                line.append(line[parent + 1] + 1)
+            levels.append(line)
+        return levels
 
     def parent_nodes(self) -> Tensor:
         """(B, N) int64: the `parents` field with its default, a chain, filled in."""
@@ -51,11 +69,7 @@ class Draft:
 
     def depths(self) -> Tensor:
         """(B, N+1) int64: how many draft tokens come before each output. 0 for the pending token's."""
-        depth = torch.arange(self.num_nodes + 1, device=self.tokens.device).repeat(self.num_rows, 1)
-        if self.parents is not None:
-            for node in range(self.num_nodes):  # parents stand before their children
-                depth[:, node + 1] = depth.gather(1, self.parents[:, node, None] + 1)[:, 0] + 1
-        return depth
+        return torch.tensor(self.levels, dtype=torch.int64, device=self.tokens.device).view(self.num_rows, -1)
 
     @property
     def num_rows(self) -> int:

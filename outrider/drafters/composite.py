@@ -175,7 +175,7 @@ class CompositeDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         assert self._merged is not None, "commit without propose"
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
-        depths = self._merged.draft.depths().tolist()
+        depths = self._merged.draft.levels
         paths = [path[:kept] for path, kept in zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)]
         taken: list[set[int]] = [set() for _ in paths]  # nodes that earlier parts have as well
         for part, places in zip(self.parts, self._merged.places, strict=True):
@@ -259,8 +259,7 @@ def _is_model(kind: type[Drafter], settings: Any) -> bool:
 
 def _depth(draft: Draft, index: int) -> int:
     """Levels of one row's draft."""
-    length = draft.lists[1][index]
-    return length if draft.parents is None else int(draft.depths()[index, : length + 1].max())
+    return max(draft.levels[index][: draft.lists[1][index] + 1])
 
 
 def _smoothed(mean: float, value: float) -> float:

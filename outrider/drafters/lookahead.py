@@ -219,7 +219,7 @@ def _nodes_by_place(draft: Draft) -> list[dict[tuple[int | None, int], int]]:
     """Per row, (parent, token) -> node."""
     return [
         {(parents[node], tokens[node]): node for node in range(length)}
-        for parents, tokens, length in zip(draft.parent_nodes().tolist(), *draft.lists, strict=True)
+        for parents, tokens, length in zip(draft.parent_lists, *draft.lists, strict=True)
     ]
 
 

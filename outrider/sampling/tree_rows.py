@@ -25,7 +25,7 @@ class RowResiduals:
         self.mass = np.ones(len(target_probs), dtype=target_probs.dtype)
         self.children = draft.children[row]
         self._tokens = draft.lists[0][row]
-        self._parents = draft.parent_nodes()[row].tolist()
+        self._parents = draft.parent_lists[row]
         self._drawn = draft.is_sampled()[row].tolist()
         self._laws: dict[int, np.ndarray] = {}  # output -> what the next sibling was drawn from
         self._probs = None if draft.probs is None else draft.probs[row].numpy()

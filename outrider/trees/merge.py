@@ -75,7 +75,7 @@ def part_output(draft: Draft, places: Places, output: TargetOutput) -> TargetOut
 def _place(tree: TokenTree, draft: Draft, row: int) -> list[int]:
     """Put one row of a draft into a tree; where each of its nodes went."""
     tokens, length = draft.lists[0][row], draft.lists[1][row]
-    parents = draft.parent_nodes()[row].tolist()
+    parents = draft.parent_lists[row]
     place: list[int] = []
     for node in range(length):
         parent = -1 if parents[node] < 0 else place[parents[node]]

@@ -74,8 +74,7 @@ def chain_verdict(draft: Draft, num_accepted: Tensor, next_token: Tensor) -> Ver
 
 def path_verdict(draft: Draft, ends: list[int], next_tokens: list[int]) -> Verdict:
     """The Verdict that keeps, in every row, the path from the root to node `ends[b]` (-1: nothing)."""
-    parents = draft.parent_nodes().tolist()
-    paths = [_path(tree, end) for tree, end in zip(parents, ends, strict=True)]
+    paths = [_path(parents, end) for parents, end in zip(draft.parent_lists, ends, strict=True)]
     lists = VerdictLists(
         path=[path + [-1] * (draft.num_nodes - len(path)) for path in paths],
         num_accepted=[len(path) for path in paths],
@@ -105,7 +104,7 @@ def agreeing_ends(draft: Draft, choice: list[list[int]]) -> list[int]:
 def longest_ends(draft: Draft, is_good: Tensor) -> list[int]:
     """The end of each row's longest path of good nodes (B, N) bool; the first of equally long ones."""
     ends = []
-    for parents, length, good in zip(draft.parent_nodes().tolist(), draft.lists[1], is_good.tolist(), strict=True):
+    for parents, length, good in zip(draft.parent_lists, draft.lists[1], is_good.tolist(), strict=True):
         depth = [0] * (len(parents) + 1)  # of the path of good nodes that ends here; 0 where it is broken
         for node in range(length):
             whole = parents[node] < 0 or depth[parents[node] + 1] > 0
