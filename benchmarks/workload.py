@@ -23,6 +23,8 @@ import psutil
 import typer
 from rich.console import Console
 
+from outrider.machine import memory_bandwidth
+
 BENCHMARKS = Path(__file__).resolve().parent
 REPOSITORY = BENCHMARKS.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -83,23 +85,6 @@ class OtherCpu:
         return busy - own.user - own.system
 
 
-def memory_bandwidth_gb_per_s(threads: int, mebibytes: int = 512, repeats: int = 7) -> float:
-    """Best read rate of `threads` threads over one buffer far larger than the caches, in 10^9 bytes/s."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    import numpy as np
-
-    buffer = np.ones(mebibytes * 2**20 // 8, dtype=np.float64)
-    parts = np.array_split(buffer, threads)
-    best = 0.0
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            start = time.perf_counter()
-            list(pool.map(np.max, parts))  # max: one SIMD read stream, no store; numpy releases the GIL
-            best = max(best, buffer.nbytes / (time.perf_counter() - start))
-    return best / 1e9
-
-
 def hardware(threads: int) -> dict[str, Any]:
     """The processor as lscpu names it, and the memory bandwidth measured now; no host names."""
     listing = subprocess.run(["lscpu", "--json"], capture_output=True, text=True, check=True).stdout
@@ -111,7 +96,7 @@ def hardware(threads: int) -> dict[str, Any]:
         "l3": fields.get("L3 cache") or fields.get("L3"),
         "instructions": [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "memory_read_gb_per_s": round(memory_bandwidth_gb_per_s(threads), 1),
+        "memory_read_gb_per_s": round(memory_bandwidth(threads) / 1e9, 1),
         "threads_used": threads,
         "system": f"{platform.system()} {platform.machine()}",
     }

@@ -102,7 +102,7 @@ def _measure(
     from rich.progress import BarColumn, Progress, TextColumn
 
     from outrider.cli.demo_runs import held_out_problems, measure
-    from outrider.report.machine import cpu_name
+    from outrider.machine import cpu_name
     from outrider.sampling.params import SamplingParams
 
     series, notes = _open_all(target, options, compile)

@@ -25,10 +25,10 @@ def examine() -> dict[str, Any]:
     """Everything the doctor knows, as plain JSON."""
     import torch
 
+    from outrider import machine
     from outrider.demo import demo_paths
     from outrider.models.compile import cache_folder
     from outrider.models.memory import available_memory
-    from outrider.report import machine
 
     unavailable = machine.unavailable()
     missing = [str(path) for path in demo_paths() if not (Path(path) / "config.json").exists()]

@@ -1,5 +1,4 @@
-"""What this machine is and what it can do, as far as it matters for speed: for `outrider doctor` and for
-results.
+"""What this machine is and what it can do, as far as it matters for speed: for `outrider doctor` and for results.
 
 Every "no" comes with its reason and a remedy. Nothing here loads a model or changes a setting.
 """
@@ -10,10 +9,13 @@ import os
 import platform
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -69,6 +71,32 @@ def cuda_devices() -> list[dict[str, Any]]:
 def compiler() -> str | None:
     """The C++ compiler that compilation would use."""
     return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a result says about the machine it was made on; no host name, no paths."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cpu_flags": cpu_flags(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "cuda_devices": [{"name": found["name"], "total_bytes": found["total_bytes"]} for found in cuda_devices()],
+    }
+
+
+def memory_bandwidth(threads: int, mebibytes: int = 512, repeats: int = 7) -> float:
+    """Best read rate of `threads` threads over one buffer far larger than the caches, in bytes/s."""
+    buffer = np.ones(mebibytes * 2**20 // 8, dtype=np.float64)
+    parts = np.array_split(buffer, threads)
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            start = time.perf_counter()
+            list(pool.map(np.max, parts))  # max: one SIMD read stream, no store; numpy releases the GIL
+            best = max(best, buffer.nbytes / (time.perf_counter() - start))
+    return best
 
 
 def cores() -> dict[str, int | None]:

@@ -1,0 +1,121 @@
+"""What the lab's verbs share: a progress bar with the time left, and where a result goes.
+
+    --out FILE      the result, as JSON          --html FILE    the report, one page that needs no network
+    --markdown FILE the report, as Markdown      --json         the result on standard output, and nothing else there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.lab.progress import Progress
+    from outrider.lab.result import Result
+
+OUTPUT = "Output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where a result and its reports go."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Write the result to this JSON file.", rich_help_panel=OUTPUT, show_default=False)
+    ] = None
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as one HTML page, readable offline.", rich_help_panel=OUTPUT, show_default=False),
+    ] = None
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the report as Markdown.", rich_help_panel=OUTPUT, show_default=False)
+    ] = None
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON instead of the report.", rich_help_panel=OUTPUT)
+    ] = False
+
+    def check(self) -> None:
+        """Before hours of work: folders that do not exist. Raises ConfigError."""
+        for path in (self.out, self.html, self.markdown):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ConfigError(f"the folder of {path} does not exist; create it first")
+
+
+def deliver(result: Result, output: OutputOptions) -> None:
+    """Write and print everything that was asked for."""
+    from outrider.report.console import print_document
+    from outrider.report.html import to_html
+    from outrider.report.markdown import to_markdown
+    from outrider.report.render import render
+
+    if output.out is not None:
+        result.write(output.out)
+    if output.json:
+        sys.stdout.write(result.model_dump_json() + "\n")
+    document = render(result)
+    if output.html is not None:
+        _write(output.html, to_html(document))
+    if output.markdown is not None:
+        _write(output.markdown, to_markdown(document))
+    if not output.json:
+        print_document(document)
+    for path in filter(None, (output.out, output.html, output.markdown)):
+        sys.stderr.write(f"written: {path}\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def command_line() -> str:
+    """What was typed, for the result."""
+    return " ".join(["outrider", *sys.argv[1:]])
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Progress]:
+    """A bar on stderr, with the time left; lines where stderr is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with contextlib.redirect_stdout(sys.stderr), Bars(*columns, console=console, speed_estimate_period=600) as bars:
+        yield _Shown(bars)
+
+
+class _Shown:
+    """`outrider.lab.progress.Progress` as one rich bar per stage."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+
+    def stage(self, name: str, total: int) -> None:
+        self._end()
+        self._task = self._bars.add_task(name, total=total)
+        if not self._bars.console.is_terminal:
+            self.say(name)
+
+    def advance(self, units: int = 1) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, units)
+
+    def say(self, line: str) -> None:
+        self._bars.console.print(line, markup=False, soft_wrap=True)
+
+    def _end(self) -> None:
+        """The last stage is over, whether or not all of its units came."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)

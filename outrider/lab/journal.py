@@ -1,0 +1,81 @@
+"""What a long run has finished so far, on disk, so that Ctrl-C and crashes cost one unit of work and no more.
+
+    journal = Journal.open(path, plan, resume=True)
+    for key in work:
+        if key not in journal:
+            journal.add(key, measure(key))        # plain JSON data
+    journal.close()                               # finished: the file goes
+
+The file is JSON lines: a head with the plan, then one line a unit. A resumed run must have the same plan (what is measured,
+with which code); half a last line, from a crash while writing, is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError
+
+
+class Journal:
+    """Finished units by key; see the module docstring."""
+
+    def __init__(self, path: Path, done: dict[str, Any]) -> None:
+        self.path = path
+        self._done = done
+
+    @classmethod
+    def open(cls, path: Path, plan: dict[str, Any], *, resume: bool) -> Journal:
+        """Start anew, or go on. Raises ConfigError when there is nothing to go on with, or when the plan was another."""
+        if resume:
+            return cls(path, _read(path, plan))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"plan": plan}) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        return cls(path, {})
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._done
+
+    def __getitem__(self, key: str) -> Any:
+        return self._done[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._done)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def add(self, key: str, value: Any) -> None:
+        """Remember one finished unit; on disk when this returns."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "value": value}) + "\n")
+        self._done[key] = value
+
+    def close(self) -> None:
+        """Everything is done and written elsewhere."""
+        self.path.unlink(missing_ok=True)
+
+
+def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no interrupted run to resume ({path} does not exist); leave --resume out") from error
+    try:
+        before = json.loads(lines[0])["plan"]
+        whole = [line for line in lines[1:-1] if line]  # what follows the last newline was not finished
+        done = {entry["key"]: entry["value"] for entry in map(json.loads, whole)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged and cannot be resumed; leave --resume out to start anew") from error
+    now = json.loads(json.dumps(plan))  # what JSON makes of it: tuples are lists there
+    if different := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+        raise ConfigError(f"the interrupted run had another plan ({', '.join(different)}); leave --resume out to start anew")
+    if lines[-1]:
+        path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
+    return done

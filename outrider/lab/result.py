@@ -1,0 +1,100 @@
+"""The one form of every result: a versioned envelope around what a verb found, checked when it is written and when it is read.
+
+A verb derives its own class with a `kind` of its own:
+
+    class EstimateResult(Result):
+        kind: Literal["estimate"] = "estimate"
+        tau: float
+
+`read_result` finds the class by the file's `kind`. What a result does not say cannot be in a report: reports are rendered from
+these files alone. Numbers carry their unit in the name (`_s`, `_bytes`, `tokens_per_s`); ratios say their formula in the
+field's docstring. No machine paths and no host names: models and files are named as the user named them, or relative.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outrider.errors import ConfigError, did_you_mean
+from outrider.machine import describe_machine, versions
+
+SCHEMA_VERSION = 1
+KINDS = {
+    "bench": "outrider.lab.bench.result:BenchResult",
+    "tune": "outrider.lab.tune.result:TuneResult",
+    "explain": "outrider.lab.explain.result:ExplainResult",
+    "certify": "outrider.lab.certify.result:CertifyResult",
+    "estimate": "outrider.lab.estimate.result:EstimateResult",
+    "replay": "outrider.lab.replay.result:ReplayResult",
+    "reasoning": "outrider.lab.reasoning.result:ReasoningResult",
+}
+
+
+class Record(BaseModel):
+    """Base of everything inside a result: plain data, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Interval(Record):
+    """A number with its uncertainty."""
+
+    value: float
+    low: float
+    high: float
+    level: float = 0.95  # of confidence
+
+
+class Result(Record):
+    """What every result file says about itself."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: str
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    command: str = ""  # what was typed
+    versions: dict[str, str] = Field(default_factory=versions)
+    machine: dict[str, Any] = Field(default_factory=describe_machine)
+    notes: list[str] = Field(default_factory=list)  # one line each, for a person to read
+
+    def write(self, path: Path) -> None:
+        """As JSON, whole or not at all. Raises ConfigError where the file cannot be written."""
+        scratch = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            scratch.replace(path)
+        except OSError as error:
+            raise ConfigError(f"the result cannot be written to {path}: {error.strerror}") from error
+
+
+def read_result(path: Path) -> Result:
+    """The result in a file, as its own class. Raises ConfigError that says what is wrong with the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or "kind" not in content:
+        raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'")
+    if content["kind"] not in KINDS:
+        raise ConfigError(f"{path} is of the unknown kind '{content['kind']}'.{did_you_mean(str(content['kind']), KINDS)}")
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has schema version {content.get('schema_version')}; this outrider reads version {SCHEMA_VERSION}: "
+            "render it with the outrider that wrote it (see 'versions' in the file)"
+        )
+    module, name = KINDS[content["kind"]].split(":")
+    kind: type[Result] = getattr(import_module(module), name)
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path} is damaged: {where}: {first['msg']} ({error.error_count()} problems in all)") from error

@@ -1,0 +1,39 @@
+"""Requests, and a workload of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. Exactly one of `prompt` and `messages` is given."""
+
+    id: str  # unique in its workload, the same in every run
+    prompt: str | None = None  # fed as it is
+    messages: tuple[dict[str, str], ...] | None = None  # a conversation ({"role", "content"}), for the model's chat template
+    task: str = "other"  # one of Task, or the workload's own word
+    reference: str | None = None  # the right final answer, where one is known: what `grade` compares with
+    answer: str | None = None  # what a model said to it, where the workload is a log
+    max_tokens: int | None = None  # asked for in the log
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line of a file that is no request."""
+
+    number: int  # from 1
+    reason: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests under a name."""
+
+    name: str
+    requests: tuple[Request, ...]
+    skipped: tuple[BadLine, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # where it comes from, as a person should know

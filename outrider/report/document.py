@@ -1,0 +1,109 @@
+"""What a report says, before it is known where: blocks that the console, Markdown and HTML each write in their own way.
+
+A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`), and a document becomes text in one of
+three writers. Renderers compute nothing that a reader could not recompute from the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Tone = Literal["plain", "good", "bad", "caution"]
+
+
+@dataclass(frozen=True)
+class Heading:
+    text: str
+    level: int = 2  # 2 or 3; the document's title is level 1
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """`tone`: "good", "bad" and "caution" stand out (a verdict, a warning); there is always a word too, never colour alone."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Bullets:
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something to copy: a command line, a configuration."""
+
+    text: str
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    align: Literal["left", "right"] = "right"
+    help: str = ""  # the formula or definition, shown below the table (or on hover)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are finished text. `marked`: numbers of rows that stand out (the recommendation, the best)."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    marked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line or one group of bars. `low`/`high`: ends of intervals."""
+
+    label: str
+    y: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines or bars over common x values (numbers, or words for bars)."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float] | Sequence[str]
+    series: Sequence[Series]
+    kind: Literal["line", "bar"] = "line"
+    baseline: float | None = None  # a horizontal line, like speedup 1
+    log_x: bool = False
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a text that is coloured by fate. `hover`: lines of numbers, shown when pointed at or tapped."""
+
+    text: str
+    fate: Literal["prompt", "accepted", "correction", "bonus", "plain"]
+    rejected: str = ""  # the draft token that the correction replaced, shown struck through
+    hover: str = ""
+
+
+@dataclass(frozen=True)
+class TokenText:
+    title: str
+    tokens: Sequence[Token]
+
+
+Block = Heading | Paragraph | Bullets | Code | Table | Plot | TokenText
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    subtitle: str = ""  # date, machine, versions in one line
+    blocks: Sequence[Block] = field(default_factory=tuple)

@@ -1,0 +1,25 @@
+"""From a result to a document: one function per kind of result, each in a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from outrider.lab.result import Result
+from outrider.report.document import Document
+
+RENDERERS = {
+    "bench": "outrider.report.bench",
+    "tune": "outrider.report.tune",
+    "explain": "outrider.report.explain",
+    "certify": "outrider.report.certify",
+    "estimate": "outrider.report.estimate",
+    "replay": "outrider.report.replay",
+    "reasoning": "outrider.report.reasoning",
+}
+
+
+def render(result: Result) -> Document:
+    """The report of a result, by its kind."""
+    document: Callable[[Result], Document] = import_module(RENDERERS[result.kind]).document
+    return document(result)
