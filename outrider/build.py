@@ -7,7 +7,7 @@ names and combinations first, then configs and tokenizers, then memory, then wei
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ from outrider.models.probe import check_compiled, probe_logits
 from outrider.parts import Parts, choose_parts
 
 COMPILE_MODES = ("auto", "on", "off")
+DEMO = "demo"  # the name of the embedded pair, as target and as draft
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,37 @@ class Options:
             raise ConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What one decoder, or several that share models, ask of them."""
+
+    draft: bool = False  # a draft model
+    module: bool = False  # the target's own weights, beside its packed ones
+    loop_tokens: int = 0  # tokens per call of a compiled drafting loop; 0: none
+
+    @classmethod
+    def of(cls, several: Sequence[Parts]) -> Needs:
+        """Of all of them together: a loop of one token serves every length where the lengths differ."""
+        loops = {parts.loop_tokens for parts in several} - {0}
+        return cls(
+            draft=any(parts.wants_draft for parts in several),
+            module=any(parts.wants_module for parts in several),
+            loop_tokens=loops.pop() if len(loops) == 1 else min(len(loops), 1),
+        )
+
+
+@dataclass
+class Models:
+    """Loaded and checked: any number of decoders may take turns on them, as long as their rows have left."""
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    options: Options  # of models and machine, resolved
+    memory: MemoryReport
+    context: int  # tokens a row may hold, prompt and answer
+    notes: list[str]
+
+
 @dataclass
 class Built:
     """A decoder and what there is to say about it."""
@@ -96,51 +128,68 @@ class Built:
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
     """Load and check everything. `status` is told what takes long while it happens."""
-    asked = options
     drafter = options.drafter if options.drafter != "auto" else _best_drafter(options)
     parts = choose_parts(
         drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
         lossy=options.lossy,
     )  # fmt: skip
-    options = _resolve_names(options, drafter, parts)
     if options.draft is not None and not parts.wants_draft:
-        raise ConfigError(f"drafter '{options.drafter}' uses no draft model, but draft='{options.draft}' was given")
-    if parts.wants_draft and options.draft is None:
-        raise ConfigError(f"drafter '{options.drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
+        raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
+    if parts.wants_draft and options.draft is None and options.target != DEMO:
+        raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
+    return assemble(load_models(options, Needs.of([parts]), status), parts)
+
+
+def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
+    """Target and, where needed, draft: weighed, loaded, probed, compiled. `options` of drafting play no part here."""
+    asked = options
+    options = _resolve_names(options, needs)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = resolve_device(options.device)
     labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}
-    loader = _Loader(options, parts, device, status, labels)
+    loader = _Loader(options, needs, device, status, labels)
     memory = loader.weigh()
     status(memory.one_line())
     target = loader.load(options.target)
-    loop_vocab = target.lm.shape.vocab_size if parts.loop_tokens else None
+    loop_vocab = target.lm.shape.vocab_size if needs.loop_tokens else None
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
-    decoder = Decoder(target.lm, parts.make_drafter(target, draft), parts.make_verifier(), parts.make_control())
-    loader.notes += decoder.drafter.notes
-    if not decoder.verifier.lossless:
-        loader.notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
-    draws_trees = parts.draws_trees
-    if draws_trees and not target.lm.limits.exact_trees:
-        loader.notes.append(
-            "trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)"
-        )
-    return Built(decoder, target, draft, loader.resolved(target, context), memory, context, draws_trees, loader.notes)
+    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes)
+
+
+def assemble(models: Models, parts: Parts) -> Built:
+    """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
+    target, draft = models.target, models.draft
+    drafter = parts.make_drafter(target, draft if parts.wants_draft else None)
+    decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
+    notes = [*models.notes, *drafter.notes]
+    if not decoder.verifier.lossless:
+        notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
+    if parts.draws_trees and not target.lm.limits.exact_trees:
+        notes.append("trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)")
+    options = _replace(
+        models.options,
+        drafter=parts.drafter_name,
+        num_draft_tokens=str(parts.length) if parts.length.is_auto else parts.length.most,
+        drafter_options=asdict(parts.drafter_settings),
+        verifier=parts.verifier.name,
+        verifier_options=asdict(parts.verifier_settings),
+    )
+    return Built(decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes)
 
 
 def _best_drafter(options: Options) -> str:
     """What drafter 'auto' means: a draft model where there is one, else n-gram lookup."""
-    return "draft-model" if options.draft is not None or options.target == "demo" else "ngram"
+    return "draft-model" if options.draft is not None or options.target == DEMO else "ngram"
 
 
-def _resolve_names(options: Options, drafter: str, parts: Parts) -> Options:
-    """'demo' becomes the embedded pair; its draft joins whenever the drafter wants one."""
-    changes: dict[str, Any] = {"drafter": drafter}
-    if options.target == "demo":
+def _resolve_names(options: Options, needs: Needs) -> Options:
+    """'demo' becomes the embedded pair; its draft joins whenever a drafter wants one."""
+    changes: dict[str, Any] = {}
+    if options.target == DEMO:
         changes["target"] = str(demo_paths().target)
-    if options.draft == "demo" or (options.target == "demo" and options.draft is None and parts.wants_draft):
+    if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):
         changes["draft"] = str(demo_paths().draft)
     return _replace(options, **changes)
 
@@ -153,10 +202,10 @@ class _Loader:
     """Loads models one way, remembering what to tell the user."""
 
     def __init__(
-        self, options: Options, parts: Parts, device: torch.device, status: Callable[[str], None],
+        self, options: Options, needs: Needs, device: torch.device, status: Callable[[str], None],
         labels: dict[str | None, str],
     ) -> None:  # fmt: skip
-        self.options, self.parts, self.device, self.status = options, parts, device, status
+        self.options, self.needs, self.device, self.status = options, needs, device, status
         self._labels = labels  # what the user called each model
         self.notes: list[str] = []
         self._compiled = True
@@ -192,7 +241,7 @@ class _Loader:
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
         compiled = self._compile(loaded, module, loop_vocab)
         finish(lm, module, pack=not compiled)
-        if self._is_target(name) and self.parts.drafter.wants_module(self.parts.drafter_settings):
+        if self._is_target(name) and self.needs.module:
             loaded.module = module
         del module
         gc.collect()  # a compiled program holds its own packed weights
@@ -200,7 +249,7 @@ class _Loader:
 
     def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
-        mode, lm, count = self.options.compile, loaded.lm, self.parts.loop_tokens
+        mode, lm, count = self.options.compile, loaded.lm, self.needs.loop_tokens
         self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
         if not self._compiled:
             return False
@@ -229,13 +278,9 @@ class _Loader:
         return True
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
-        """The options with every "auto" replaced by what was chosen."""
+        """The options with every "auto" of models and machine replaced by what was chosen."""
         return _replace(
             self.options,
-            num_draft_tokens=str(self.parts.length) if self.parts.length.is_auto else self.parts.length.most,
-            drafter_options=asdict(self.parts.drafter_settings),
-            verifier=self.parts.verifier.name,
-            verifier_options=asdict(self.parts.verifier_settings),
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),
             threads=torch.get_num_threads(),

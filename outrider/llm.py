@@ -53,8 +53,18 @@ class LLM:
             compile=compile, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
             trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip
-        self._built: Built = build(options, status)
-        self._decoder = self._built.decoder
+        self._use(build(options, status))
+
+    @classmethod
+    def around(cls, built: Built) -> LLM:
+        """An LLM of parts that are there already; several may share models, one call at a time."""
+        llm = cls.__new__(cls)
+        llm._use(built)
+        return llm
+
+    def _use(self, built: Built) -> None:
+        self._built = built
+        self._decoder = built.decoder
 
     @property
     def tokenizer(self) -> Any:

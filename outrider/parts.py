@@ -20,6 +20,7 @@ from outrider.verifiers.base import Verifier
 class Parts:
     """What `choose_parts` found. `make_drafter` and `make_verifier` turn it into objects."""
 
+    drafter_name: str  # as registered
     drafter: type[Drafter]
     drafter_settings: Any
     verifier: type[Verifier]
@@ -32,6 +33,10 @@ class Parts:
     @property
     def wants_draft(self) -> bool:
         return self.drafter.wants_draft(self.drafter_settings)
+
+    @property
+    def wants_module(self) -> bool:
+        return self.drafter.wants_module(self.drafter_settings)
 
     @property
     def loop_tokens(self) -> int:
@@ -67,6 +72,7 @@ def choose_parts(
         )
     _check_lossy(verifier, verifier_class, lossy)
     return Parts(
+        drafter_name=drafter,
         drafter=drafter_class,
         drafter_settings=settings,
         verifier=verifier_class,

@@ -1,0 +1,71 @@
+"""What happened in every step, kept while decoding: a `Control` that passes everything on to the real one and takes notes.
+
+A note is a handful of lists that the step has on the host anyway, so recording costs next to nothing; laws, entropies and ranks
+come afterwards, from one pass of each model over the finished text (`outrider/lab/explain/`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.decode import Control
+from outrider.rows import Rows
+from outrider.types import Draft, Verdict
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of one row. Draft nodes as in `types.Draft`: parents before children, -1 = the pending token."""
+
+    start: int  # output tokens before this step
+    asked: int  # nodes that the drafter was asked for
+    tokens: list[int]  # the draft's nodes
+    parents: list[int] | None  # None: a chain
+    sampled: list[bool] | None  # per node, drawn from the draft's law (True) or placed; None: none was drawn
+    path: list[int]  # nodes kept by the verifier
+    next_token: int  # that the verifier added
+    complete: bool  # the path ends at a leaf: nothing was rejected there
+    taken: int  # tokens the row took: len(path) + 1, or fewer where it ended
+    rows: int  # rows in this step
+    seconds: float  # of the step, feeding new prompts excluded
+    at_s: float  # its end, on `time.perf_counter`'s clock
+
+
+@dataclass
+class Recorder:
+    """Decorates `control`. `steps[request]` are the steps of a row since `clear`."""
+
+    control: Control
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    _asked: list[int] = field(default_factory=list)
+
+    def choose(self, rows: Rows) -> list[int]:
+        self._asked = self.control.choose(rows)
+        return self._asked
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        self.control.observe(rows, draft, verdict, seconds)
+        now = time.perf_counter()
+        tokens, lengths = draft.lists
+        paths, counts, next_tokens, complete = verdict.lists
+        parents = None if draft.parents is None else draft.parent_lists
+        sampled = None if draft.probs is None else draft.is_sampled().tolist()
+        for index, row in enumerate(rows):
+            length, mine = lengths[index], self.steps.setdefault(row.request, [])
+            start = mine[-1].start + mine[-1].taken if mine else 0
+            mine.append(
+                Step(
+                    start, self._asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
+                    None if sampled is None else sampled[index][:length], paths[index][: counts[index]], next_tokens[index],
+                    complete[index], len(row.tokens) - row.num_prompt - start, len(rows), seconds, now,
+                )
+            )  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        return self.control.summary()
+
+    def clear(self) -> None:
+        """Forget all steps; requests are numbered anew by every call of `LLM.generate`."""
+        self.steps = {}

@@ -1,0 +1,133 @@
+"""Many configurations on models that are loaded once, each run recorded step by step.
+
+    runner = Runner(Options("demo"), [plain, Configuration.parse("draft-model k=5")])
+    one = runner.open(configuration)               # raises what cannot be built
+    traces = one.run(prompts, params, batch_size=4)
+
+Configurations take turns on the same models: their caches are empty between runs. One that learns from texts, or whose draft
+length follows the clock, knows more after every run; `open` again for a fresh start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.build import DEMO, Built, Models, Needs, Options, assemble, load_models
+from outrider.errors import ConfigError
+from outrider.lab.configuration import Configuration
+from outrider.lab.disturbance import Disturbance
+from outrider.lab.recording import Recorder, Step
+from outrider.llm import LLM
+from outrider.outputs import Completion
+from outrider.parts import Parts
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One prompt's run."""
+
+    completion: Completion
+    steps: list[Step]
+    began_s: float  # when its `run` began, on `time.perf_counter`'s clock
+    other_cpu: float  # share of the processors that others used meanwhile, 0..1
+
+    @property
+    def stats(self) -> DecodeStats:
+        return self.completion.stats
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.completion.prompt_token_ids)
+
+    @property
+    def ttft_s(self) -> float:
+        """To the end of the first step: queue and prompt included."""
+        return self.steps[0].at_s - self.began_s
+
+    def seconds_to(self, num_tokens: int) -> float:
+        """From the end of the first step until `num_tokens` output tokens were there: the last step counts by the share of
+        its tokens that are wanted. So two runs of different lengths compare over the same number of tokens."""
+        before = self.steps[0]
+        for step in self.steps[1:]:
+            there = step.start + step.taken
+            if there >= num_tokens:
+                share = max(num_tokens - step.start, 0) / step.taken
+                return before.at_s - self.steps[0].at_s + share * (step.at_s - before.at_s)
+            before = step
+        return before.at_s - self.steps[0].at_s
+
+    def decode_tokens(self, num_tokens: int | None = None) -> int:
+        """Tokens that `seconds_to` pays for: those behind the first step's."""
+        total = len(self.completion.token_ids) if num_tokens is None else min(num_tokens, len(self.completion.token_ids))
+        return max(total - self.steps[0].taken, 0)
+
+
+class Contender:
+    """One configuration, ready to run."""
+
+    def __init__(self, configuration: Configuration, built: Built) -> None:
+        self.configuration = configuration
+        self.built = built
+        self.recorder = Recorder(built.decoder.control)
+        built.decoder.control = self.recorder
+        self._llm = LLM.around(built)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every option as it was resolved."""
+        return self._llm.config
+
+    @property
+    def keeps_learning(self) -> bool:
+        """Whether a second run of the same prompt would start with what the first one taught."""
+        return self.built.decoder.drafter.learns or str(self.built.options.num_draft_tokens).startswith("auto")
+
+    def run(
+        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams], batch_size: int = 1
+    ) -> list[Trace]:
+        """All prompts, at most `batch_size` rows at a time; in the order given. Sampled rows want a seed each in `params`."""
+        self.recorder.clear()
+        self.built.options = replace(self.built.options, max_num_seqs=batch_size)
+        others, began = Disturbance(), time.perf_counter()
+        completions = self._llm.generate(list(prompts), params)
+        share = others.share()
+        return [Trace(done, self.recorder.steps.get(n, []), began, share) for n, done in enumerate(completions)]
+
+    def close(self) -> None:
+        """Let the drafter save what it was told to keep."""
+        self._llm.close()
+
+
+class Runner:
+    """Loads models for all configurations together. Raises what cannot be refused later: unknown names, missing draft."""
+
+    def __init__(
+        self, options: Options, configurations: Sequence[Configuration], status: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._lossy = options.lossy
+        needs = Needs.of([self._parts(one) for one in configurations])
+        if needs.draft and options.draft is None and options.target != DEMO:
+            names = ", ".join(one.drafter for one in configurations if self._parts(one).wants_draft)
+            raise ConfigError(f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or leave them out")
+        self.models: Models = load_models(options, needs, status)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.models.target.tokenizer
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.models.context
+
+    def open(self, configuration: Configuration) -> Contender:
+        """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these models."""
+        return Contender(configuration, assemble(self.models, self._parts(configuration)))
+
+    def _parts(self, configuration: Configuration) -> Parts:
+        return configuration.parts(lossy=self._lossy)
