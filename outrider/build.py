@@ -82,14 +82,14 @@ class Needs:
     loop_tokens: int = 0  # tokens per call of a compiled drafting loop; 0: none
 
     @classmethod
-    def of(cls, several: Sequence[Parts]) -> Needs:
-        """Of all of them together: a loop of one token serves every length where the lengths differ."""
-        loops = {parts.loop_tokens for parts in several} - {0}
-        return cls(
-            draft=any(parts.wants_draft for parts in several),
-            module=any(parts.wants_module for parts in several),
-            loop_tokens=loops.pop() if len(loops) == 1 else min(len(loops), 1),
-        )
+    def of(cls, parts: Parts) -> Needs:
+        return cls(parts.wants_draft, parts.wants_module, parts.loop_tokens)
+
+    @classmethod
+    def of_all(cls, several: Sequence[Parts]) -> Needs:
+        """Of several that share models: a loop of one token serves every length."""
+        each = [cls.of(parts) for parts in several]
+        return cls(any(n.draft for n in each), any(n.module for n in each), int(any(n.loop_tokens for n in each)))
 
 
 @dataclass
@@ -137,7 +137,7 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
-    return assemble(load_models(options, Needs.of([parts]), status), parts)
+    return assemble(load_models(options, Needs.of(parts), status), parts)
 
 
 def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:

@@ -110,7 +110,7 @@ class Runner:
         self, options: Options, configurations: Sequence[Configuration], status: Callable[[str], None] = lambda line: None
     ) -> None:
         self._lossy = options.lossy
-        needs = Needs.of([self._parts(one) for one in configurations])
+        needs = Needs.of_all([self._parts(one) for one in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
             names = ", ".join(one.drafter for one in configurations if self._parts(one).wants_draft)
             raise ConfigError(f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or leave them out")

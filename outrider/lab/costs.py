@@ -1,0 +1,109 @@
+"""What a step and a target pass cost on this machine, measured before anything is predicted from it.
+
+Steps are timed whole, with the real drafter and verifier, while the draft length sweeps over the lengths of interest step by
+step: so a slow moment of the machine hits all lengths alike, and nothing that a step does is forgotten. Passes of the target
+alone show where its kernels jump (on CPUs a ninth token costs a third more).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from outrider.lab.runner import Contender, Trace
+from outrider.models.lm import LM
+from outrider.rows import Rows
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft, Verdict
+
+SKIPPED = 2  # first steps of a run, which touch new memory
+PASS_REPEATS = 9
+
+
+class Sweep:
+    """A `Control` that asks for another length every step, round and round."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self._step = 0
+
+    def choose(self, rows: Rows) -> list[int]:
+        asked = self.lengths[self._step % len(self.lengths)]
+        self._step += 1
+        return [max(0, min(asked, row.room - 1)) for row in rows]
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """Nothing to learn."""
+
+    def summary(self) -> dict[str, Any]:
+        return {"sweep": self.lengths}
+
+
+@contextmanager
+def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[None]:
+    """While it lasts, `contender` sweeps over draft lengths (none above the one it was built for)."""
+    own, contender.recorder.control = contender.recorder.control, Sweep(lengths)
+    try:
+        yield
+    finally:
+        contender.recorder.control = own
+
+
+def measure_steps(
+    contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, lengths: Sequence[int], *,
+    batch_size: int = 1, repeats: int = 5,
+) -> dict[int, float]:  # fmt: skip
+    """Nodes drafted in the widest row -> median seconds of a step. `params.max_tokens` is set so that every length comes up
+    `repeats` times or more; drafters that offer fewer than asked are filed under what they offered."""
+    num_steps = SKIPPED + repeats * len(lengths)
+    long = replace(params, max_tokens=num_steps * (max(lengths) + 1), ignore_eos=True, stop=[])
+    room = min(contender.built.context - max(map(len, prompts)), long.max_tokens)
+    with sweeping(contender, lengths):
+        traces = contender.run(prompts, replace(long, max_tokens=max(room, 1)), batch_size)
+    return step_seconds(traces, rows=min(batch_size, len(prompts)))
+
+
+def step_seconds(traces: Sequence[Trace], rows: int = 1) -> dict[int, float]:
+    """Nodes drafted in the widest row -> median seconds, of the steps with `rows` rows. First steps of a run are left out."""
+    widest: dict[float, int] = {}
+    seconds: dict[float, float] = {}
+    for trace in traces:
+        for step in trace.steps[SKIPPED:]:
+            if step.rows == rows:  # rows of one step have the same end
+                widest[step.at_s] = max(widest.get(step.at_s, 0), len(step.tokens))
+                seconds[step.at_s] = step.seconds
+    by_size: dict[int, list[float]] = {}
+    for at, size in widest.items():
+        by_size.setdefault(size, []).append(seconds[at])
+    return {size: median(values) for size, values in sorted(by_size.items())}
+
+
+@torch.inference_mode()
+def measure_passes(
+    target: LM, num_tokens: Sequence[int], *, rows: int = 1, context: int = 256, repeats: int = PASS_REPEATS
+) -> dict[int, float]:
+    """Query tokens per row -> median seconds of one target pass over `rows` rows with `context` cached tokens each."""
+    kv = target.kv
+    filler = torch.arange(context) % (target.shape.vocab_size - 1)
+    for _ in range(rows):
+        kv.add_row()
+    try:
+        target.catch_up([[*filler.tolist(), 0]] * rows)
+        times: dict[int, list[float]] = {count: [] for count in num_tokens}
+        for turn in range(repeats + 1):
+            for count, found in times.items():
+                tokens = torch.zeros(rows, count, dtype=torch.int64, device=target.device)
+                start = time.perf_counter()
+                target.forward(tokens).max().item()  # waits for a device, too
+                if turn:  # the first round warms up
+                    found.append(time.perf_counter() - start)
+    finally:
+        for _ in range(rows):
+            kv.swap_remove(0)
+    return {count: median(found) for count, found in times.items()}
