@@ -46,6 +46,10 @@ def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
 class ModelOptions:
     """Which model runs where, and who drafts for it: the arguments of `outrider.LLM`."""
 
+    settings: Annotated[
+        Path | None,
+        _option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
+    ] = None
     drafter: Annotated[str, _option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
     draft: Annotated[
         str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
@@ -89,14 +93,32 @@ class ModelOptions:
     ] = False
 
     def llm_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `outrider.LLM`. A verb answers one prompt at a time."""
+        """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for part in ("drafter", "verifier"):
             values[f"{part}_options"] = dict(_name_and_value(part, text) for text in values.pop(f"{part}_option") or [])
         for name in ("tree", "exit_layer", "corpus"):
             if (value := values.pop(name)) is not None:
                 values["drafter_options"][name] = value
-        return values | {"max_num_seqs": 1}
+        return self._with_file(values, values.pop("settings")) | {"max_num_seqs": 1}
+
+    def _with_file(self, values: dict[str, Any], file: Path | None) -> dict[str, Any]:
+        """`values`, and from the file what was not given."""
+        if file is None:
+            return values
+        from outrider.settings_file import read_settings
+
+        options = read_settings(file).options
+        if values["drafter"] not in ("auto", options.get("drafter")):
+            raise ConfigError(
+                f"--drafter {values['drafter']} and --settings {file}, which is about '{options.get('drafter')}': leave one out"
+            )
+        for name, value in options.items():
+            if isinstance(value, dict):
+                values[name] = {**value, **values[name]}
+            elif values[name] in (None, "auto"):
+                values[name] = value
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)

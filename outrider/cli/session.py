@@ -24,9 +24,18 @@ def load_llm(target: str, options: ModelOptions) -> LLM:
 
         _quieten_libraries()
         llm = LLM(target, **options.llm_arguments(), status=status)
+    _check_settings(target, options)
     for note in llm.notes:
         sys.stderr.write(f"note: {note}\n")
     return llm
+
+
+def _check_settings(target: str, options: ModelOptions) -> None:
+    """Settings for another target work, but what they promise was measured elsewhere."""
+    from outrider.settings_file import read_settings
+
+    if options.settings is not None and (made_for := read_settings(options.settings).target) != target:
+        sys.stderr.write(f"note: {options.settings} was tuned for {made_for or 'an unnamed target'}, not for {target}\n")
 
 
 @contextlib.contextmanager

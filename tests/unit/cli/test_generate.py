@@ -80,7 +80,7 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
         exit_layer="2", corpus="c", verifier="token", dtype="float32", device="cpu",
         threads=1, compile="off", max_model_len=99, revision="r", trust_remote_code=True,
     )  # fmt: skip
-    merged = ("drafter_option", "verifier_option", "tree", "exit_layer", "corpus")
+    merged = ("settings", "drafter_option", "verifier_option", "tree", "exit_layer", "corpus")
     named = {name: value for name, value in vars(options).items() if name not in merged}
     settings = {"max_ngram": "3", "tree": "t", "exit_layer": "2", "corpus": "c"}
     expected = named | {"max_num_seqs": 1, "drafter_options": settings, "verifier_options": {}}

@@ -1,0 +1,117 @@
+"""One short run of a family, sweeping over draft sizes: what its steps cost and how many tokens they keep.
+
+A step that was asked for k nodes tells about every smaller size too where drafts are nested: of a chain whose first 3 of 8 tokens
+were kept, a chain of 5 would have kept 3 and one of 2 would have kept 2. So acceptance at depth i is a product-limit estimate
+(Kaplan & Meier 1958) over all steps that were asked for i nodes or more; a drafter that offers fewer than asked fails there, as
+it would in earnest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.lab.costs import SKIPPED, sweeping
+from outrider.lab.result import Record
+from outrider.lab.runner import Contender, Trace
+from outrider.lab.tune.space import Family
+from outrider.sampling.params import SamplingParams
+
+PRIOR_TRIES = 0.5  # of a depth never reached: it accepts like the one before it, this many tries' worth
+
+
+class StepNote(Record):
+    """What a probe keeps of one step of one row."""
+
+    asked: int
+    drafted: int
+    kept: int  # draft tokens
+    seconds: float
+    steady: bool  # not one of a run's first steps
+
+
+class Probe(Record):
+    """Notes of one family, by task."""
+
+    family: str
+    steps: dict[str, list[StepNote]]
+    tokens: int  # output tokens of the run
+    seconds: float  # of the whole run, prompts included
+    greedy_identical: bool | None = None  # as plain decoding; None: not compared
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt of a probe or of the confirmation."""
+
+    id: str
+    task: str
+    tokens: list[int]
+    params: SamplingParams
+
+
+def run_probe(contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int = 1) -> tuple[Probe, list[Trace]]:
+    """Decode the samples, sizes 0 and `family.sizes` in turn."""
+    with sweeping(contender, sweep_order(family)):
+        traces = contender.run([one.tokens for one in samples], [one.params for one in samples], batch_size)
+    ends = [trace.steps[-1].at_s for trace in traces]
+    probe = Probe(
+        family=family.label, steps=_notes(traces, samples), tokens=sum(len(trace.completion.token_ids) for trace in traces),
+        seconds=max(ends) - traces[0].began_s,
+    )  # fmt: skip
+    return probe, traces
+
+
+def sweep_order(family: Family) -> list[int]:
+    """Every size once, plain steps twice; where drafts are nested the longest goes between the others, for it teaches most."""
+    longest, shorter = family.sizes[-1], family.sizes[:-1]
+    if not family.nested:
+        return [0, *family.sizes]
+    return [0, *(size for one in shorter for size in (one, longest)), 0, longest]
+
+
+def _notes(traces: Sequence[Trace], samples: Sequence[Sample]) -> dict[str, list[StepNote]]:
+    notes: dict[str, list[StepNote]] = {}
+    for trace, sample in zip(traces, samples, strict=True):
+        notes.setdefault(sample.task, []).extend(
+            StepNote(
+                asked=step.asked, drafted=len(step.tokens), kept=len(step.path), seconds=step.seconds, steady=number >= SKIPPED
+            )
+            for number, step in enumerate(trace.steps)
+        )
+    return notes
+
+
+def conditional_acceptance(steps: Sequence[StepNote], length: int) -> list[float]:
+    """P(i-th token kept | i - 1 kept, i asked for), i = 1..length."""
+    curve, before = [], 0.5
+    for depth in range(1, length + 1):
+        tried = [step for step in steps if step.asked >= depth and step.kept >= depth - 1]
+        kept = sum(step.kept >= depth for step in tried)
+        before = (kept + PRIOR_TRIES * before) / (len(tried) + PRIOR_TRIES)
+        curve.append(before)
+    return curve
+
+
+def survival(steps: Sequence[StepNote], length: int) -> list[float]:
+    """S(1) .. S(length) of nested drafts."""
+    curve, product = [], 1.0
+    for acceptance in conditional_acceptance(steps, length):
+        product *= acceptance
+        curve.append(product)
+    return curve
+
+
+def mean_kept(steps: Sequence[StepNote], size: int, *, nested: bool) -> float | None:
+    """Draft tokens kept by a step that asks for `size` nodes; None where none was ever asked so much."""
+    if nested:
+        return sum(survival(steps, size)) if any(step.asked for step in steps) else None
+    mine = [step.kept for step in steps if step.asked == size]
+    return sum(mine) / len(mine) if mine else None
+
+
+def offered_widths(steps: Sequence[StepNote], size: int, *, nested: bool) -> list[int]:
+    """Nodes drafted by steps that ask for `size`."""
+    if nested:
+        return [min(step.drafted, size) for step in steps if step.asked >= size]
+    return [step.drafted for step in steps if step.asked == size]

@@ -1,0 +1,79 @@
+"""What `outrider tune` found."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from outrider.lab.result import Interval, Record, Result
+from outrider.lab.tune.confirm import Confirmed, Lap
+from outrider.lab.tune.forecast import Forecast
+from outrider.lab.tune.load import LoadStep
+
+
+class FamilySummary(Record):
+    """One probe."""
+
+    family: str
+    survival: dict[str, list[float]]  # task -> S(1), S(2), ...; empty lists where drafts are not nested
+    step_s: dict[int, float]  # nodes drafted -> median seconds
+    seconds: float  # the probe took
+    failure: str = ""  # why it could not run; everything else is empty then
+
+
+class Stage(Record):
+    """What a stage cost."""
+
+    name: str
+    seconds: float
+    tokens: int
+
+
+class Recommendation(Record):
+    """For one kind of traffic. `options` are keyword arguments of `outrider.LLM`."""
+
+    task: str  # "all", or one task
+    speculate: bool
+    configuration: str  # label; "none" when not to speculate
+    options: dict[str, Any]
+    speedup: Interval | None  # measured; None where it was forecast only
+    forecast_speedup: float
+    reason: str  # one sentence
+
+
+class Tried(Record):
+    """Sampling and size of what was run."""
+
+    temperature: float
+    max_new_tokens: int
+    batch_size: int
+    probe_prompts: int
+    confirm_prompts: int
+    tasks: dict[str, int]  # prompts of each in the workload
+    workload: str
+    target: str
+    draft: str | None
+    model_options: dict[str, Any]
+
+
+class TuneResult(Result):
+    """The whole of it."""
+
+    kind: Literal["tune"] = "tune"
+    tried: Tried
+    families: list[FamilySummary]
+    plain_step_s: float
+    forecasts: list[Forecast]  # of every size of every family, by task
+    overall_speedup: dict[str, float]  # configuration -> forecast over the whole workload
+    laps: list[Lap]
+    confirmed: list[Confirmed]
+    recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
+    schedule: list[LoadStep]
+    stages: list[Stage]
+    exhaustive_s: float  # forecast of what running every member on every prompt would have taken
+    num_members: int
+    option_search: dict[str, Any] | None = None  # what the optimiser found for a model-free drafter, held-out numbers
+
+    @property
+    def seconds(self) -> float:
+        """Everything that was run."""
+        return sum(stage.seconds for stage in self.stages)

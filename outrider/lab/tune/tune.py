@@ -1,0 +1,183 @@
+"""The stages of tuning, in their order. Every run is in the journal: an interrupted tuning goes on where it was.
+
+    probe      plain decoding and every family, once, on a few prompts of each task
+    forecast   tokens per second of every size of every family, from the probes alone
+    confirm    the best few and `auto` race against plain decoding on other prompts
+    load       what steps cost at other batch sizes, and which size is best there
+    decide     a recommendation for all traffic and for each task that wants another one; "do not speculate" when nothing pays
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from outrider.errors import OutriderError
+from outrider.lab.configuration import PLAIN, Configuration
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
+from outrider.lab.runner import Runner
+from outrider.lab.tune.confirm import Confirmed, Lap, race, summarise
+from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens_per_s, step_costs
+from outrider.lab.tune.load import LoadStep, best_at
+from outrider.lab.tune.probe import Probe, Sample, run_probe
+from outrider.lab.tune.result import Stage
+from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
+
+AUTO_MOST = 8  # of the `auto` member of the best family
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """What is run."""
+
+    probe: Sequence[Sample]
+    confirm: Sequence[Sample]
+    batch_size: int = 1
+    load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
+    num_finalists: int = 3
+    greedy: bool = True
+
+
+@dataclass
+class Findings:
+    """Everything that was measured and forecast; `decide.py` makes recommendations of it."""
+
+    plain: Probe
+    probes: dict[str, Probe] = field(default_factory=dict)  # by family label
+    failures: dict[str, str] = field(default_factory=dict)
+    forecasts: list[Forecast] = field(default_factory=list)
+    overall: dict[str, float] = field(default_factory=dict)
+    finalists: list[Configuration] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    confirmed: list[Confirmed] = field(default_factory=list)
+    schedule: list[LoadStep] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
+
+
+class Tuner:
+    """One tuning; `run` goes through the stages."""
+
+    def __init__(self, runner: Runner, space: Space, plan: TunePlan, journal: Journal, progress: Progress) -> None:
+        self._runner, self._space, self._plan = runner, space, plan
+        self._journal, self._progress = journal, progress
+
+    def run(self) -> Findings:
+        """All stages. Raises OutriderError only where plain decoding itself fails."""
+        found = Findings(plain=self._probe(PLAIN_FAMILY, self._plan.batch_size))
+        with self._timed(found, "probe"):
+            self._probe_all(found)
+        self._forecast(found)
+        with self._timed(found, "confirm"):
+            self._confirm(found)
+        with self._timed(found, "load"):
+            self._load(found)
+        return found
+
+    # ---------------------------------------------------------------- stages
+
+    def _probe_all(self, found: Findings) -> None:
+        self._progress.stage("probing families", len(self._space.families))
+        for family in self._space.families:
+            try:
+                found.probes[family.label] = self._probe(family, self._plan.batch_size)
+            except OutriderError as error:
+                found.failures[family.label] = str(error)
+            self._progress.advance()
+
+    def _forecast(self, found: Findings) -> None:
+        base = plain_tokens_per_s(found.plain, self._plan.batch_size)
+        for family in self._space.families:
+            probe = found.probes.get(family.label)
+            costs = step_costs(probe, self._plan.batch_size) if probe is not None else None
+            if probe is not None and costs is not None:
+                found.forecasts += forecast(family, probe, costs, base)
+        steps = {task: len(notes) for task, notes in found.plain.steps.items()}
+        found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
+        found.overall = overall(found.forecasts, found.shares, dict.fromkeys(found.shares, base))
+
+    def _confirm(self, found: Findings) -> None:
+        found.finalists = self._choose_finalists(found)
+        groups = list(_grouped(self._plan.confirm, self._plan.batch_size))
+        if not found.finalists or not groups:
+            return
+        plain = self._runner.open(Configuration(PLAIN))
+        finalists = [self._runner.open(one) for one in found.finalists]
+        found.laps = race(plain, finalists, groups, self._plan.batch_size, self._journal, self._progress)
+        found.confirmed = summarise(found.laps, plain.configuration, greedy=self._plan.greedy)
+
+    def _load(self, found: Findings) -> None:
+        """Of the two best families and plain decoding."""
+        if not self._plan.load_sizes:
+            return
+        best = self._best_families(found)[:2]
+        self._progress.stage("trying other loads", len(self._plan.load_sizes) * (1 + len(best)))
+        for size in self._plan.load_sizes:
+            plain = self._probe(PLAIN_FAMILY, size)
+            self._progress.advance()
+            timed = []
+            for family in best:
+                timed.append((family, found.probes[family.label], self._probe(family, size)))
+                self._progress.advance()
+            found.schedule.append(best_at(size, timed, plain, found.shares))
+
+    # ---------------------------------------------------------------- parts
+
+    def _probe(self, family: Family, batch_size: int) -> Probe:
+        """From the journal, or run now. At other loads than the plan's, as many prompts as there are rows."""
+        key = f"probe {family.label} / {batch_size}"
+        if key in self._journal:
+            return Probe.model_validate(self._journal[key])
+        samples = self._plan.probe if batch_size == self._plan.batch_size else _as_many(self._plan.probe, batch_size)
+        probe, _ = run_probe(self._runner.open(family.largest), family, samples, batch_size)
+        self._journal.add(key, probe.model_dump())
+        return probe
+
+    def _choose_finalists(self, found: Findings) -> list[Configuration]:
+        """The best of all, of every task, and the best family with a free length."""
+        members = {one.label: one for family in self._space.families for _, one in family.members()}
+        ranking = sorted(found.overall, key=lambda label: -found.overall[label])
+        chosen = ranking[: self._plan.num_finalists]
+        for task in found.shares if len(found.shares) > 1 else ():
+            mine = [one for one in found.forecasts if one.task == task]
+            chosen.append(max(mine, key=lambda one: one.speedup).configuration)
+        configurations = [members[label] for label in dict.fromkeys(chosen)]
+        nested = next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
+        if nested is not None:
+            configurations.append(nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}"))
+        return configurations
+
+    def _best_families(self, found: Findings) -> list[Family]:
+        """By their best member's forecast."""
+        best: dict[str, float] = {}
+        family_of = {one.configuration: one.family for one in found.forecasts}
+        for label, speedup in found.overall.items():
+            best[family_of[label]] = max(best.get(family_of[label], 0.0), speedup)
+        by_label = {family.label: family for family in self._space.families}
+        return [by_label[label] for label in sorted(best, key=lambda label: -best[label])]
+
+    @contextmanager
+    def _timed(self, found: Findings, name: str) -> Iterator[None]:
+        """Seconds of a stage go into the findings (of this run: what the journal had costs nothing)."""
+        began = time.perf_counter()
+        yield
+        found.stages.append(Stage(name=name, seconds=time.perf_counter() - began, tokens=0))
+
+
+def _grouped(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
+    """Groups of one task each, so that a group's time can be charged to a task; tasks take turns."""
+    by_task: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_task.setdefault(sample.task, []).append(sample)
+    queues = [[mine[i : i + size] for i in range(0, len(mine), size)] for mine in by_task.values()]
+    for turn in range(max(map(len, queues), default=0)):
+        yield from (queue[turn] for queue in queues if turn < len(queue))
+
+
+def _as_many(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """`count` samples, again from the first one when there are fewer."""
+    return [samples[i % len(samples)] for i in range(count)]
+

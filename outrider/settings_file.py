@@ -1,0 +1,70 @@
+"""A file of settings that `generate`, `chat` and `serve` load with --settings, and that `outrider tune` writes.
+
+    {"outrider_settings": 1, "target": "demo", "options": {"drafter": "draft-model", "num_draft_tokens": 5}, "why": "..."}
+
+`options` are keyword arguments of `outrider.LLM` that say how to draft and verify; no others, so that a file can be shared
+between machines. `for_tasks` and `for_batch_sizes` may hold other choices for parts of the traffic.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError, did_you_mean
+
+FORMAT = 1
+OPTIONS = ("drafter", "draft", "num_draft_tokens", "drafter_options", "verifier", "verifier_options")
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """How to draft for one target."""
+
+    target: str  # as the user named it
+    options: dict[str, Any]
+    for_tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # task -> options that are better for it
+    for_batch_sizes: dict[int, dict[str, Any]] = field(default_factory=dict)  # rows, from which on -> options
+    why: str = ""
+
+    def write(self, path: Path) -> None:
+        """Raises ConfigError where the file cannot be written."""
+        content = {
+            "outrider_settings": FORMAT, "target": self.target, "options": self.options, "for_tasks": self.for_tasks,
+            "for_batch_sizes": {str(size): options for size, options in self.for_batch_sizes.items()}, "why": self.why,
+        }  # fmt: skip
+        try:
+            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"settings cannot be written to {path}: {error.strerror}") from error
+
+
+def read_settings(path: Path) -> SettingsFile:
+    """Raises ConfigError that says what is wrong with the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"settings file {path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("outrider_settings") != FORMAT:
+        raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}')
+    options: Any = content.get("options")
+    by_task, by_size = content.get("for_tasks") or {}, content.get("for_batch_sizes") or {}
+    try:
+        for one in (options, *by_task.values(), *by_size.values()):
+            _check_options(one, path)
+        sizes = {int(size): one for size, one in by_size.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: 'for_tasks' and 'for_batch_sizes' map names and row counts to options") from error
+    return SettingsFile(str(content.get("target", "")), options, by_task, sizes, str(content.get("why", "")))
+
+
+def _check_options(options: Any, path: Path) -> None:
+    if not isinstance(options, dict):
+        raise ConfigError(f"{path}: 'options' must be an object of options, got {type(options).__name__}")
+    for name in options:
+        if name not in OPTIONS:
+            raise ConfigError(f"{path}: unknown option '{name}'.{did_you_mean(name, OPTIONS)}")
