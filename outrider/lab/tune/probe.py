@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from outrider.lab.costs import SKIPPED, sweeping
 from outrider.lab.result import Record
 from outrider.lab.runner import Contender, Trace
@@ -37,7 +39,7 @@ class Probe(Record):
     steps: dict[str, list[StepNote]]
     tokens: int  # output tokens of the run
     seconds: float  # of the whole run, prompts included
-    greedy_identical: bool | None = None  # as plain decoding; None: not compared
+    answers: list[list[int]] = Field(default_factory=list)  # token ids, in the order of the samples
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,15 @@ class Sample:
     params: SamplingParams
 
 
-def run_probe(contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int = 1) -> tuple[Probe, list[Trace]]:
+def run_probe(contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int = 1) -> Probe:
     """Decode the samples, sizes 0 and `family.sizes` in turn."""
     with sweeping(contender, sweep_order(family)):
         traces = contender.run([one.tokens for one in samples], [one.params for one in samples], batch_size)
     ends = [trace.steps[-1].at_s for trace in traces]
-    probe = Probe(
+    return Probe(
         family=family.label, steps=_notes(traces, samples), tokens=sum(len(trace.completion.token_ids) for trace in traces),
-        seconds=max(ends) - traces[0].began_s,
+        seconds=max(ends) - traces[0].began_s, answers=[trace.completion.token_ids for trace in traces],
     )  # fmt: skip
-    return probe, traces
 
 
 def sweep_order(family: Family) -> list[int]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
+from outrider.lab.replay.result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed, Lap
 from outrider.lab.tune.forecast import Forecast
@@ -40,6 +43,15 @@ class Recommendation(Record):
     reason: str  # one sentence
 
 
+class Words(Record):
+    """The recommendation as another engine would be told; built by `export/`."""
+
+    engine: str
+    text: str  # to copy; empty where the engine has no such thing
+    language: str = ""  # "json", "bash", "python"
+    notes: list[str] = Field(default_factory=list)
+
+
 class Tried(Record):
     """Sampling and size of what was run."""
 
@@ -68,10 +80,11 @@ class TuneResult(Result):
     confirmed: list[Confirmed]
     recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
     schedule: list[LoadStep]
+    advice: list[Words]
     stages: list[Stage]
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
     num_members: int
-    option_search: dict[str, Any] | None = None  # what the optimiser found for a model-free drafter, held-out numbers
+    search: SearchOutcome | None  # what the optimiser found for a model-free drafter, on texts it did not see
 
     @property
     def seconds(self) -> float:

@@ -2,6 +2,7 @@
 
     probe      plain decoding and every family, once, on a few prompts of each task
     forecast   tokens per second of every size of every family, from the probes alone
+    search     options of the best model-free drafter, replayed on the texts that plain decoding wrote: no model runs
     confirm    the best few and `auto` race against plain decoding on other prompts
     load       what steps cost at other batch sizes, and which size is best there
     decide     a recommendation for all traffic and for each task that wants another one; "do not speculate" when nothing pays
@@ -18,6 +19,8 @@ from outrider.errors import OutriderError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
+from outrider.lab.replay.search import Found, search
+from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import Confirmed, Lap, race, summarise
 from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens_per_s, step_costs
@@ -27,6 +30,8 @@ from outrider.lab.tune.result import Stage
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 
 AUTO_MOST = 8  # of the `auto` member of the best family
+SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
+MIN_SEARCH_TEXTS = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class TunePlan:
     batch_size: int = 1
     load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
     num_finalists: int = 3
+    search_trials: int = 24  # 0: no search
     greedy: bool = True
 
 
@@ -50,6 +56,7 @@ class Findings:
     failures: dict[str, str] = field(default_factory=dict)
     forecasts: list[Forecast] = field(default_factory=list)
     overall: dict[str, float] = field(default_factory=dict)
+    search: Found | None = None
     finalists: list[Configuration] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     confirmed: list[Confirmed] = field(default_factory=list)
@@ -71,6 +78,8 @@ class Tuner:
         with self._timed(found, "probe"):
             self._probe_all(found)
         self._forecast(found)
+        with self._timed(found, "search"):
+            self._search(found)
         with self._timed(found, "confirm"):
             self._confirm(found)
         with self._timed(found, "load"):
@@ -98,6 +107,22 @@ class Tuner:
         steps = {task: len(notes) for task, notes in found.plain.steps.items()}
         found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
         found.overall = overall(found.forecasts, found.shares, dict.fromkeys(found.shares, base))
+
+    def _search(self, found: Findings) -> None:
+        """Where a drafter that replays is worth it, and there are texts enough to keep half of them back."""
+        family = next((one for one in self._best_families(found) if one.configuration.drafter in SEARCHED), None)
+        if family is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
+            return
+        costs = step_costs(found.probes[family.label])
+        best = max((one for one in found.forecasts if one.family == family.label), key=lambda one: one.speedup)
+        texts = [
+            Text(sample.tokens, answer, sample.task, sample.id)
+            for sample, answer in zip(self._plan.probe, found.plain.answers, strict=True)
+        ]
+        found.search = search(
+            texts, family.member(best.size), trials=self._plan.search_trials, costs=costs, target=self._runner.models.target,
+            max_num_seqs=self._plan.batch_size, progress=self._progress,
+        )  # fmt: skip
 
     def _confirm(self, found: Findings) -> None:
         found.finalists = self._choose_finalists(found)
@@ -132,7 +157,7 @@ class Tuner:
         if key in self._journal:
             return Probe.model_validate(self._journal[key])
         samples = self._plan.probe if batch_size == self._plan.batch_size else _as_many(self._plan.probe, batch_size)
-        probe, _ = run_probe(self._runner.open(family.largest), family, samples, batch_size)
+        probe = run_probe(self._runner.open(family.largest), family, samples, batch_size)
         self._journal.add(key, probe.model_dump())
         return probe
 
@@ -145,6 +170,8 @@ class Tuner:
             mine = [one for one in found.forecasts if one.task == task]
             chosen.append(max(mine, key=lambda one: one.speedup).configuration)
         configurations = [members[label] for label in dict.fromkeys(chosen)]
+        if found.search is not None and found.search.outcome.gain is not None and found.search.outcome.gain.value > 0:
+            configurations.append(found.search.configuration)
         nested = next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
         if nested is not None:
             configurations.append(nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}"))

@@ -1,0 +1,197 @@
+"""What `outrider tune` found, as a report: the advice first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.lab.result import Interval
+from outrider.lab.tune.result import Recommendation, TuneResult
+from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.text import number
+
+SHOWN = 12  # forecasts in the table
+CURVES = 5  # families in a plot
+
+
+def document(result: TuneResult) -> Document:
+    """The whole report."""
+    return Document(
+        title=f"Tuning {result.tried.target}",
+        subtitle=f"{result.created:%Y-%m-%d %H:%M} UTC · {result.machine.get('cpu', '')} · {_tried(result)}",
+        blocks=(
+            *_verdict(result), *_confirmed(result), *_forecasts(result), *_acceptance(result), *_costs(result),
+            *_schedule(result), *_search(result), *_advice(result), *_spent(result), *_notes(result),
+        ),
+    )  # fmt: skip
+
+
+def _tried(result: TuneResult) -> str:
+    tried = result.tried
+    tasks = ", ".join(f"{count} {task}" for task, count in tried.tasks.items())
+    return f"{tried.workload} ({tasks}) · temperature {tried.temperature:g} · {tried.batch_size} at a time"
+
+
+def _verdict(result: TuneResult) -> list[Block]:
+    return [_sentence(one) for one in result.recommendations]
+
+
+def _sentence(one: Recommendation) -> Paragraph:
+    where = "" if one.task == "all" else f"For {one.task}: "
+    if not one.speculate:
+        return Paragraph(f"{where}do not speculate: {one.reason}.", "caution")
+    return Paragraph(f"{where}use {one.configuration}: {one.reason}.", "good")
+
+
+def _confirmed(result: TuneResult) -> list[Block]:
+    if not result.confirmed:
+        return []
+    order = sorted(result.confirmed, key=lambda one: -one.speedup.value)
+    best = next((place for place, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
+    rows = [
+        [
+            one.configuration, _interval(one.speedup), _times(result.overall_speedup.get(one.configuration)),
+            number(one.tokens_per_s, 0), number(one.tau), str(one.groups), _same(one.identical, one.texts),
+        ]
+        for one in order
+    ]  # fmt: skip
+    columns = (
+        Column("configuration", "left"),
+        Column("speedup", help="plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts"),
+        Column("forecast", help="from probes alone, before this was run"),
+        Column("tokens/s", help="decode phase, all rows together"),
+        Column("τ", help="tokens per target pass and row, the bonus token included"),
+        Column("groups", help="of prompts; one that is surely slower than the leader retires early"),
+        Column("identical", help="greedy texts equal to plain decoding's"),
+    )
+    marked = frozenset() if best is None else frozenset({best})
+    return [Heading("Measured"), Table(columns, rows, marked=marked)]
+
+
+def _forecasts(result: TuneResult) -> list[Block]:
+    ranking = sorted(result.overall_speedup, key=lambda label: -result.overall_speedup[label])
+    if not ranking:
+        return []
+    by_label: dict[str, list[float]] = {}
+    for one in result.forecasts:
+        by_label.setdefault(one.configuration, []).append(one.tau)
+    rows = [
+        [label, _times(result.overall_speedup[label]), " ".join(number(tau) for tau in by_label[label])]
+        for label in ranking[:SHOWN]
+    ]
+    tasks = list(dict.fromkeys(one.task for one in result.forecasts))
+    tau = f"τ ({', '.join(tasks)})" if len(tasks) > 1 else "τ"
+    columns = (
+        Column("configuration", "left"),
+        Column("speedup", help="τ × seconds of a plain step / expected seconds of its step, over the whole workload"),
+        Column(tau),
+    )
+    title = f"The best {len(rows)} of {len(ranking)} forecasts, none of them run as such"
+    return [Heading("Forecast for everything"), Table(columns, rows, title=title), *_length_plot(result)]
+
+
+def _length_plot(result: TuneResult) -> list[Block]:
+    """Speedup over length, for the families that have lengths."""
+    sizes_of: dict[str, dict[int, float]] = {}
+    for one in result.forecasts:
+        if one.configuration in result.overall_speedup:
+            sizes_of.setdefault(one.family, {})[one.size] = result.overall_speedup[one.configuration]
+    ranking = sorted((f for f in sizes_of if len(sizes_of[f]) > 2), key=lambda f: -max(sizes_of[f].values()))[:CURVES]
+    sizes = sorted({size for family in ranking for size in sizes_of[family]})
+    if not sizes:
+        return []
+    series = [Series(family, [sizes_of[family].get(size) for size in sizes]) for family in ranking]
+    return [Plot("Forecast speedup by draft length", "draft tokens per step", "speedup", sizes, series, baseline=1.0)]
+
+
+def _acceptance(result: TuneResult) -> list[Block]:
+    curves = {
+        f"{one.family}" if len(one.survival) == 1 else f"{one.family} ({task})": curve
+        for one in result.families for task, curve in one.survival.items() if len(curve) > 1
+    }  # fmt: skip
+    ranking = sorted(curves, key=lambda label: -sum(curves[label]))[:CURVES]
+    if not ranking:
+        return []
+    length = max(len(curves[label]) for label in ranking)
+    series = [Series(label, [*curves[label], *([None] * (length - len(curves[label])))]) for label in ranking]
+    plot = Plot("How far drafts survive", "position in the draft", "P(kept)", list(range(1, length + 1)), series)
+    failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
+    blocks: list[Block] = [Heading("Acceptance"), plot]
+    return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
+
+
+def _costs(result: TuneResult) -> list[Block]:
+    timed = [one for one in result.families if len(one.step_s) > 2][:CURVES]
+    sizes = sorted({size for one in timed for size in one.step_s})
+    if not sizes:
+        return []
+    series = [Series(one.family, [_ms(one.step_s.get(size)) for size in sizes]) for one in timed]
+    plot = Plot("What a step costs", "draft tokens", "milliseconds", sizes, series, baseline=1e3 * result.plain_step_s)
+    best = result.recommendations[0].configuration
+    alpha = next((one.break_even_alpha for one in result.forecasts if one.configuration == best), None)
+    blocks: list[Block] = [Heading("Costs"), plot]
+    if alpha is not None:
+        blocks.append(Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions."))
+    return blocks
+
+
+def _schedule(result: TuneResult) -> list[Block]:
+    if not result.schedule:
+        return []
+    columns = (
+        Column("rows at a time"), Column("configuration", "left"), Column("tokens/s", help="forecast, all rows together"),
+        Column("plain tokens/s"), Column("speedup"),
+    )  # fmt: skip
+    rows = [
+        [
+            str(one.batch_size), one.configuration, number(one.tokens_per_s, 0), number(one.plain_tokens_per_s, 0),
+            _times(one.speedup),
+        ]
+        for one in result.schedule
+    ]  # fmt: skip
+    return [Heading("By load"), Table(columns, rows, title="Forecast from costs at each load and the acceptance above")]
+
+
+def _search(result: TuneResult) -> list[Block]:
+    found = result.search
+    if found is None:
+        return []
+    gain = "not measurable" if found.gain is None else f"{100 * found.gain.value:+.0f} % of {found.objective}"
+    text = (
+        f"{found.num_trials} trials on {found.num_train} recorded texts, replayed without a model: instead of "
+        f"{found.start.configuration}, {found.best.configuration}: {gain} on {found.num_held_out} other texts."
+    )
+    return [Heading("Options of the model-free drafter"), Paragraph(text)]
+
+
+def _advice(result: TuneResult) -> list[Block]:
+    blocks: list[Block] = []
+    for words in result.advice:
+        blocks += [Heading(words.engine, 3), *([Code(words.text, words.language)] if words.text else [])]
+        blocks += [Bullets(words.notes)] if words.notes else []
+    return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
+
+
+def _spent(result: TuneResult) -> list[Block]:
+    parts = ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in result.stages)
+    text = f"Tuning took {result.seconds:.0f} s ({parts}). Running all {result.num_members} configurations on all prompts "
+    return [Heading("What this cost"), Paragraph(f"{text}would have taken about {result.exhaustive_s:.0f} s.")]
+
+
+def _notes(result: TuneResult) -> Sequence[Block]:
+    return [Heading("Notes"), Bullets(result.notes)] if result.notes else []
+
+
+def _interval(one: Interval) -> str:
+    return f"{one.value:.2f}x [{one.low:.2f}, {one.high:.2f}]"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def _same(identical: int | None, texts: int) -> str:
+    return "-" if identical is None else "yes" if identical == texts else f"no ({identical}/{texts})"
