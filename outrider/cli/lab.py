@@ -81,6 +81,11 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
+def journal_path(out: Path | None, verb: str) -> Path:
+    """What an interrupted run leaves: beside the result, else in the current folder."""
+    return Path(f"outrider-{verb}.unfinished.jsonl") if out is None else out.with_name(f"{out.stem}.unfinished.jsonl")
+
+
 def command_line() -> str:
     """What was typed, for the result."""
     return " ".join(["outrider", *sys.argv[1:]])

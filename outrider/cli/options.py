@@ -19,6 +19,7 @@ import typer
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.build import Options
     from outrider.sampling.params import SamplingParams
 
 DRAFTING = "Drafting"
@@ -43,7 +44,37 @@ def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class MachineOptions:
+    """How models are loaded and where they run; `draft` is the draft model of every drafter that wants one."""
+
+    draft: Annotated[
+        str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
+    ] = None
+    dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
+    device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
+    compile: Annotated[CompileMode, _option(MODEL, "Compiled passes: made once per model, then cached.")] = (
+        "auto"
+    )
+    max_model_len: Annotated[
+        int | None, _option(MODEL, "Longest prompt plus answer.", show_default="the model's")
+    ] = None
+    revision: Annotated[
+        str | None, _option(MODEL, "Branch, tag or commit on the hub.", show_default=False)
+    ] = None
+    trust_remote_code: Annotated[
+        bool, _option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
+    ] = False
+
+    def options(self, target: str) -> Options:
+        """For `load_models`: what it says about drafting plays no part."""
+        from outrider.build import Options
+
+        return Options(target=target, **{field.name: getattr(self, field.name) for field in dataclasses.fields(MachineOptions)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(MachineOptions):
     """Which model runs where, and who drafts for it: the arguments of `outrider.LLM`."""
 
     settings: Annotated[
@@ -51,9 +82,6 @@ class ModelOptions:
         _option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
     ] = None
     drafter: Annotated[str, _option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
-    draft: Annotated[
-        str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
-    ] = None
     num_draft_tokens: Annotated[
         str | None, _option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12.", show_default="the drafter's")
     ] = None
@@ -76,21 +104,6 @@ class ModelOptions:
         _option(DRAFTING, "A setting of the verifier; may be given again.", metavar="NAME=VALUE", show_default=False),
     ] = None
     lossy: Annotated[bool, _option(DRAFTING, "Allow a verifier that changes the text.", "--lossy")] = False
-    dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
-    device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
-    threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
-    compile: Annotated[CompileMode, _option(MODEL, "Compiled passes: made once per model, then cached.")] = (
-        "auto"
-    )
-    max_model_len: Annotated[
-        int | None, _option(MODEL, "Longest prompt plus answer.", show_default="the model's")
-    ] = None
-    revision: Annotated[
-        str | None, _option(MODEL, "Branch, tag or commit on the hub.", show_default=False)
-    ] = None
-    trust_remote_code: Annotated[
-        bool, _option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
-    ] = False
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""

@@ -22,7 +22,7 @@ def load_llm(target: str, options: ModelOptions) -> LLM:
     with progress(f"starting {target}") as status:
         from outrider.llm import LLM
 
-        _quieten_libraries()
+        quieten_libraries()
         llm = LLM(target, **options.llm_arguments(), status=status)
     _check_settings(target, options)
     for note in llm.notes:
@@ -57,7 +57,7 @@ def _dim(line: str) -> str:
     return f"[dim]{escape(line)}[/dim]"
 
 
-def _quieten_libraries() -> None:
+def quieten_libraries() -> None:
     """Their warnings are for programmers; what a user must know becomes one of our errors."""
     from transformers.utils import logging as transformers_logging
 

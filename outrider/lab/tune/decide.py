@@ -7,12 +7,12 @@ SURE. A task gets advice of its own when another finalist is better for it by mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.load import WORTH
+from outrider.lab.tune.options import options_of
 from outrider.lab.tune.result import Recommendation
 from outrider.lab.tune.tune import Findings
 
@@ -62,14 +62,6 @@ def _recommend(
 def pays(speedup: Interval) -> bool:
     """Whether to speculate at a measured speedup."""
     return speedup.value >= WORTH and (speedup.low > 1 or speedup.value >= SURE)
-
-
-def options_of(configuration: Configuration, draft: str | None) -> dict[str, Any]:
-    """Keyword arguments of `outrider.LLM`."""
-    options = {name: value for name, value in configuration.as_dict().items() if value not in (None, {})}
-    if configuration.parts().wants_draft and draft is not None:
-        options["draft"] = draft
-    return options
 
 
 def _plain(task: str, reason: str, speedup: Interval | None, forecast: float) -> Recommendation:

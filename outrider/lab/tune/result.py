@@ -6,11 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed, Lap
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
+from outrider.lab.tune.options import options_of
+from outrider.settings_file import SettingsFile
 
 
 class FamilySummary(Record):
@@ -80,11 +83,26 @@ class TuneResult(Result):
     confirmed: list[Confirmed]
     recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
     schedule: list[LoadStep]
-    advice: list[Words]
+    advice: list[Words] = Field(default_factory=list)
     stages: list[Stage]
+    loading_s: float = 0.0  # models and prompts
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
     num_members: int
     search: SearchOutcome | None  # what the optimiser found for a model-free drafter, on texts it did not see
+
+    def settings_file(self) -> SettingsFile:
+        """What `generate --settings` loads."""
+        first, *others = self.recommendations
+        by_size = {one.batch_size: self._options_at(one) for one in self.schedule}
+        return SettingsFile(
+            self.tried.target, first.options, {one.task: one.options for one in others}, by_size,
+            f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}",
+        )  # fmt: skip
+
+    def _options_at(self, load: LoadStep) -> dict[str, Any]:
+        if not load.size:
+            return {"drafter": PLAIN}
+        return options_of(Configuration.parse(load.configuration), self.tried.draft)
 
     @property
     def seconds(self) -> float:

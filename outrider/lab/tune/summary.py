@@ -8,22 +8,22 @@ from outrider.lab.configuration import PLAIN
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.probe import survival
-from outrider.lab.tune.result import FamilySummary, Tried, TuneResult, Words
+from outrider.lab.tune.result import FamilySummary, Tried, TuneResult
 from outrider.lab.tune.space import Family, Space
 from outrider.lab.tune.tune import Findings, TunePlan
 
 
 def summarise_tuning(
-    found: Findings, space: Space, plan: TunePlan, tried: Tried, advice: list[Words], command: str, notes: list[str]
+    found: Findings, space: Space, plan: TunePlan, tried: Tried, notes: list[str]
 ) -> TuneResult:
     """Everything a report or another program may want."""
     costs = step_costs(found.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
     return TuneResult(
-        command=command, notes=notes, tried=tried, families=[_family(family, found) for family in space.families],
+        notes=notes, tried=tried, families=[_family(family, found) for family in space.families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall, laps=found.laps,
         confirmed=found.confirmed, recommendations=recommendations(found, found.finalists, tried.draft),
-        schedule=found.schedule, advice=advice, stages=found.stages,
+        schedule=found.schedule, stages=found.stages,
         exhaustive_s=exhaustive_seconds(found.overall, plan, plain_step_s), num_members=space.num_members,
         search=None if found.search is None else found.search.outcome,
     )  # fmt: skip

@@ -134,7 +134,7 @@ def test_defaults_are_the_library_s() -> None:
 
     library = inspect.signature(LLM.__init__).parameters
     for name, value in vars(ModelOptions()).items():
-        if not name.endswith("_option") and name not in ("tree", "exit_layer", "corpus"):  # a dict in Python
+        if not name.endswith("_option") and name not in ("settings", "tree", "exit_layer", "corpus"):
             assert library[name].default == value, name
     assert SamplingOptions().params() == SamplingParams()
 

@@ -1,0 +1,162 @@
+"""`run_tune`: from options and a workload to a result."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.build import DEMO, Options
+from outrider.errors import ConfigError
+from outrider.lab.bench.material import firsts
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress, Quiet
+from outrider.lab.runner import Runner
+from outrider.lab.tune.export import in_other_words
+from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.result import Tried, TuneResult
+from outrider.lab.tune.space import Space, SpaceOptions, default_space
+from outrider.lab.tune.summary import summarise_tuning
+from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.workload.bad import OnBad
+from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.types import Workload
+from outrider.machine import versions
+from outrider.sampling.params import SamplingParams
+
+PROBE_SHARE = 6  # one prompt in so many is for the probes
+FEWEST, MOST = 2, 8  # prompts of a task that are probed
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What the user asks for. Raises ConfigError for what makes no sense."""
+
+    sampling: SamplingParams
+    prompts: int = 24  # most of each task
+    batch_size: int = 1
+    load_sizes: tuple[int, ...] = (4,)
+    finalists: int = 3
+    search_trials: int = 24
+    seed: int = 0
+    drafters: frozenset[str] = field(default_factory=frozenset)  # empty: all
+    trees: bool = True
+    own_weights: bool = True
+    corpus: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompts < 2 * FEWEST:
+            raise ConfigError(f"a task needs {2 * FEWEST} prompts, to probe some and confirm with others; got {self.prompts}")
+        for what, number in (("batch sizes", min((self.batch_size, *self.load_sizes))), ("finalists", self.finalists)):
+            if number < 1:
+                raise ConfigError(f"{what} must be 1 or more, got {number}")
+
+
+def run_tune(
+    options: Options, request: TuneRequest, workload: Workload, journal_path: Path, *, resume: bool = False,
+    on_bad: OnBad = "refuse", chat_template: bool = True, progress: Progress | None = None,
+    status: Callable[[str], None] = lambda line: None,
+) -> tuple[TuneResult, Journal]:  # fmt: skip
+    """`options`: of models and machine. Close the journal when the result is safe. Raises what cannot be built or run."""
+    space = choose_space(options, request)
+    identity = _identity(options, request, workload, chat_template=chat_template)
+    journal = Journal.open(journal_path, identity, resume=True) if resume else None
+    began = time.perf_counter()
+    runner = Runner(options, [family.largest for family in space.families], status)
+    samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
+    probe, confirm = split(samples)
+    others = [size for size in request.load_sizes if size != request.batch_size]
+    plan = TunePlan(
+        probe, confirm, request.batch_size, others, request.finalists, request.search_trials, request.sampling.is_greedy
+    )
+    journal = journal or Journal.open(journal_path, identity, resume=False)
+    sizes = f"{len(space.families)} families with {space.num_members} members"
+    status(f"{sizes}; {len(probe)} prompts to probe, {len(confirm)} to confirm")
+    found = Tuner(runner, space, plan, journal, progress or Quiet()).run()
+    tried = Tried(
+        temperature=request.sampling.temperature, max_new_tokens=request.sampling.max_tokens, batch_size=request.batch_size,
+        probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
+        target=options.target, draft=options.draft, model_options=_plain_options(options),
+    )  # fmt: skip
+    result = summarise_tuning(found, space, plan, tried, [*workload.notes, *runner.models.notes, *notes])
+    result.loading_s = max(0.0, time.perf_counter() - began - result.seconds)
+    result.advice = in_other_words(result)
+    return result, journal
+
+
+def choose_space(options: Options, request: TuneRequest) -> Space:
+    """Raises ConfigError when the user's wishes leave nothing."""
+    has_draft = options.draft is not None or options.target == DEMO
+    wishes = SpaceOptions(
+        has_draft, request.corpus, not request.sampling.is_greedy, request.trees, request.own_weights, request.drafters
+    )
+    space = default_space(wishes)
+    everything = default_space(replace(wishes, drafters=frozenset()))
+    known = {family.configuration.drafter for family in everything.families}
+    if unknown := request.drafters - known:
+        raise ConfigError(
+            f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} "
+            "(draft-model and composite need --draft, retrieval needs --corpus)"
+        )
+    if not space.families:
+        raise ConfigError("nothing is left to try: allow trees, or name other drafters")
+    return space
+
+
+def gather_samples(
+    workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
+) -> tuple[list[Sample], list[str]]:
+    """The first `request.prompts` of every task, as token ids, each with its seed. Raises ConfigError as `prepare` does."""
+    most = request.sampling.max_tokens
+    chosen = replace(workload, requests=tuple(firsts(workload.requests, request.prompts)))
+    prepared = prepare(
+        chosen, runner.tokenizer, context=runner.context, max_tokens=most, on_bad=on_bad, chat_template=chat_template
+    )
+    samples = [
+        Sample(
+            one.request.id, one.request.task, one.tokens,
+            replace(request.sampling, max_tokens=one.max_tokens, seed=request.seed + number),
+        )
+        for number, one in enumerate(prepared.prompts)
+    ]  # fmt: skip
+    notes = [f"{len(prepared.skipped)} prompts left out, the first: {prepared.skipped[0].reason}"] if prepared.skipped else []
+    if min(_count(samples).values()) < 2 * FEWEST:
+        raise ConfigError(f"every task needs {2 * FEWEST} prompts, to probe some and confirm with others; got {_count(samples)}")
+    return samples, notes
+
+
+def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Some of each task for the probes, all others for the confirmation."""
+    quota = {task: min(max(FEWEST, count // PROBE_SHARE), MOST) for task, count in _count(samples).items()}
+    probe: list[Sample] = []
+    confirm: list[Sample] = []
+    for sample in samples:
+        quota[sample.task] -= 1
+        (probe if quota[sample.task] >= 0 else confirm).append(sample)
+    return probe, confirm
+
+
+def _count(samples: Sequence[Sample]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for sample in samples:
+        counts[sample.task] = counts.get(sample.task, 0) + 1
+    return counts
+
+
+def _plain_options(options: Options) -> dict[str, Any]:
+    """Of models and machine, as they were asked for."""
+    names = ("dtype", "device", "threads", "compile", "max_model_len", "revision")
+    return {name: value for name, value in asdict(options).items() if name in names and value is not None}
+
+
+def _identity(options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool) -> dict[str, Any]:
+    """What an interrupted run must have in common with the one that goes on."""
+    asked = "\n".join(f"{one.id} {one.prompt} {one.messages}" for one in workload.requests)
+    return {
+        "verb": "tune", **asdict(request), "drafters": sorted(request.drafters), "models": asdict(options),
+        "chat template": chat_template, "workload": f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}",
+        "versions": versions(),
+    }  # fmt: skip
