@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from outrider.errors import ConfigError, did_you_mean
 from outrider.machine import describe_machine, versions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 KINDS = {
     "bench": "outrider.lab.bench.result:BenchResult",
     "tune": "outrider.lab.tune.result:TuneResult",

@@ -1,0 +1,226 @@
+"""`outrider estimate`: what speculation would bring, from acceptance and costs, sizes or bandwidth, without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from outrider.cli import quantities
+from outrider.cli.lab import OutputOptions, command_line, deliver
+from outrider.cli.options import with_groups
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.lab.estimate.result import EstimateInput
+    from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize
+
+ACCEPTANCE = "How often draft tokens are kept (one of these)"
+TIMES = "What drafting costs: as times"
+SIZES = "What drafting costs: from sizes (also: memory)"
+LENGTHS = "What to look at"
+Dtype = Literal[
+    "float32", "bfloat16", "float16", "float8", "int8", "int4"
+]  # outrider.lab.estimate.roofline.DTYPE_BYTES
+DEFAULT_DTYPE: Dtype = "bfloat16"
+DEMO = "demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceOptions:
+    """How far drafts survive."""
+
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="Accepted / tested draft tokens, the same everywhere: 0.8.",
+            rich_help_panel=ACCEPTANCE,
+            show_default=False,
+        ),
+    ] = None
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            help="By position, each if the one before was kept: 0.9,0.85,0.8. The last one goes on.",
+            metavar="P,P,...", rich_help_panel=ACCEPTANCE, show_default=False,
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeOptions:
+    """Costs as they were measured, or their ratio."""
+
+    c: Annotated[
+        float | None,
+        typer.Option(
+            "--c",
+            help="Seconds of a draft token / seconds of a target pass.",
+            rich_help_panel=TIMES,
+            show_default=False,
+        ),
+    ] = None
+    draft_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds of one draft token.", rich_help_panel=TIMES, show_default=False)
+    ] = None
+    target_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds of one target pass.", rich_help_panel=TIMES, show_default=False)
+    ] = None
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Times by query tokens, drafting and overhead, as JSON (docs/algorithms/estimate.md).",
+            metavar="FILE", rich_help_panel=TIMES, show_default=False,
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """Sizes of the models, speed of the machine."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with config.json, or demo: its size.",
+            metavar="FOLDER",
+            rich_help_panel=SIZES,
+            show_default=False,
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(help="The same for the draft.", metavar="FOLDER", rich_help_panel=SIZES, show_default=False),
+    ] = None
+    target_params: Annotated[
+        str | None,
+        typer.Option(help="Parameters of the target instead: 8B.", rich_help_panel=SIZES, show_default=False),
+    ] = None
+    draft_params: Annotated[
+        str | None,
+        typer.Option(help="Of the draft: 1B, 0 without a draft model.", rich_help_panel=SIZES, show_default=False),
+    ] = None
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the weights.", rich_help_panel=SIZES, show_default=DEFAULT_DTYPE)
+    ] = None
+    draft_dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the draft's weights.", rich_help_panel=SIZES, show_default="the target's")
+    ] = None
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(help="Of the memory with the weights: 900GB/s.", rich_help_panel=SIZES, show_default=False),
+    ] = None
+    flops: Annotated[
+        str | None,
+        typer.Option(
+            help="Arithmetic at best: 300TFLOPS. Shows when long drafts cost.",
+            rich_help_panel=SIZES,
+            show_default="no limit",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Rows decoded together.", rich_help_panel=SIZES, show_default="1")
+    ] = None
+    context: Annotated[
+        int | None, typer.Option(help="Tokens per row in the KV cache.", rich_help_panel=SIZES, show_default="4096")
+    ] = None
+
+    def model(self, who: str, dtype: DtypeName) -> ModelSize | None:
+        """The size of "target" or "draft"; None where nothing is said. Raises ConfigError, CheckpointError, CapabilityError."""
+        from outrider.lab.estimate.roofline import size_of
+
+        folder, count = getattr(self, who), getattr(self, f"{who}_params")
+        if folder is not None and count is not None:
+            raise ConfigError(f"--{who} and --{who}-params both say how large the {who} is; give one of them")
+        if count is not None:
+            return size_of(count, quantities.parameters(f"--{who}-params", count), dtype)
+        return None if folder is None else _folder_size(who, folder, dtype)
+
+    def machine(self) -> Machine | None:
+        """None without --bandwidth. Raises ConfigError."""
+        from outrider.lab.estimate.roofline import Machine
+
+        if self.bandwidth is None:
+            if self.flops is not None:
+                raise ConfigError(
+                    "--flops needs --bandwidth beside it: a pass takes the longer of reading and arithmetic"
+                )
+            return None
+        rate = None if self.flops is None else quantities.flops("--flops", self.flops)
+        return Machine(bandwidth=quantities.bandwidth("--bandwidth", self.bandwidth), flops=rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Draft lengths."""
+
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="The draft length to judge.", rich_help_panel=LENGTHS, show_default="the best")
+    ] = None
+    max_draft_tokens: Annotated[
+        int | None, typer.Option(help="The longest one to try.", rich_help_panel=LENGTHS, show_default="12")
+    ] = None
+
+
+@with_groups
+def estimate(
+    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, output: OutputOptions
+) -> int:
+    """Predict the speedup from acceptance and costs, without running anything."""
+    from outrider.lab.estimate.estimate import estimate as answer
+
+    output.check()
+    result = answer(asked(acceptance, times, sizes, lengths))
+    result.command = command_line()
+    deliver(result, output)
+    return 0
+
+
+def asked(
+    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions
+) -> EstimateInput:
+    """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
+    from outrider.lab.estimate.curves import read_costs
+    from outrider.lab.estimate.result import EstimateInput
+
+    dtype = sizes.dtype or DEFAULT_DTYPE
+    target, draft = sizes.model("target", dtype), sizes.model("draft", sizes.draft_dtype or dtype)
+    if sizes.dtype is not None and target is None and draft is None:
+        raise ConfigError(
+            "--dtype changes nothing without the size of a model: add --target-params or --target FOLDER, or leave it out"
+        )
+    if sizes.draft_dtype is not None and draft is None:
+        raise ConfigError(
+            "--draft-dtype changes nothing without the draft's size: add --draft-params or --draft FOLDER, or leave it out"
+        )
+    by_position = acceptance.acceptance
+    return EstimateInput(
+        alpha=acceptance.alpha,
+        acceptance=None if by_position is None else quantities.probabilities("--acceptance", by_position),
+        c=times.c,
+        target_pass_s=_seconds(times.target_ms),
+        draft_token_s=_seconds(times.draft_ms),
+        target=target,
+        draft=draft,
+        hardware=sizes.machine(),
+        costs=None if times.costs is None else read_costs(times.costs),
+        num_draft_tokens=lengths.num_draft_tokens,
+        max_draft_tokens=lengths.max_draft_tokens,
+        num_rows=sizes.batch_size,
+        context=sizes.context,
+    )
+
+
+def _folder_size(who: str, folder: str, dtype: DtypeName) -> ModelSize:
+    from outrider.demo import demo_paths
+    from outrider.lab.estimate.sizes import size_of_folder
+
+    if folder == DEMO:
+        return size_of_folder(getattr(demo_paths(), who), dtype, f"demo {who}")
+    return size_of_folder(Path(folder).expanduser(), dtype)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3

@@ -1,0 +1,1 @@
+"""Speedup without running anything: from acceptance, costs, sizes and bandwidth, by three models side by side."""

@@ -1,0 +1,139 @@
+"""What speculation would bring, by three models side by side, without running anything.
+
+    leviathan   (1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))        one alpha, flat passes (2211.17192, Theorem 3.8)
+    envelope    effective gamma T / (gamma t + T)                          kept draft tokens only, flat passes
+    curve       tau(gamma) plain step seconds / step seconds(gamma)        acceptance by position, costs by pass length
+
+The curve decides: with nothing but alpha and c it is Leviathan's formula, and everything more that is known (acceptance by
+position, measured times, sizes with FLOPS) enters there alone. docs/algorithms/estimate.md says when each is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.lab.estimate.curves import StepCosts, break_even, predict, predict_best
+from outrider.lab.estimate.footprint import memory_overhead, roof_of
+from outrider.lab.estimate.inputs import Acceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
+from outrider.lab.estimate.notes import notes_of
+from outrider.lab.estimate.result import (
+    EstimateInput,
+    EstimateResult,
+    LengthEstimate,
+    ModelEstimate,
+    ModelName,
+    Sensitivity,
+)
+from outrider.sampling.theory import (
+    alpha_of_tau,
+    break_even_alpha,
+    envelope_speedup,
+    predicted_speedup,
+    survival_of,
+    tau,
+)
+
+ALPHAS = [step / 10 for step in range(11)]  # of the sensitivity, beside the alphas that matter
+
+
+@dataclass(frozen=True)
+class SpeedupModel:
+    """One of the three. `speedup(alpha, survival, gamma)`: over plain decoding; `break_even(gamma)`: alpha or None."""
+
+    name: ModelName
+    speedup: Callable[[float, Sequence[float], int], float]
+    break_even: Callable[[int], float | None]
+
+
+def estimate(asked: EstimateInput) -> EstimateResult:
+    """Answer from formulas. Raises ConfigError that says what would be enough, CapabilityError for mixtures of experts whose
+    times are wanted from their size.
+    """
+    length = longest(asked)
+    load = load_of(asked)
+    acceptance, costs = acceptance_of(asked, length), costs_of(asked, length, load)
+    models = speedup_models(costs.c, costs.steps)
+    gamma = asked.num_draft_tokens or predict_best(acceptance.survival, costs.steps, length, least=1).num_draft_tokens
+    lengths = [_at(gamma, acceptance, costs) for gamma in range(length + 1)]
+    opinions = [_opinion(model, acceptance, gamma, length) for model in models]
+    here = lengths[gamma].curve
+    alpha = alpha_of_tau(here.tau, gamma) or 0.0
+    return EstimateResult(
+        input=asked,
+        num_rows=load.num_rows,
+        context=load.context if knows_kv(asked) else None,
+        alpha=acceptance.alpha,
+        survival=acceptance.survival,
+        c=costs.c,
+        cost_source=costs.source,
+        costs=costs.steps,
+        is_timed=costs.is_timed,
+        num_draft_tokens=gamma,
+        equivalent_alpha=alpha,
+        pays=here.speedup > 1,
+        lengths=lengths,
+        models=opinions,
+        sensitivity=_sensitivity(models, gamma, [alpha, *(one.break_even_alpha for one in opinions)]),
+        roof=roof_of(asked, load, gamma),
+        memory=memory_overhead(asked, load),
+        notes=notes_of(asked, costs, lengths),
+    )
+
+
+def speedup_models(c: float, costs: StepCosts) -> tuple[SpeedupModel, ...]:
+    """Leviathan's and the envelope see c alone."""
+    return (
+        SpeedupModel(
+            "leviathan",
+            lambda alpha, survival, gamma: predicted_speedup(alpha, gamma, c),
+            lambda gamma: break_even_alpha(gamma, c),
+        ),
+        SpeedupModel(
+            "envelope",
+            lambda alpha, survival, gamma: envelope_speedup(sum(survival[:gamma]), gamma, c),
+            lambda gamma: alpha_of_tau(gamma * c + 2, gamma),  # kept tokens alone, tau - 1, must pay for gamma c + 1
+        ),
+        SpeedupModel(
+            "curve",
+            lambda alpha, survival, gamma: predict(survival, costs, gamma).speedup,
+            lambda gamma: break_even(costs, gamma),
+        ),
+    )
+
+
+def _at(gamma: int, acceptance: Acceptance, costs: Costs) -> LengthEstimate:
+    kept = sum(acceptance.survival[:gamma])
+    return LengthEstimate(
+        num_draft_tokens=gamma,
+        leviathan_tau=tau(acceptance.alpha, gamma),
+        leviathan_speedup=predicted_speedup(acceptance.alpha, gamma, costs.c),
+        effective_gamma=kept,
+        envelope_speedup=envelope_speedup(kept, gamma, costs.c),
+        curve=predict(acceptance.survival, costs.steps, gamma),
+    )
+
+
+def _opinion(model: SpeedupModel, acceptance: Acceptance, gamma: int, length: int) -> ModelEstimate:
+    speedups = [model.speedup(acceptance.alpha, acceptance.survival, tried) for tried in range(length + 1)]
+    best = max(range(length + 1), key=lambda tried: (speedups[tried], -tried))
+    edges = {tried: alpha for tried in range(1, length + 1) if (alpha := model.break_even(tried)) is not None}
+    lowest = min(edges, key=lambda tried: (edges[tried], tried), default=None)
+    return ModelEstimate(
+        name=model.name,
+        best_num_draft_tokens=best,
+        best_speedup=speedups[best],
+        speedup=speedups[gamma],
+        break_even_alpha=edges.get(gamma),
+        lowest_break_even_alpha=None if lowest is None else edges[lowest],
+        lowest_break_even_length=lowest,
+    )
+
+
+def _sensitivity(models: Sequence[SpeedupModel], gamma: int, marked: Sequence[float | None]) -> list[Sensitivity]:
+    """Also at the `marked` alphas: the one there is and those that break even."""
+    alphas = sorted({*ALPHAS, *(round(alpha, 6) for alpha in marked if alpha is not None)})
+    speedups = [
+        {model.name: model.speedup(alpha, survival_of([alpha], gamma), gamma) for model in models} for alpha in alphas
+    ]
+    return [Sensitivity(alpha=alpha, **found) for alpha, found in zip(alphas, speedups, strict=True)]

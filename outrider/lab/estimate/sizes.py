@@ -1,0 +1,58 @@
+"""The size of a model in a local folder, from its config.json: no weight is read, none needs to be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
+from outrider.models.load import load_config
+from outrider.models.memory import kv_bytes_per_token
+
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
+
+
+def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> ModelSize:
+    """Parameters counted on a model without storage, keys and values from the config. Raises CheckpointError where there is no
+    config.json, CapabilityError where transformers cannot build the model. Keys and values of a model that is quantised below
+    16 bits are taken to have 16.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"no model folder at '{folder}': a local folder with config.json is needed, or a size like --target-params 8B."
+        )
+    config = load_config(str(folder.absolute()))
+    module = _without_storage(config, folder)
+    num_params = sum(parameter.numel() for parameter in module.parameters())
+    kv_dtype = torch.float32 if DTYPE_BYTES[dtype] == 4 else torch.bfloat16
+    return ModelSize(
+        name=name or folder.name,
+        num_params=num_params,
+        params_per_pass=num_params - _looked_up(module),
+        dtype=dtype,
+        kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
+        is_mixture=any((getattr(config.get_text_config(), name, None) or 1) > 1 for name in EXPERTS),
+    )
+
+
+def _without_storage(config: Any, folder: Path) -> Any:
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CapabilityError(
+            f"the size of '{folder.name}' cannot be told from its config.json: {reason}. Give its parameters instead."
+        ) from error
+
+
+def _looked_up(module: Any) -> int:
+    """Parameters of which a pass reads single rows: the input embedding, unless it is the output layer too."""
+    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+    if embedding is None or (head is not None and head.weight is embedding.weight):
+        return 0
+    return int(embedding.weight.numel())
