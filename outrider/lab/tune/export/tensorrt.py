@@ -1,0 +1,49 @@
+"""TensorRT-LLM's `speculative_config` of its PyTorch backend, with `draft_len_schedule`."""
+
+from __future__ import annotations
+
+from outrider.lab.tune.export.choice import Advice, Choice
+from outrider.lab.tune.result import Words
+
+ENGINE = "TensorRT-LLM"
+DRAFTERS = ("draft-model", "ngram")
+
+
+def words(advice: Advice) -> Words:
+    """A piece of Python."""
+    if not advice.recommended.speculate:
+        return advice.off(ENGINE, "leave speculative_config out")
+    choice = advice.choose(DRAFTERS)
+    if choice is None:
+        return advice.nothing(ENGINE, DRAFTERS)
+    arguments = [f"max_draft_len={choice.size}"]
+    if choice.drafter == "draft-model":
+        name = "DraftTargetDecodingConfig"
+        arguments.append(f'speculative_model="{advice.draft}"')
+    else:
+        name = "NGramDecodingConfig"
+        arguments.append(f"max_matching_ngram_size={int(choice.options.get('max_ngram', 4))}")
+    if len(choice.schedule) > 1:
+        arguments.append(f"draft_len_schedule={_schedule(choice)}")
+    text = (
+        f"from tensorrt_llm.llmapi import LLM, {name}\n\n"
+        f"speculative_config = {name}({', '.join(arguments)})\n"
+        f'llm = LLM("{advice.target}", speculative_config=speculative_config)'
+    )
+    return Words(engine=ENGINE, text=text, language="python", notes=[*choice.notes, *_notes(choice, advice)])
+
+
+def _schedule(choice: Choice) -> str:
+    return "{" + ", ".join(f"{start}: {size}" for start, size in choice.schedule) + "}"
+
+
+def _notes(choice: Choice, advice: Advice) -> list[str]:
+    notes = []
+    if len(choice.schedule) > 1:
+        notes.append(
+            "draft_len_schedule: keys are the batch size from which a length holds, 1 must be among them and have max_draft_len; "
+            "configurations of newer releases read them as the largest batch size, so check yours."
+        )
+    if advice.sampled:
+        notes.append("It accepts exact matches only unless use_rejection_sampling (a prototype) is set; min_p is rejected.")
+    return notes

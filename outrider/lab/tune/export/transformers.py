@@ -1,0 +1,31 @@
+"""transformers' `generate` arguments: batch 1, its own loop; or our loop inside it (docs/transformers.md)."""
+
+from __future__ import annotations
+
+from outrider.lab.tune.export.choice import Advice
+from outrider.lab.tune.result import Words
+
+ENGINE = "transformers"
+DRAFTERS = ("draft-model", "ngram")
+
+
+def words(advice: Advice) -> Words:
+    """A piece of Python."""
+    if not advice.recommended.speculate:
+        return advice.off(ENGINE, "give generate() neither assistant_model nor prompt_lookup_num_tokens")
+    choice = advice.choose(DRAFTERS)
+    if choice is None:
+        return advice.nothing(ENGINE, DRAFTERS)
+    notes = [*choice.notes, "One prompt at a time: its assisted generation does not batch."]
+    if choice.drafter == "ngram":
+        ngram = int(choice.options.get("max_ngram", 4))
+        text = f"model.generate(**inputs, prompt_lookup_num_tokens={choice.size}, max_matching_ngram_size={ngram})"
+        return Words(engine=ENGINE, text=text, language="python", notes=notes)
+    text = (
+        f'assistant = AutoModelForCausalLM.from_pretrained("{advice.draft}", dtype="auto")\n'
+        f"assistant.generation_config.num_assistant_tokens = {choice.size}\n"
+        'assistant.generation_config.num_assistant_tokens_schedule = "constant"\n'
+        "assistant.generation_config.assistant_confidence_threshold = 0.0  # else it stops drafting by a threshold of its own\n"
+        "model.generate(**inputs, assistant_model=assistant)"
+    )
+    return Words(engine=ENGINE, text=text, language="python", notes=notes)
