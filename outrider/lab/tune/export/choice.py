@@ -59,7 +59,8 @@ class Advice:
         notes = []
         if label != self.recommended.configuration:
             how = "measured" if label in measured else "forecast"
-            notes.append(f"Recommended is {self.recommended.configuration}; this is {label}: {speedup:.2f}x, {how} with outrider.")
+            recommended = self.recommended.configuration
+            notes.append(f"Recommended is {recommended}; this is {label}: {speedup:.2f}x, {how} with outrider.")
         if unknown := {name: value for name, value in configuration.drafter_options.items() if name == "stop"}:
             notes.append(f"Without the stop rule {unknown}, which it does not have.")
         schedule = self._schedule(label, size)
