@@ -1,0 +1,159 @@
+"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests.
+
+    load_workload("gsm8k", limit=50, seed=0, data=Path("data"))
+    load_workload("traffic.jsonl", on_bad="skip")
+    load_workload("gsm8k+humaneval+chats.json", limit=90)      # 30 of each
+
+`limit` takes the first requests and stops reading there; with `seed` the whole file is read and the order is drawn by lot, so the
+first 20 of a seed are the first 20 of its first 50. Several workloads take turns until one runs out; requests keep their tasks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from random import Random
+
+from outrider.errors import ConfigError, did_you_mean
+from outrider.lab.workload.bad import BadLines, OnBad
+from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
+from outrider.lab.workload.files import Source
+from outrider.lab.workload.formats.fields import Turns
+from outrider.lab.workload.types import Request, Workload
+
+
+def load_workload(
+    spec: str, *, limit: int | None = None, seed: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None,
+    turns: Turns = "first",
+) -> Workload:  # fmt: skip
+    """See the module docstring. `data` is the folder of built-in benchmarks (`builtin.py`).
+
+    `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises ConfigError: unknown names,
+    unreadable or empty files, nothing usable, and with `on_bad="refuse"` any bad line that was met.
+    """
+    _check(limit, on_bad, turns)
+    parts = [_load(name, limit, seed, on_bad, data, turns) for name in _names(spec)]
+    chosen = list(islice(_in_turn([part.requests for part in parts]), limit))
+    requests, renamed = _with_own_ids(chosen)
+    skipped = [line for part in parts for line in part.bad.lines_of(part.name if len(parts) > 1 else None)]
+    notes = [part.note(chosen) for part in parts]
+    if renamed:
+        notes.append(f"{renamed} requests have an id that came before; they got #2, #3, ... behind it")
+    return Workload(spec.strip(), tuple(requests), tuple(skipped), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One name or file of a mix, read."""
+
+    name: str
+    located: Located
+    requests: list[Request]
+    bad: BadLines
+    order: str  # how they were chosen, where it was not from the beginning
+
+    def note(self, chosen: Sequence[Request]) -> str:
+        """Where the prompts come from; `chosen` are those of all parts that are used."""
+        own = set(map(id, self.requests))
+        facts = [f"{sum(id(request) in own for request in chosen)} prompts", self.order]
+        if any(source.is_text for source in self.located.sources):
+            facts.append("plain text with blank lines between prompts")
+        if self.bad.count:
+            facts.append(f"{self.bad.count} bad lines skipped")
+        return f"{self.located.note} ({', '.join(filter(None, facts))})"
+
+
+def _check(limit: int | None, on_bad: str, turns: str) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigError(f"the limit of a workload must be at least 1, got {limit}")
+    for name, value, known in (("on_bad", on_bad, ("skip", "refuse")), ("turns", turns, ("first", "all"))):
+        if value not in known:
+            raise ConfigError(f"unknown value '{value}' of {name}.{did_you_mean(str(value), known)}")
+
+
+def _names(spec: str) -> list[str]:
+    """The parts of a mix. A file whose name has a + in it is one part."""
+    if spec.strip() and _exists(_path(spec)):
+        return [spec]
+    names = [name.strip() for name in spec.split("+")]
+    if "" in names:
+        raise ConfigError(f"the workload '{spec}' has an empty part; write names or files with + between: gsm8k+chats.jsonl")
+    if double := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise ConfigError(f"'{double}' is twice in the workload '{spec}'")
+    return names
+
+
+def _load(name: str, limit: int | None, seed: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _Part:
+    """The first `limit` requests of a part, or as many by lot: all that a mix can need of it."""
+    located = _locate(name, data, turns)
+    bad = BadLines(keep_all=on_bad == "skip")
+    good = _in_turn([bad.sorted_out(source.requests()) for source in located.sources])
+    lot = None if seed is None else Random(f"{seed}/{name}")
+    requests = list(islice(good, limit)) if lot is None else _by_lot(good, limit, lot)
+    if bad.count and (on_bad == "refuse" or not requests):
+        raise ConfigError(bad.message(name, len(requests)))
+    if not requests:
+        raise ConfigError(f"{located.note} has no prompts for '{name}'")
+    return _Part(name, located, requests, bad, "" if lot is None else f"drawn by lot with seed {seed}")
+
+
+def _locate(name: str, data: Path | None, turns: Turns) -> Located:
+    if is_builtin(name):
+        return locate(name, data, turns)
+    path = _path(name)
+    if not _exists(path):
+        if any(mark in name for mark in "/\\.") or not name.isprintable():
+            raise ConfigError(f"the workload file {name!r} does not exist. Names of workloads: {', '.join(sorted(BUILTIN))}")
+        raise ConfigError(f"unknown workload '{name}', and no file of this name.{did_you_mean(name, BUILTIN)}")
+    if path.is_dir():
+        raise ConfigError(f"the workload '{name}' is a folder; give a file, or a name with this folder as the data folder")
+    return Located((Source(path, path.name, turns=turns),), name)
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # unlike Path.expanduser, it lets ~nobody pass
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, no right to look, a NUL in it
+        return False
+
+
+def _by_lot(requests: Iterable[Request], limit: int | None, lot: Random) -> list[Request]:
+    """All in an order drawn by lot, or the first `limit` of that order, holding no more of them than that."""
+    drawn = ((lot.random(), place, request) for place, request in enumerate(requests))
+    if limit is None:
+        return [request for _, _, request in sorted(drawn, key=_lot_of)]
+    return [request for _, _, request in heapq.nsmallest(limit, drawn, key=_lot_of)]
+
+
+def _lot_of(drawn: tuple[float, int, Request]) -> tuple[float, int]:
+    return drawn[:2]
+
+
+def _in_turn(parts: Sequence[Iterable[Request]]) -> Iterator[Request]:
+    """One of each, again and again; a part that has run out is passed over."""
+    if len(parts) == 1:
+        return iter(parts[0])
+    return (request for request in chain.from_iterable(zip_longest(*parts)) if request is not None)
+
+
+def _with_own_ids(requests: Iterable[Request]) -> tuple[list[Request], int]:
+    """The requests with ids that are unique, and how many had to be renamed."""
+    taken: dict[str, int] = {}
+    found, renamed = [], 0
+    for request in requests:
+        name = request.id
+        while name in taken:
+            taken[request.id] += 1
+            name = f"{request.id}#{taken[request.id]}"
+        taken[name] = 1
+        renamed += name != request.id
+        found.append(request if name == request.id else replace(request, id=name))
+    return found, renamed

@@ -1,0 +1,115 @@
+"""From requests to token ids, as `outrider.LLM` makes them, and what does not fit.
+
+Nothing is ever cut: a request that does not fit into the context together with its answer is named, and refused or left out as
+asked. A prompt that fits alone, but not with its answer, would be answered by fewer tokens and spoil the comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.errors import ConfigError, RequestError
+from outrider.lab.workload.bad import OnBad, listing
+from outrider.lab.workload.types import Request, Workload
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request, ready to run."""
+
+    request: Request
+    tokens: list[int]
+    max_tokens: int  # of the answer
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A request that cannot run on this model."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` made of a workload."""
+
+    prompts: tuple[Prompt, ...]
+    skipped: tuple[Unfit, ...] = ()
+
+
+def to_tokens(request: Request, tokenizer: Any, *, chat_template: bool = True) -> list[int]:
+    """Token ids of a request: the ids `LLM.generate(prompt)` and `LLM.chat_prompt(messages)` would feed.
+
+    `chat_template=False` feeds a conversation of one question as plain text, a system message before it, for base models.
+    Raises ConfigError when the model has no chat template, RequestError when the request is the reason; both name it.
+    """
+    if request.messages is None:
+        tokens = tokenizer(request.prompt)["input_ids"]
+    elif not chat_template:
+        tokens = tokenizer(_as_text(request))["input_ids"]
+    else:
+        tokens = _by_template(request, tokenizer)
+    if not tokens:
+        raise RequestError(f"request '{request.id}' is empty: its prompt has no tokens")
+    return list(tokens)
+
+
+def fit(tokens: list[int], context: int, max_tokens: int) -> str | None:
+    """None when prompt and answer fit into the context, else why not."""
+    if len(tokens) + max_tokens <= context:
+        return None
+    return f"{len(tokens)} prompt tokens and {max_tokens} to answer make {len(tokens) + max_tokens}; the context holds {context}"
+
+
+def prepare(
+    workload: Workload, tokenizer: Any, *, context: int, max_tokens: int, on_bad: OnBad = "refuse", chat_template: bool = True
+) -> Prepared:
+    """Tokens of every request. Answers get `max_tokens`, or fewer where the log asked for fewer.
+
+    Raises ConfigError naming the first requests that do not fit with `on_bad="refuse"`, or when none fits.
+    """
+    prompts, unfit = [], []
+    for request in workload.requests:
+        room = min(max_tokens, request.max_tokens or max_tokens)
+        try:
+            tokens = to_tokens(request, tokenizer, chat_template=chat_template)
+            reason = fit(tokens, context, room)
+        except RequestError as error:
+            reason = str(error)
+        if reason is None:
+            prompts.append(Prompt(request, tokens, room))
+        else:
+            unfit.append(Unfit(request.id, reason))
+    if unfit and (on_bad == "refuse" or not prompts):
+        raise ConfigError(_message(workload, unfit, on_bad))
+    return Prepared(tuple(prompts), tuple(unfit))
+
+
+def _message(workload: Workload, unfit: list[Unfit], on_bad: OnBad) -> str:
+    head = f"{len(unfit)} of {len(workload.requests)} requests of {workload.name} cannot run on this model:"
+    skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --on-bad skip)"
+    remedy = skip if on_bad == "refuse" else "none is left; ask for fewer tokens, or take another workload"
+    return listing(head, [f"{one.id}: {one.reason}" for one in unfit], len(unfit), remedy)
+
+
+def _by_template(request: Request, tokenizer: Any) -> list[int]:
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"request '{request.id}' is a conversation, and the model has no chat template; use a workload of plain prompts, "
+            "or feed conversations as plain text (chat_template=False)"
+        )
+    messages = [dict(message) for message in request.messages or ()]
+    try:
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    except Exception as error:
+        raise RequestError(f"request '{request.id}': the chat template refused the messages: {error}") from error
+    return list(encoded["input_ids"])
+
+
+def _as_text(request: Request) -> str:
+    roles = [message["role"] for message in request.messages or ()]
+    if roles not in (["user"], ["system", "user"]):
+        raise RequestError(f"request '{request.id}' has {len(roles)} turns; without a chat template only one question can be fed")
+    return "\n\n".join(message["content"] for message in request.messages or ())

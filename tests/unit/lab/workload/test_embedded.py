@@ -1,0 +1,90 @@
+"""The embedded prompts: references that are right, and problems the demo pair has never seen."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from outrider.cli.demo_runs import held_out_problems
+from outrider.demo.problems import is_held_out
+from outrider.demo.workload import NUM_PROBLEMS, workload_lines
+from outrider.lab.workload.builtin import EMBEDDED, KINDS
+from outrider.lab.workload.grade import grade
+from outrider.lab.workload.load import load_workload
+
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+EQUATION = re.compile(r"(\d[\d.+*/-]*)=(\d+(?:\.\d+)?)")
+
+
+def rows(kind: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (EMBEDDED / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def value(expression: str) -> Fraction:
+    def of(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.BinOp):
+            return OPERATIONS[type(node.op)](of(node.left), of(node.right))
+        assert isinstance(node, ast.Constant)
+        return Fraction(str(node.value))
+
+    return of(ast.parse(expression, mode="eval").body)
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "demo"])
+def test_every_step_of_every_solution_is_right(kind: str) -> None:
+    """A wrong reference would count right answers as wrong."""
+    for row in rows(kind):
+        steps = EQUATION.findall(row["solution"])
+        assert len(steps) >= row["solution"].count("=")
+        assert all(value(left) == Fraction(right) for left, right in steps), row["id"]
+        assert Fraction(steps[-1][1]) == Fraction(row["reference"])
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "math", "demo"])
+def test_solutions_are_graded_right(kind: str) -> None:
+    solutions = {row["id"]: row["solution"] for row in rows(kind)}
+    name = "demo" if kind == "demo" else f"embedded:{kind}"
+    for request in load_workload(name).requests:
+        assert request.task == "reasoning"
+        assert (request.prompt or "").startswith("Question: ")
+        assert (request.prompt or "").endswith("\nAnswer:")
+        assert grade(request, solutions[request.id]) is True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dozen_of_each_kind_of_its_task(kind: str) -> None:
+    requests = load_workload(f"embedded:{kind}").requests
+    assert len(requests) == 12
+    assert {request.task for request in requests} == {"reasoning" if kind == "math" else kind}
+    assert len({request.prompt or str(request.messages) for request in requests}) == 12
+    if kind in ("qa", "rag"):
+        assert all(request.reference and grade(request, request.reference) for request in requests)
+
+
+def test_answers_of_rag_stand_in_the_passages() -> None:
+    for row in rows("rag"):
+        assert (
+            row["reference"].lower() in row["messages"][0]["content"].partition("Question:")[0].lower()
+            or row["id"] == "rag-4"
+        )
+    assert "four months" in rows("rag")[3]["messages"][0]["content"]
+
+
+def test_code_prompts_are_python_up_to_their_end() -> None:
+    for row in rows("code"):
+        body = "        pass\n" if "__init__" in row["prompt"] else "    pass\n"
+        compile(row["prompt"] + body, row["id"], "exec")
+
+
+def test_demo_is_what_the_generator_writes_and_what_outrider_demo_asks() -> None:
+    """`python -m outrider.demo.workload outrider/lab/workload/embedded/demo.jsonl` writes the file anew."""
+    assert (EMBEDDED / "demo.jsonl").read_text(encoding="utf-8").splitlines() == workload_lines()
+    chosen = held_out_problems(NUM_PROBLEMS)
+    assert [row["prompt"] for row in rows("demo")] == [problem.prompt for problem in chosen]
+    assert all(is_held_out(problem.question) for problem in chosen)

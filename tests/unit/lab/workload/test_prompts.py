@@ -1,0 +1,125 @@
+"""Token ids must be those of `outrider.LLM`, and nothing may be cut without a word."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from outrider.demo import demo_paths
+from outrider.errors import ConfigError, RequestError
+from outrider.lab.workload.load import load_workload
+from outrider.lab.workload.prompts import fit, prepare, to_tokens
+from outrider.lab.workload.types import Request, Workload
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from tests.helpers import byte_tokenizer
+
+PLAIN = byte_tokenizer()
+ASKED = Request("r1", messages=({"role": "user", "content": "How many?"},))
+
+
+@pytest.fixture(scope="module")
+def words() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(demo_paths().target)
+
+
+def workload(*requests: Request) -> Workload:
+    return Workload("w", requests)
+
+
+@pytest.mark.slow
+def test_equal_to_what_llm_feeds() -> None:
+    """Special tokens doubled or forgotten would measure another prompt than the user's."""
+    llm = LLM("demo", drafter="none", compile="off", max_num_seqs=1)
+    plain, chat = load_workload("demo", limit=1).requests[0], load_workload("embedded:chat").requests[8]
+    assert chat.messages is not None
+    fed = llm._row(0, plain.prompt or "", SamplingParams(max_tokens=1), streaming=False)
+    assert to_tokens(plain, llm.tokenizer) == fed.tokens
+    assert to_tokens(chat, llm.tokenizer) == llm.chat_prompt([dict(m) for m in chat.messages])
+
+
+def test_begin_token_and_template(words: PreTrainedTokenizerBase) -> None:
+    plain = Request("r", "Question: How many?\nAnswer:")
+    assert to_tokens(plain, words)[0] == words.bos_token_id
+    assert to_tokens(plain, words).count(words.bos_token_id) == 1
+    assert to_tokens(ASKED, words) == to_tokens(plain, words)  # the demo's template
+
+
+def test_the_model_s_turn_is_opened() -> None:
+    """Without it a chat model would go on with the user's question."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    assert to_tokens(ASKED, tokenizer) == PLAIN("How many?>")["input_ids"]
+
+
+def test_no_template_is_the_model_s_fault_and_named() -> None:
+    with pytest.raises(ConfigError, match=r"request 'r1' is a conversation, and the model has no chat template"):
+        to_tokens(ASKED, PLAIN)
+    with pytest.raises(ConfigError, match="no chat template"):
+        prepare(
+            workload(ASKED), PLAIN, context=100, max_tokens=5, on_bad="skip"
+        )  # skipping would leave nothing, silently
+
+
+def test_plain_text_instead_of_a_template() -> None:
+    with_system = Request("r", messages=({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}))
+    assert to_tokens(with_system, PLAIN, chat_template=False) == PLAIN("Be kind.\n\nHi")["input_ids"]
+    long = Request(
+        "r",
+        messages=(*(ASKED.messages or ()), {"role": "assistant", "content": "3"}, {"role": "user", "content": "Why?"}),
+    )
+    with pytest.raises(RequestError, match="'r' has 3 turns"):
+        to_tokens(long, PLAIN, chat_template=False)
+
+
+def test_a_template_that_refuses_is_the_request_s_fault(words: PreTrainedTokenizerBase) -> None:
+    wrong = Request("odd", messages=({"role": "wizard", "content": "x"},))
+    with pytest.raises(RequestError, match="request 'odd': the chat template refused"):
+        to_tokens(wrong, words)
+    prepared = prepare(workload(wrong, ASKED), words, context=100, max_tokens=5, on_bad="skip")
+    assert [p.request.id for p in prepared.prompts] == ["r1"]
+    assert [u.id for u in prepared.skipped] == ["odd"]
+
+
+def test_fit_counts_prompt_and_answer() -> None:
+    assert fit([1] * 90, 100, 10) is None
+    assert fit([1] * 91, 100, 10) == "91 prompt tokens and 10 to answer make 101; the context holds 100"
+
+
+def test_what_does_not_fit_is_refused_or_left_out_by_name() -> None:
+    requests = [Request(f"r{n}", "x" * n) for n in (5, 50, 96, 97, 200)]
+    with pytest.raises(
+        ConfigError, match=r"(?s)2 of 5 requests of w cannot run.*r97: 97 prompt tokens and 4.*r200.*--on-bad skip"
+    ):
+        prepare(workload(*requests), PLAIN, context=100, max_tokens=4)
+    prepared = prepare(workload(*requests), PLAIN, context=100, max_tokens=4, on_bad="skip")
+    assert [len(p.tokens) for p in prepared.prompts] == [5, 50, 96]
+    assert [u.id for u in prepared.skipped] == ["r97", "r200"]
+    with pytest.raises(ConfigError, match="none is left"):
+        prepare(workload(requests[-1]), PLAIN, context=100, max_tokens=4, on_bad="skip")
+
+
+def test_a_log_may_ask_for_less_but_not_for_more() -> None:
+    requests = [
+        Request("less", "x" * 95, max_tokens=5),
+        Request("more", "x" * 50, max_tokens=500),
+        Request("none", "x"),
+    ]
+    prepared = prepare(workload(*requests), PLAIN, context=100, max_tokens=40)
+    assert [p.max_tokens for p in prepared.prompts] == [5, 40, 40]
+
+
+def test_no_tokens_is_an_error() -> None:
+    class Silent:
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": []}
+
+    with pytest.raises(RequestError, match="'r' is empty"):
+        to_tokens(Request("r", "\u200b"), Silent())
+
+
+def test_every_embedded_prompt_fits_the_demo(words: PreTrainedTokenizerBase) -> None:
+    prepared = prepare(load_workload("embedded+demo"), words, context=1024, max_tokens=256)
+    assert len(prepared.prompts) == 8 * 12 + 64
