@@ -1,0 +1,150 @@
+"""Does `outrider tune` find what trying everything finds, at a tenth of the price?
+
+Three parts, on one loaded pair: tuning as the command does it; every member of every family on all prompts (what tuning saves);
+then the exhaustive search's best few and tuning's advice once more, in turn, on prompts that neither has seen. The last part
+decides: of many noisy numbers the largest looks better than it is.
+
+    python benchmarks/tune.py                      both temperatures, the shared pair with its target widened
+    python benchmarks/tune.py --render benchmarks/results/tune-DATE.json
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from peers import inflated
+from rich.progress import track
+from workload import PEERS, REPOSITORY, SHARED, console, model_name, model_pair, write_result
+
+from outrider import SamplingParams
+from outrider.build import Options
+from outrider.lab.configuration import PLAIN, Configuration
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Quiet
+from outrider.lab.runner import Contender, Runner
+from outrider.lab.tune.confirm import decode_phase
+from outrider.lab.tune.decide import recommendations
+from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, split
+from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.workload.load import load_workload
+
+FINALISTS = 4  # of the exhaustive search, measured again
+
+
+def seconds_per_token(contender: Contender, samples: Sequence[Sample]) -> list[float]:
+    """Decode phase, prompt by prompt."""
+    found = []
+    for sample in samples:
+        seconds, tokens = decode_phase(contender.run([sample.tokens], [sample.params]))
+        found.append(seconds / max(tokens, 1))
+    return found
+
+
+def measure(options: Options, workload: str, temperature: float, prompts: int, fresh: int, max_tokens: int) -> dict[str, Any]:
+    """All three parts at one temperature."""
+    request = TuneRequest(SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True), prompts, load_sizes=())
+    space = choose_space(options, request)
+    runner = Runner(options, [family.largest for family in space.families], print)
+    wider = TuneRequest(request.sampling, prompts + fresh)
+    loaded = load_workload(workload, limit=prompts + fresh, data=SHARED / "data")
+    samples, _ = gather_samples(loaded, runner, wider, on_bad="skip", chat_template=False)
+    samples, unseen = samples[:prompts], samples[prompts:]
+    runner.open(Configuration(PLAIN)).run([samples[0].tokens], [samples[0].params])  # touches all weights once
+
+    began = time.perf_counter()
+    probe, confirm = split(samples)
+    plan = TunePlan(probe, confirm, search_trials=0, greedy=temperature == 0)
+    journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
+    found = Tuner(runner, space, plan, journal, Quiet()).run()
+    journal.close()
+    advice = recommendations(found, found.finalists, options.draft)[0]
+    tune_s = time.perf_counter() - began
+
+    members = [Configuration(PLAIN), *(one for family in space.families for _, one in family.members())]
+    began = time.perf_counter()
+    everything = {
+        one.label: sum(seconds_per_token(runner.open(one), samples))
+        for one in track(members, description=f"exhaustive, T = {temperature:g}", console=console())
+    }
+    exhaustive_s = time.perf_counter() - began
+
+    best = sorted(everything, key=lambda label: everything[label])[:FINALISTS]
+    labels = list(dict.fromkeys([advice.configuration, PLAIN, *best]))
+    by_label = {one.label: one for one in [*members, *found.finalists]}
+    again = _in_turn(runner, [by_label[label] for label in labels], unseen)
+    winner = min((label for label in labels if label != PLAIN), key=lambda label: sum(again[label]))
+    return {
+        "temperature": temperature, "workload": workload, "prompts": prompts, "fresh_prompts": len(unseen),
+        "max_tokens": max_tokens, "num_members": space.num_members, "advice": advice.configuration,
+        "advice_speedup": advice.model_dump()["speedup"],
+        "exhaustive_best": best[0], "tune_s": tune_s, "exhaustive_s": exhaustive_s, "cost_share": tune_s / exhaustive_s,
+        "again": {label: {"speedup": ratio_of_sums(again[PLAIN], again[label]).model_dump()} for label in labels},
+        "best_again": winner, "of_optimum": ratio_of_sums(again[best[0]], again[advice.configuration]).model_dump(),
+        "of_best_again": ratio_of_sums(again[winner], again[advice.configuration]).model_dump(),
+        "forecasts": found.overall,
+        "exhaustive": {label: everything[PLAIN] / seconds for label, seconds in everything.items()},
+        "failures": found.failures,
+    }  # fmt: skip
+
+
+def _in_turn(runner: Runner, configurations: Sequence[Configuration], samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """Everybody on every prompt, the order rotating."""
+    contenders = [runner.open(one) for one in configurations]
+    found: dict[str, list[float]] = {one.label: [] for one in configurations}
+    for turn, sample in enumerate(samples):
+        for place in range(len(contenders)):
+            contender = contenders[(place + turn) % len(contenders)]
+            found[contender.configuration.label] += seconds_per_token(contender, [sample])
+    return found
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of benchmarks/README.md."""
+    lines = ["| T | members | tune's advice | exhaustive best | advice / best, fresh prompts | cost of tuning |"]
+    lines.append("|---|---|---|---|---|---|")
+    for cell in result["cells"]:
+        ratio = cell["of_optimum"]
+        lines.append(
+            f"| {cell['temperature']:g} | {cell['num_members']} | {cell['advice']} | {cell['exhaustive_best']} "
+            f"| {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] "
+            f"| {cell['tune_s']:.0f} s of {cell['exhaustive_s']:.0f} s ({cell['cost_share']:.0%}) |"
+        )
+    return "\n".join(lines)
+
+
+def main(
+    pair: Annotated[str, typer.Option(help="Model pair.")] = "shared",
+    workload: Annotated[str, typer.Option(help="Prompts.")] = "gsm8k",
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1",
+    prompts: Annotated[int, typer.Option(help="That tuning and the exhaustive search see.")] = 24,
+    fresh: Annotated[int, typer.Option(help="That nobody has seen.")] = 24,
+    max_tokens: Annotated[int, typer.Option()] = 64,
+    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
+    threads: Annotated[int, typer.Option()] = 2,
+    compile: Annotated[str, typer.Option()] = "on",
+    render: Annotated[Path | None, typer.Option(exists=True, help="Only print the table of this result.")] = None,
+) -> None:
+    """Tuning against trying everything."""
+    if render is not None:
+        print(markdown(json.loads(render.read_text(encoding="utf-8"))))
+        return
+    target, draft = model_pair(pair)
+    wide, inflation = inflated(target, mlp, 0)
+    options = Options(str(wide), draft=str(draft), dtype="bfloat16", threads=threads, compile=compile)
+    cells = [measure(options, workload, float(t), prompts, fresh, max_tokens) for t in temperatures.split(",")]
+    models = {"target": model_name(target), "draft": model_name(draft), "inflation": inflation}
+    content = {"models": models, "cells": cells}
+    path = write_result("tune", content, threads)
+    print(markdown(content))
+    print(f"written to {path.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
