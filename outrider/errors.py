@@ -40,6 +40,12 @@ class RequestError(OutriderError):
     exit_code = 2
 
 
+class ServerError(OutriderError):
+    """A server that is measured cannot be reached, drops connections or answers what is no answer."""
+
+    exit_code = 1
+
+
 class NumericalError(OutriderError):
     """The model produced values that are no distribution (NaN, or everything masked)."""
 

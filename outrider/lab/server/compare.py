@@ -1,0 +1,78 @@
+"""One server against a baseline, request by request: how much faster, and whether greedy texts are the same.
+
+The speedup is that of a request: tokens per second here over tokens per second there, each a ratio of sums over the requests
+that both answered. With one request at a time it is the speedup of the whole workload; with more, what each user sees. Its
+interval is a percentile bootstrap over pairs, so prompts are the sample and the servers are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from outrider.lab.result import Interval
+from outrider.lab.server.types import Answer, Difference, LevelComparison, LevelMeasurement
+
+MIN_PAIRS = 8  # for an interval
+RESAMPLES = 2000
+MOST_DIFFERENCES = 20  # kept; all are counted
+AROUND = 60  # characters shown of each text
+
+Pair = tuple[Answer, Answer]  # baseline, other
+Array = npt.NDArray[np.float64]
+
+
+def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool) -> LevelComparison:
+    """Both at one level."""
+    theirs = {answer.id: answer for answer in other.answers}
+    pairs = [(answer, theirs[answer.id]) for answer in baseline.answers if answer.id in theirs]
+    speedup, interval = _speedup(pairs)
+    differing = [pair for pair in pairs if pair[0].text != pair[1].text]
+    ratio = None
+    if baseline.tokens_per_s and other.tokens_per_s:
+        ratio = other.tokens_per_s / baseline.tokens_per_s
+    return LevelComparison(
+        level=other.level,
+        num_pairs=len(pairs),
+        speedup=speedup,
+        speedup_interval=interval,
+        throughput_ratio=ratio,
+        num_identical=len(pairs) - len(differing) if greedy else None,
+        differences=[_difference(pair) for pair in differing[:MOST_DIFFERENCES]] if greedy else [],
+    )
+
+
+def _speedup(pairs: Sequence[Pair]) -> tuple[float | None, Interval | None]:
+    rows = [(a.num_tokens, a.seconds, b.num_tokens, b.seconds) for a, b in pairs if a.num_tokens and b.num_tokens]
+    if not rows or not all(row[1] and row[3] for row in rows):
+        return None, None
+    columns = np.array(rows, dtype=float).T
+    value = float(_ratio(*columns))
+    if len(rows) < MIN_PAIRS:
+        return value, None
+    drawn = stats.bootstrap(
+        tuple(columns), _ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile",
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    low, high = map(float, drawn.confidence_interval)
+    return value, Interval(value=value, low=low, high=high) if math.isfinite(low + high) else None
+
+
+def _ratio(tokens: Array, seconds: Array, tokens_here: Array, seconds_here: Array, axis: int = -1) -> Array:
+    """Tokens per second here / there."""
+    return (tokens_here.sum(axis) / seconds_here.sum(axis)) / (tokens.sum(axis) / seconds.sum(axis))
+
+
+def _difference(pair: Pair) -> Difference:
+    texts = [answer.text for answer in pair]
+    position = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    return Difference(
+        id=pair[0].id,
+        position=position,
+        baseline=texts[0][position : position + AROUND],
+        other=texts[1][position : position + AROUND],
+    )

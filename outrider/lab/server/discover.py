@@ -1,0 +1,80 @@
+"""What a server is: engine, version, model, and whether it shows its counters. All of it asked, none of it assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import ConfigError, ServerError, did_you_mean
+from outrider.lab.server.client import HINTS, Client
+from outrider.lab.server.counters import read
+from outrider.lab.server.stream import error_text, mended, one_line
+from outrider.lab.server.types import ServerInfo
+
+VERSIONS = {  # engine -> (path, name of the version in its JSON)
+    "vllm": ("/version", "version"),
+    "outrider": ("/version", "version"),
+    "sglang": ("/server_info", "version"),
+    "llamacpp": ("/props", "build_info"),
+}
+UNKNOWN = "unknown"
+
+
+async def discover(client: Client) -> ServerInfo:
+    """Raises ServerError when there is no server or it refuses, ConfigError when it does not have the model that was named."""
+    models, owner = await _models(client)
+    model = _chosen(models, client.endpoint.model, client.endpoint.url)
+    reading, reason = await read(client, model, owner)
+    engine = (reading.engine if reading else None) or owner or UNKNOWN
+    notes = [reason] if reason else []
+    if reading is not None and reading.engine is None:
+        notes.append("the server's /metrics has no counters of vLLM, SGLang, llama.cpp or Outrider")
+    return ServerInfo(
+        engine=engine,
+        version=await _version(client, engine),
+        model=model,
+        metrics=reading is not None and reading.engine is not None,
+        notes=notes,
+    )
+
+
+async def _models(client: Client) -> tuple[list[str], str | None]:
+    """(names of the models, who owns the first): empty where the server has no such list."""
+    response = await client.get("/v1/models")
+    if response.status_code in HINTS and response.status_code != 404:
+        said = error_text(_json(response) or response.text)
+        message = f"{client.endpoint.root}: HTTP {response.status_code}: {said} ({HINTS[response.status_code]})"
+        raise ServerError(client.endpoint.clean(message))
+    entries = (_json(response) or {}).get("data") if response.status_code == 200 else None
+    entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    names = [mended(entry["id"]) for entry in entries if isinstance(entry.get("id"), str)]
+    owner = entries[0].get("owned_by") if entries else None
+    return names, one_line(owner, 40) if isinstance(owner, str) else None
+
+
+def _chosen(models: list[str], wanted: str | None, url: str) -> str:
+    if wanted is not None:
+        if models and wanted not in models:
+            raise ConfigError(f"the server at {url} has no model '{wanted}'.{did_you_mean(wanted, models)}")
+        return wanted
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise ConfigError(f"the server at {url} does not list its models (/v1/models): name the one to ask")
+    raise ConfigError(f"the server at {url} has {len(models)} models; name the one to ask: {', '.join(sorted(models))}")
+
+
+async def _version(client: Client, engine: str) -> str | None:
+    if engine not in VERSIONS:
+        return None
+    path, name = VERSIONS[engine]
+    response = await client.get(path)
+    value = (_json(response) or {}).get(name) if response.status_code == 200 else None
+    return one_line(str(value), 80) if value else None
+
+
+def _json(response: Any) -> dict[str, Any] | None:
+    try:
+        content = response.json()
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

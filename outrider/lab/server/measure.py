@@ -1,0 +1,233 @@
+"""The run: every server at every level, on the same prompts, so that two servers can be compared fairly.
+
+Several servers take turns. With one request at a time the turn is a prompt; with more in flight it is TURN times as many
+prompts, so that the load is reached within each turn, and with arrivals RATE_TURN of them. Who begins changes from turn to
+turn, and only one server works at any time: two on one machine do not disturb each other.
+
+What finished is in the journal at once: a resumed run asks for the rest, and a run that a server ended keeps what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from outrider.errors import ConfigError, RequestError
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress, Quiet
+from outrider.lab.server.client import Client, raised
+from outrider.lab.server.compare import compare
+from outrider.lab.server.counters import Reading, difference, read, read_settled
+from outrider.lab.server.discover import discover
+from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.kept import SEPARATOR, Kept
+from outrider.lab.server.load import Load
+from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.summary import summarise
+from outrider.lab.server.types import Answer, Failure, Level, LevelMeasurement, ServerInfo, ServerMeasurement
+from outrider.lab.workload.types import Request, Workload
+
+TURN = 4
+RATE_TURN = 32
+WARMUP_TOKENS = 16
+WARMUP_PREFIX = "Warming up. "
+SAME = "two labels name this server: whose requests its counters counted cannot be told, so they are left out"
+SAMPLED = "sampling parameters that were not given are the server's own defaults; texts are not compared"
+
+
+def measure_servers(
+    endpoints: Mapping[str, Endpoint],
+    workload: Workload,
+    options: LoadOptions,
+    *,
+    journal: Journal | None = None,
+    progress: Progress | None = None,
+) -> list[ServerMeasurement]:
+    """By label, the first being the baseline of the others. The journal stays open: close it when all are `complete`.
+
+    Raises ServerError where a server is not there or nothing was answered at all, RequestError where no request was usable,
+    ConfigError for options that do not fit. A server that fails later is reported in its measurement, and ends the run.
+    """
+    if not endpoints or any(SEPARATOR in label for label in endpoints):
+        raise ConfigError(f"servers have labels without '{SEPARATOR}', and there is at least one; got {list(endpoints)}")
+    if not workload.requests:
+        raise ConfigError(f"the workload {workload.name} has no requests")
+    for request in workload.requests:
+        options.body(request, "")  # raises before anything is sent
+    return asyncio.run(_measure(endpoints, workload.requests, options, Kept(journal), progress or Quiet()))
+
+
+async def _measure(
+    endpoints: Mapping[str, Endpoint], requests: Sequence[Request], options: LoadOptions, kept: Kept, progress: Progress
+) -> list[ServerMeasurement]:
+    async with AsyncExitStack() as stack:
+        servers = []
+        for label, endpoint in endpoints.items():
+            client = await stack.enter_async_context(Client(endpoint, timeout_s=options.timeout_s))
+            info = await discover(client)
+            alone = sum(other.root == endpoint.root for other in endpoints.values()) == 1
+            notes = [*info.notes, *([] if alone else [SAME]), *([] if options.sampling.is_greedy else [SAMPLED])]
+            servers.append(_Server(label, client, info, info.metrics and alone, notes))
+        run = _Run(servers, requests, options, kept, progress)
+        for level in options.levels:
+            if not run.given_up:
+                await run.level(level)
+    return run.results()
+
+
+@dataclass
+class _Server:
+    label: str
+    client: Client
+    info: ServerInfo
+    reads_counters: bool
+    notes: list[str]
+    failures: dict[str, list[Failure]] = field(default_factory=dict)  # by level
+
+    async def reading(self) -> Reading | None:
+        return (await read(self.client, self.info.model))[0] if self.reads_counters else None
+
+    async def settled(self, pause_s: float, earlier: Reading | None, received: int) -> Reading | None:
+        """None where there was none `earlier`."""
+        return None if earlier is None else await read_settled(self.client, self.info.model, pause_s, earlier, received)
+
+
+class _Run:
+    """`given_up`: the server that ended it, or None."""
+
+    def __init__(
+        self, servers: Sequence[_Server], requests: Sequence[Request], options: LoadOptions, kept: Kept, progress: Progress
+    ) -> None:
+        self.given_up: _Server | None = None
+        self._cold: Failure | None = None  # that ended a warm-up
+        self._servers, self._requests, self._options = servers, requests, options
+        self._kept, self._progress = kept, progress
+
+    async def level(self, level: Level) -> None:
+        """Whatever of it is not done yet."""
+        done = {server.label: self._kept.answers(server.label, level) for server in self._servers}
+        todo = {label: self._missing(answers) for label, answers in done.items()}
+        self._progress.stage(f"{', '.join(todo)}: {level.label}", len(self._requests) * len(todo))
+        self._progress.advance(sum(map(len, done.values())))
+        if not any(todo.values()):
+            return
+        before = []
+        for server in self._servers:
+            before.append(await self._warm_up(server, level))
+            if self.given_up:
+                return
+        number = 1 + max((answer.window for answers in done.values() for answer in answers), default=-1)
+        numbers = await self._take_turns(level, todo, number)
+        for server, reading in zip(self._servers, before, strict=True):
+            await self._close_window(server, level, reading, numbers)
+
+    def results(self) -> list[ServerMeasurement]:
+        """Raises the first failure when there is nothing else to tell."""
+        levels = [[self._measured(server, level) for level in self._options.levels] for server in self._servers]
+        failures = [failure for mine in levels for level in mine for failure in level.failures]
+        failures += [self._cold] if self._cold else []
+        if failures and not any(level.answers for mine in levels for level in mine):
+            raise raised(failures[0])
+        return [self._result(server, mine, levels[0]) for server, mine in zip(self._servers, levels, strict=True)]
+
+    async def _warm_up(self, server: _Server, level: Level) -> Reading | None:
+        """A few short answers under the level's load, so that no measured one pays for connections, compilation and graphs. The
+        counters after them."""
+        at_once = level.concurrency or 1
+        number = max(self._options.warmup, at_once) if self._options.warmup else 0
+        requests = [_lukewarm(self._requests[place % len(self._requests)]) for place in range(number)]
+        sampling = replace(self._options.sampling, max_tokens=min(self._options.sampling.max_tokens, WARMUP_TOKENS))
+        options = replace(self._options, sampling=sampling)
+        cold, received = await server.reading(), 0
+        for start in range(0, number, at_once):
+            asked = [(one.id, *options.body(one, server.info.model)) for one in requests[start : start + at_once]]
+            for outcome in await asyncio.gather(*(server.client.ask(*one) for one in asked)):
+                if isinstance(outcome, Answer):
+                    received += outcome.num_tokens or 0
+                elif not isinstance(raised(outcome), RequestError):
+                    self._cold = outcome
+                    self._give_up(server, outcome.message)
+                    return None
+        return await server.settled(self._options.settle_s, cold, received)
+
+    async def _take_turns(self, level: Level, todo: dict[str, list[Request]], number: int) -> list[int]:
+        """Numbers of the windows, one per turn, from `number` on."""
+        loads = [self._load(server, level) for server in self._servers]
+        for turn, requests in enumerate(self._turns(level)):
+            start = turn % len(loads)
+            for place in (*range(start, len(loads)), *range(start)):
+                load = loads[place]
+                await load.run([request for request in requests if request in todo[load.label]], number + turn)
+                if load.given_up:
+                    self._give_up(self._servers[place], load.given_up)
+                    return list(range(number, number + turn + 1))
+        return list(range(number, number + turn + 1))
+
+    def _give_up(self, server: _Server, reason: str) -> None:
+        self.given_up = server
+        server.notes.append(f"given up: {reason}")
+
+    def _turns(self, level: Level) -> list[Sequence[Request]]:
+        """The requests, cut into turns. A server that is alone needs none."""
+        size = RATE_TURN if level.concurrency is None else TURN * level.concurrency if level.concurrency > 1 else 1
+        if len(self._servers) == 1:
+            size = len(self._requests)
+        return [self._requests[start : start + size] for start in range(0, len(self._requests), size)]
+
+    def _load(self, server: _Server, level: Level) -> Load:
+        failures = server.failures[level.label] = []
+
+        def keep(answer: Answer) -> None:
+            self._kept.add_answer(server.label, level, answer)
+
+        return Load(server.label, server.client, server.info.model, self._options, level, keep, self._progress, failures)
+
+    async def _close_window(self, server: _Server, level: Level, before: Reading | None, numbers: list[int]) -> None:
+        if before is None or server is self.given_up:
+            return
+        answers = [answer for answer in self._kept.answers(server.label, level) if answer.window in numbers]
+        after = await server.settled(self._options.settle_s, before, sum(answer.num_tokens or 0 for answer in answers))
+        if after is not None:
+            window = difference(before, after).model_copy(update={"numbers": numbers})
+            self._kept.add_window(server.label, level, window)
+
+    def _missing(self, answers: Sequence[Answer]) -> list[Request]:
+        known = {answer.id for answer in answers}
+        return [request for request in self._requests if request.id not in known]
+
+    def _measured(self, server: _Server, level: Level) -> LevelMeasurement:
+        by_id = {answer.id: answer for answer in self._kept.answers(server.label, level)}
+        answers = [by_id[request.id] for request in self._requests if request.id in by_id]
+        windows = self._kept.windows(server.label, level) if server.reads_counters else None
+        return summarise(level, len(self._requests), answers, server.failures.get(level.label, []), windows)
+
+    def _result(
+        self, server: _Server, levels: list[LevelMeasurement], baseline: list[LevelMeasurement]
+    ) -> ServerMeasurement:
+        unanswered = sum(level.num_requests - len(level.answers) for level in levels)
+        refused = [failure for level in levels for failure in level.failures if isinstance(raised(failure), RequestError)]
+        if self.given_up:
+            others = "" if server is self.given_up else f"the run ended with {self.given_up.label}: "
+            server.notes.append(f"{others}{unanswered} requests are without an answer")
+        greedy, first = self._options.sampling.is_greedy, self._servers[0]
+        pairs = [] if server is first else zip(baseline, levels, strict=True)
+        return ServerMeasurement(
+            label=server.label,
+            url=server.client.endpoint.url,
+            server=server.info,
+            levels=levels,
+            baseline=None if server is first else first.label,
+            comparisons=[compare(theirs, mine, greedy=greedy) for theirs, mine in pairs],
+            complete=unanswered == len(refused),
+            notes=server.notes,
+        )
+
+
+def _lukewarm(request: Request) -> Request:
+    """Another beginning, so that the prefix cache does not know the prompt when its time is measured."""
+    if request.messages:
+        first, *others = request.messages
+        return replace(request, messages=({**first, "content": WARMUP_PREFIX + first["content"]}, *others))
+    return replace(request, prompt=WARMUP_PREFIX + (request.prompt or ""))

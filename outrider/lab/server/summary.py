@@ -1,0 +1,106 @@
+"""From the answers of one server at one level to its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from outrider.lab.server.counters import Window
+from outrider.lab.server.types import Answer, Failure, Level, LevelMeasurement, Percentiles
+
+SHARES = (50, 90, 99)
+OTHERS = 1.02  # times the tokens received: a server that generated more served somebody else too
+
+
+def summarise(
+    level: Level,
+    num_requests: int,
+    answers: Sequence[Answer],
+    failures: Sequence[Failure],
+    windows: Sequence[Window] | None,
+) -> LevelMeasurement:
+    """`windows`: what the counters say, one per session that was not interrupted; None for a server without counters."""
+    busy_s = busy_seconds(answers)
+    tokens = num_tokens(answers)
+    num_chunks = sum(len(answer.chunks_s) for answer in answers)
+    told = [answer.speculation for answer in answers if answer.speculation is not None]
+    counted = [window.speculation for window in windows or () if window.speculation is not None]
+    return LevelMeasurement(
+        level=level,
+        num_requests=num_requests,
+        answers=list(answers),
+        failures=list(failures),
+        busy_s=busy_s,
+        tokens_per_s=tokens / busy_s if tokens is not None and busy_s else None,
+        requests_per_s=len(answers) / busy_s if busy_s else None,
+        tokens_per_chunk=tokens / num_chunks if tokens is not None and num_chunks else None,
+        request_s=percentiles(answer.seconds for answer in answers),
+        ttft_s=percentiles(answer.ttft_s for answer in answers),
+        tpot_s=percentiles(answer.tpot_s for answer in answers),
+        gap_s=percentiles(gap for answer in answers for gap in answer.gaps_s),
+        counted=reduce(add, counted) if counted else None,
+        reported=reduce(add, told) if told else None,
+        num_reported=len(told),
+        gauges=windows[-1].gauges if windows else {},
+        notes=_notes(level, answers, windows),
+    )
+
+
+def busy_seconds(answers: Iterable[Answer]) -> float:
+    """Sum over windows of the time from a window's first request to its last answer."""
+    spans: dict[int, tuple[float, float]] = {}
+    for answer in answers:
+        first, last = spans.get(answer.window, (answer.start_s, 0.0))
+        spans[answer.window] = (min(first, answer.start_s), max(last, answer.start_s + answer.seconds))
+    return sum(last - first for first, last in spans.values())
+
+
+def num_tokens(answers: Sequence[Answer]) -> int | None:
+    """Of all answers; None where one of them was not counted."""
+    numbers = [answer.num_tokens for answer in answers]
+    return None if None in numbers or not numbers else sum(number for number in numbers if number is not None)
+
+
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """None of no values; those that are None do not count."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    p50, p90, p99 = np.percentile(known, SHARES).tolist()
+    return Percentiles(n=len(known), mean=float(np.mean(known)), p50=p50, p90=p90, p99=p99)
+
+
+def _notes(level: Level, answers: Sequence[Answer], windows: Sequence[Window] | None) -> list[str]:
+    notes = list(dict.fromkeys(note for window in windows or () for note in window.notes))
+    if windows is not None:
+        notes += _doubts(answers, windows)
+    uncounted = sum(answer.num_tokens is None for answer in answers)
+    if uncounted:
+        notes.append(f"{uncounted} of {len(answers)} answers came without token counts (usage): rates per token are left out")
+    cached = sum(answer.num_cached_tokens or 0 for answer in answers)
+    prompts = sum(answer.num_prompt_tokens or 0 for answer in answers)
+    if cached and prompts:
+        notes.append(f"{cached / prompts:.0%} of the prompt tokens came from the server's prefix cache: first tokens come early")
+    if level.concurrency is not None and 0 < len(answers) < level.concurrency:
+        notes.append(f"{len(answers)} requests cannot keep {level.concurrency} in flight: at most {len(answers)} were")
+    return notes
+
+
+def _doubts(answers: Sequence[Answer], windows: Sequence[Window]) -> list[str]:
+    """Why the counters may say something else than the answers."""
+    covered = {number for window in windows for number in window.numbers}
+    inside = [answer for answer in answers if answer.window in covered]
+    doubts = []
+    if len(inside) < len(answers):
+        doubts.append(f"{len(answers) - len(inside)} of {len(answers)} answers are not in the counters: their run was cut short")
+    generated = sum(window.num_generated or 0 for window in windows)
+    received = num_tokens(inside)
+    if received and generated > OTHERS * received:
+        doubts.append(
+            f"the server generated {generated} tokens meanwhile, of which this run received {received}: its counters also hold "
+            "other traffic, or requests that failed"
+        )
+    return doubts

@@ -1,0 +1,144 @@
+"""Numbers of one level, and of one server against another, from made-up answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.lab.server.compare import MIN_PAIRS, compare
+from outrider.lab.server.counters import Window
+from outrider.lab.server.summary import busy_seconds, percentiles, summarise
+from outrider.lab.server.types import Answer, Level, LevelMeasurement, Speculation
+
+ONE = Level(concurrency=1)
+
+
+def answer(
+    name: int, seconds: float = 1.0, tokens: int | None = 10, text: str = "same", window: int = 0, start: float = 0.0
+) -> Answer:
+    return Answer(
+        id=str(name),
+        chunks_s=[0.2, seconds],
+        seconds=seconds,
+        text=text,
+        num_tokens=tokens,
+        window=window,
+        start_s=start,
+    )
+
+
+def level(*answers: Answer, windows: list[Window] | None = None) -> LevelMeasurement:
+    return summarise(ONE, len(answers), answers, [], windows)
+
+
+def test_latencies_of_one_answer() -> None:
+    one = answer(1, seconds=2.0, tokens=10)
+    assert one.ttft_s == 0.2
+    assert one.tpot_s == pytest.approx(1.8 / 9)
+    assert one.gaps_s == [1.8]
+    assert answer(1, tokens=1).tpot_s is None
+    silent = Answer(id="1", chunks_s=[], seconds=0.5, text="", num_tokens=1)
+    assert (silent.ttft_s, silent.tpot_s, silent.gaps_s) == (None, None, [])
+
+
+def test_busy_time_is_the_sum_of_windows() -> None:
+    """Between windows another server works, or the run was interrupted; within one, requests overlap."""
+    answers = [answer(1, 1.0, start=0.0), answer(2, 1.0, start=0.5), answer(3, 2.0, window=1, start=0.25)]
+    assert busy_seconds(answers) == pytest.approx(1.5 + 2.0)
+    measured = level(*answers)
+    assert measured.tokens_per_s == pytest.approx(30 / 3.5)
+    assert measured.requests_per_s == pytest.approx(3 / 3.5)
+
+
+def test_one_uncounted_answer_makes_rates_unknown() -> None:
+    measured = level(answer(1), answer(2, tokens=None))
+    assert measured.tokens_per_s is None
+    assert measured.tpot_s is not None
+    assert measured.tpot_s.n == 1
+
+
+def test_percentiles() -> None:
+    found = percentiles([float(n) for n in range(1, 102)])
+    assert found is not None
+    assert (found.n, found.mean, found.p50, found.p90, found.p99) == (101, 51.0, 51.0, 91.0, 100.0)
+    assert percentiles([None]) is None
+
+
+def test_counters_of_several_sessions_add_up() -> None:
+    def counted(*numbers: int) -> Window:
+        return Window(
+            speculation=Speculation(num_steps=3, num_accepted_tokens=2), num_generated=20, numbers=list(numbers)
+        )
+
+    answers = [answer(n, window=n) for n in range(3)]
+    measured = level(*answers, windows=[counted(0), counted(1, 2)])
+    assert measured.counted is not None
+    assert (measured.counted.num_steps, measured.counted.num_accepted_tokens) == (6, 4)
+    assert any("other traffic" in note for note in measured.notes)  # 40 generated, 30 received
+    assert level(*answers, windows=[counted(0, 1, 2)]).notes == []
+    assert any("1 of 3 answers" in note for note in level(*answers, windows=[counted(0, 2)]).notes)
+
+
+def test_a_level_prefers_counters_that_counted() -> None:
+    nothing, reported = Speculation(num_steps=0), Speculation(num_draft_tokens=4, num_accepted_tokens=2)
+    with_both = level(
+        answer(1).model_copy(update={"speculation": reported}), windows=[Window(speculation=nothing, numbers=[0])]
+    )
+    assert with_both.speculation == reported
+    assert level(answer(1), windows=[Window(speculation=nothing, numbers=[0])]).speculation == nothing
+
+
+def test_speedup_is_a_ratio_of_sums() -> None:
+    """Not a mean of ratios, which short requests would rule."""
+    base = level(answer(1, 1.0, 10), answer(2, 9.0, 90))
+    other = level(answer(1, 0.1, 10), answer(2, 9.0, 90))
+    compared = compare(base, other, greedy=True)
+    assert compared.speedup == pytest.approx((100 / 9.1) / (100 / 10))
+    assert compared.speedup_interval is None, "two pairs are too few"
+
+
+def test_speedup_over_different_numbers_of_tokens() -> None:
+    compared = compare(level(answer(1, 2.0, 10)), level(answer(1, 2.0, 20)), greedy=False)
+    assert compared.speedup == pytest.approx(2.0)
+    assert compared.num_identical is None
+
+
+def test_only_requests_that_both_answered_count() -> None:
+    base = level(answer(1, 1.0), answer(2, 100.0))
+    other = level(answer(3, 7.0), answer(1, 0.5, text="else"))
+    compared = compare(base, other, greedy=True)
+    assert (compared.num_pairs, compared.num_identical) == (1, 0)
+    assert compared.speedup == pytest.approx(2.0)
+    empty = compare(level(), other, greedy=True)
+    assert (empty.num_pairs, empty.speedup, empty.throughput_ratio, empty.num_identical) == (0, None, None, 0)
+
+
+def test_the_interval_covers_what_varies() -> None:
+    """Pairs with the same ratio leave no doubt; pairs that differ do."""
+    base = level(*(answer(n, 1.0 + n) for n in range(MIN_PAIRS)))
+    twice = level(*(answer(n, (1.0 + n) / 2) for n in range(MIN_PAIRS)))
+    certain = compare(base, twice, greedy=True).speedup_interval
+    assert certain is not None
+    assert (certain.low, certain.high) == pytest.approx((2.0, 2.0))
+    mixed = level(*(answer(n, (1.0 + n) / (1 + n % 3)) for n in range(MIN_PAIRS)))
+    doubtful = compare(base, mixed, greedy=True).speedup_interval
+    assert doubtful is not None
+    assert 1.0 <= doubtful.low < doubtful.value < doubtful.high <= 3.0
+
+
+@given(st.text(max_size=6), st.text(max_size=6))
+def test_the_first_difference(left: str, right: str) -> None:
+    compared = compare(level(answer(1, text=left)), level(answer(1, text=right)), greedy=True)
+    assert compared.num_identical == (left == right)
+    for difference in compared.differences:
+        cut = difference.position
+        assert left[:cut] == right[:cut]
+        assert left[cut : cut + 1] != right[cut : cut + 1]
+        assert (difference.baseline, difference.other) == (left[cut:], right[cut:])
+
+
+def test_a_level_is_one_thing_or_the_other() -> None:
+    for facts in ({}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": float("inf")}):
+        with pytest.raises(ValueError, match="validation error"):
+            Level(**facts)

@@ -1,0 +1,341 @@
+"""Whole runs against servers on the loopback: levels, turns, interruptions, and servers that go away."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import ConfigError, RequestError, ServerError
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Quiet
+from outrider.lab.server import Endpoint, LoadOptions, ServerMeasurement, measure_servers
+from outrider.lab.server.load import arrival_times
+from outrider.lab.workload.types import Request, Workload
+from outrider.sampling.params import SamplingParams
+from tests.unit.lab.server.fake_server import Fake
+
+
+def workload(number: int = 6) -> Workload:
+    return Workload(
+        "test", tuple(Request(id=f"r{i}", prompt=f"prompt {i}", task="code" if i % 2 else "qa") for i in range(number))
+    )
+
+
+def options(**facts: Any) -> LoadOptions:
+    return LoadOptions(**{"concurrency": (1,), "warmup": 1, "settle_s": 0.0, "timeout_s": 5.0, **facts})
+
+
+def measure(
+    *fakes: Fake, number: int = 6, journal: Journal | None = None, progress: Any = None, **facts: Any
+) -> list[ServerMeasurement]:
+    endpoints = {name: Endpoint.parse(fake.url) for name, fake in zip(("plain", "spec"), fakes, strict=False)}
+    return measure_servers(endpoints, workload(number), options(**facts), journal=journal, progress=progress)
+
+
+def test_one_server_at_two_levels() -> None:
+    with Fake(chunk_s=0.01) as fake:
+        (result,) = measure(fake, number=8, concurrency=(1, 4))
+        warm = [body for body in fake.seen if body["prompt"].startswith("Warming up. ")]
+        assert len(warm) == 1 + 4, "as many as will be in flight"
+        assert {body["max_tokens"] for body in warm} == {16}
+        assert len(fake.seen) == len(warm) + 16
+        assert fake.most_in_flight == 4
+    one, four = result.levels
+    assert result.complete
+    assert (result.server.engine, result.server.version, result.baseline) == ("vllm", "1.2.3", None)
+    for level in (one, four):
+        assert [answer.id for answer in level.answers] == [f"r{i}" for i in range(8)]
+        assert [answer.task for answer in level.answers] == ["qa", "code"] * 4
+        assert level.failures == []
+        assert level.tokens_per_s == pytest.approx(8 * 13 / level.busy_s)
+        assert level.requests_per_s == pytest.approx(8 / level.busy_s)
+        assert level.tokens_per_chunk == pytest.approx(13 / 5)
+        assert level.ttft_s is not None
+        assert level.ttft_s.n == 8
+        assert level.gap_s is not None
+        assert level.gap_s.n == 8 * 4
+        assert level.gap_s.p50 <= level.gap_s.p90 <= level.gap_s.p99
+        assert level.tpot_s is not None
+        assert 0.04 / 12 <= level.tpot_s.p50 < 0.02
+        assert level.counted is not None
+        assert (level.counted.num_steps, level.counted.tau) == (8 * 4, 3.0)
+        assert level.reported is None
+    assert one.busy_s > 8 * 0.04
+    assert four.busy_s < one.busy_s, "four at once overlap"
+
+
+def test_the_warm_up_does_not_fill_the_prefix_cache() -> None:
+    talk = Workload(
+        "talk",
+        (Request(id="1", messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"})),),
+    )
+    with Fake() as fake:
+        measure_servers({"a": Endpoint.parse(fake.url)}, talk, options())
+        assert [body["messages"][0]["content"] for body in fake.seen] == ["Warming up. Be brief.", "Be brief."]
+        assert fake.seen[0]["messages"][1] == fake.seen[1]["messages"][1]
+
+
+def test_the_warm_up_is_in_no_number() -> None:
+    with Fake(engine="llamacpp") as fake:
+        (result,) = measure(fake, number=2, warmup=2)
+    counts = result.levels[0].counted
+    assert counts is not None
+    assert counts.num_steps == 2 * 4
+
+
+def test_two_servers_take_turns_on_the_same_prompts() -> None:
+    """Plain first, then speculative, then the other way round: drift hits both alike."""
+    order: list[tuple[str, str]] = []
+    with Fake(speculates=False, chunk_s=0.02) as plain, Fake(chunk_s=0.005) as spec:
+        plain.on_request = lambda number: order.append(("plain", plain.seen[number]["prompt"]))
+        spec.on_request = lambda number: order.append(("spec", spec.seen[number]["prompt"]))
+        base, fast = measure(plain, spec, number=9)
+    assert order[2:8] == [
+        ("plain", "prompt 0"), ("spec", "prompt 0"), ("spec", "prompt 1"), ("plain", "prompt 1"), ("plain", "prompt 2"),
+        ("spec", "prompt 2"),
+    ]  # fmt: skip
+    assert (base.baseline, base.comparisons, fast.baseline) == (None, [], "plain")
+    (compared,) = fast.comparisons
+    assert (compared.num_pairs, compared.num_identical, compared.differences) == (9, 9, [])
+    assert compared.speedup is not None
+    assert compared.speedup > 1.5
+    assert compared.speedup_interval is not None
+    assert compared.speedup_interval.low <= compared.speedup <= compared.speedup_interval.high
+    assert compared.throughput_ratio == pytest.approx(compared.speedup, rel=0.1)
+    assert base.levels[0].counted is None
+    assert any("no speculation counters" in note for note in base.levels[0].notes)
+
+
+def test_only_one_of_two_servers_works_at_a_time() -> None:
+    """On one machine they would slow each other down."""
+    overlaps = []
+    with Fake(chunk_s=0.002) as one, Fake(chunk_s=0.002) as two:
+        one.on_request = lambda number: overlaps.append(two.in_flight)
+        two.on_request = lambda number: overlaps.append(one.in_flight)
+        measure(one, two, number=12, concurrency=(2,))
+        assert max(one.most_in_flight, two.most_in_flight) == 2
+    assert sum(overlaps) == 0
+
+
+def test_texts_that_differ_are_shown() -> None:
+    words = " ".join(f"w{i}" for i in range(13))
+    with (
+        Fake() as plain,
+        Fake(text=lambda body: words.replace("w7", "W7") if body["prompt"] == "prompt 2" else words) as spec,
+    ):
+        _, fast = measure(plain, spec, number=4)
+    (compared,) = fast.comparisons
+    assert (compared.num_identical, len(compared.differences)) == (3, 1)
+    (difference,) = compared.differences
+    assert (difference.id, difference.position) == ("r2", words.index("w7"))
+    assert difference.baseline.startswith("w7 w8")
+    assert difference.other.startswith("W7 w8")
+
+
+def test_sampled_texts_are_not_compared() -> None:
+    with Fake() as plain, Fake() as spec:
+        _, fast = measure(plain, spec, number=2, sampling=SamplingParams(temperature=0.5))
+    assert fast.comparisons[0].num_identical is None
+    assert any("defaults" in note for note in fast.notes)
+
+
+@pytest.mark.parametrize("fault", ["drop", "close", "garbage", "500", "400"])
+def test_one_bad_request_does_not_end_the_run(fault: str) -> None:
+    """It is reported, the others are kept; only what the server refused for good counts as settled."""
+    said: list[str] = []
+
+    class Listener(Quiet):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    with Fake(faults={3: fault}) as fake:
+        (result,) = measure(fake, progress=Listener())
+    (level,) = result.levels
+    assert [answer.id for answer in level.answers] == ["r0", "r1", "r3", "r4", "r5"]
+    assert [failure.id for failure in level.failures] == ["r2"]
+    assert len(said) == 1
+    assert "r2" in said[0]
+    assert result.complete == (fault == "400")
+
+
+def test_a_server_that_goes_away_keeps_what_was_finished(tmp_path: Path) -> None:
+    """The run ends at once, says why, and a resumed run asks only for the rest."""
+    path, work, chosen = tmp_path / "journal", workload(), options(concurrency=(1, 2))
+    with Fake() as fake:
+        endpoints = {"s": Endpoint.parse(fake.url)}
+        journal = Journal.open(path, {}, resume=False)
+        fake.faults = {4: "drop"}
+        fake.on_request = lambda number: fake.stop() if number == 4 else None
+        (result,) = measure_servers(endpoints, work, chosen, journal=journal)
+    first, second = result.levels
+    assert [answer.id for answer in first.answers] == ["r0", "r1", "r2"]
+    assert [failure.kind for failure in first.failures] == ["dropped", "refused"]
+    assert (second.answers, second.tokens_per_s, second.ttft_s) == ([], None, None)
+    assert not result.complete
+    assert any("given up" in note for note in result.notes)
+    assert first.counted is None
+    assert any("cut short" in note for note in first.notes)
+
+    with Fake() as again:
+        resumed = {"s": Endpoint.parse(again.url)}
+        journal = Journal.open(path, {}, resume=True)
+        (result,) = measure_servers(resumed, work, chosen, journal=journal)
+        assert [body["prompt"] for body in again.seen[1:4]] == ["prompt 3", "prompt 4", "prompt 5"]
+    first, second = result.levels
+    assert result.complete
+    assert [len(level.answers) for level in result.levels] == [6, 6]
+    assert {answer.window for answer in first.answers} == {0, 1}
+    assert first.counted is not None
+    assert first.counted.num_steps == 3 * 4, "the counters of the interrupted stretch are lost, not guessed"
+    assert any("3 of 6 answers are not in the counters" in note for note in first.notes)
+
+
+def test_a_server_that_goes_away_between_levels() -> None:
+    """What was measured before is a result, not an error."""
+    with Fake(faults={7: "close"}) as fake:
+        (result,) = measure(fake, concurrency=(1, 2))
+        assert len(fake.seen) == 1 + 6 + 2
+    assert [len(level.answers) for level in result.levels] == [6, 0]
+    assert not result.complete
+    assert "dropped" in result.notes[0]
+    assert "6 requests" in result.notes[1]
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    with Fake() as fake:
+        journal = Journal.open(tmp_path / "journal", {}, resume=False)
+        (before,) = measure(fake, journal=journal)
+        asked = len(fake.seen)
+        (after,) = measure(fake, journal=Journal.open(tmp_path / "journal", {}, resume=True))
+        assert len(fake.seen) == asked
+    assert after.levels == before.levels
+
+
+def test_one_of_two_servers_goes_away() -> None:
+    with Fake() as plain, Fake() as spec:
+        spec.faults = {3: "close"}
+        spec.on_request = lambda number: spec.stop() if number == 3 else None
+        base, fast = measure(plain, spec)
+    assert not base.complete
+    assert not fast.complete
+    assert fast.comparisons[0].num_pairs == len(fast.levels[0].answers) == 2
+    assert any("ended with spec" in note for note in base.notes)
+
+
+def test_a_server_that_only_fails_is_given_up() -> None:
+    with Fake(faults=dict.fromkeys(range(100), "500")) as fake:
+        with pytest.raises(ServerError, match="CUDA"):
+            measure(fake, number=40)
+        assert len(fake.seen) == 1, "the warm-up already says so"
+        with pytest.raises(ServerError, match="CUDA"):
+            measure(fake, number=40, warmup=0)
+        assert len(fake.seen) == 1 + 10
+    with Fake(faults=dict.fromkeys(range(100), "400")) as fake, pytest.raises(RequestError, match="context length"):
+        measure(fake)
+
+
+def test_failures_with_successes_between_them_are_borne() -> None:
+    with Fake(faults={n: "500" for n in range(1, 20) if n != 10}) as fake:
+        (result,) = measure(fake, number=25)
+    (level,) = result.levels
+    assert (len(level.failures), len(level.answers)) == (18, 7)
+
+
+def test_arrivals_are_a_poisson_process_and_the_same_for_both_servers() -> None:
+    times = arrival_times(20_000, 50.0, [3, 0])
+    gaps = [after - before for before, after in pairwise(times)]
+    assert times[0] == 0
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.03)
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, rel=0.05)
+    assert times == arrival_times(20_000, 50.0, [3, 0])
+    assert times != arrival_times(20_000, 50.0, [3, 1])
+    assert arrival_times(0, 1.0, [0]) == []
+
+
+def test_requests_arrive_whether_or_not_others_are_finished() -> None:
+    """An open loop that waits for answers would hide a slow server."""
+    with Fake(first_s=0.3) as fake:
+        (result,) = measure(fake, number=10, concurrency=(), rates_per_s=(100.0,), warmup=0)
+        assert fake.most_in_flight >= 8
+    (level,) = result.levels
+    assert level.level.label == "100 per s"
+    starts = [answer.start_s for answer in level.answers]
+    assert all(
+        start >= arrival - 0.002 for start, arrival in zip(starts, arrival_times(10, 100.0, [0, 0]), strict=True)
+    )
+
+
+def test_tokens_that_are_not_counted_are_not_estimated() -> None:
+    with Fake(usage=False, metrics=False) as fake:
+        (result,) = measure(fake, number=2)
+    (level,) = result.levels
+    assert (level.tokens_per_s, level.tpot_s, level.tokens_per_chunk, level.speculation) == (None, None, None, None)
+    assert level.ttft_s is not None
+    assert any("without token counts" in note for note in level.notes)
+    assert any("/metrics" in note for note in result.notes)
+
+
+def test_counts_in_the_answers_stand_in_for_counters() -> None:
+    with Fake(engine="llamacpp", metrics=False, reported=True, usage=False) as fake:
+        (result,) = measure(fake, number=3)
+    (level,) = result.levels
+    assert level.num_reported == 3
+    assert level.speculation is level.reported
+    assert level.reported is not None
+    assert level.reported.draft_utilisation == pytest.approx(2 / 3)
+    assert level.reported.tau is None
+    assert level.tokens_per_s is not None, "llama.cpp's timings count tokens too"
+
+
+def test_other_traffic_is_noticed() -> None:
+    with Fake(foreign_tokens=20) as fake:
+        (result,) = measure(fake, number=4)
+    assert any("other traffic" in note for note in result.levels[0].notes)
+
+
+def test_a_server_that_counts_late_is_waited_for() -> None:
+    """Neither may the warm-up be counted with the level, nor may the level's last request be missed."""
+    with Fake(late_counting_s=0.25) as fake:
+        (result,) = measure(fake, number=2, settle_s=0.1)
+    assert result.levels[0].counted is not None
+    assert result.levels[0].counted.num_steps == 2 * 4
+
+
+def test_a_warm_prefix_cache_is_noticed() -> None:
+    with Fake(cached=5) as fake:
+        (result,) = measure(fake, number=4, concurrency=(8,))
+    assert any("50%" in note for note in result.levels[0].notes)
+    assert any("cannot keep 8 in flight" in note for note in result.levels[0].notes)
+
+
+def test_one_server_under_two_labels_has_no_counters() -> None:
+    """Each would count the other's requests."""
+    with Fake() as fake:
+        one, two = measure(fake, fake, number=3)
+    assert one.levels[0].counted is None
+    assert two.levels[0].counted is None
+    assert any("two labels" in note for note in one.notes)
+    assert two.comparisons[0].num_identical == 3
+
+
+def test_what_is_refused_before_anything_is_sent() -> None:
+    with Fake() as fake:
+        endpoint = Endpoint.parse(fake.url)
+        with pytest.raises(ConfigError, match="at least one"):
+            measure_servers({}, workload(), options())
+        with pytest.raises(ConfigError, match="no requests"):
+            measure_servers({"a": endpoint}, Workload("empty", ()), options())
+        talk = Workload("talk", (Request(id="1", messages=({"role": "user", "content": "x"},)),))
+        with pytest.raises(ConfigError, match="chat template"):
+            measure_servers({"a": endpoint}, talk, options(api="completions"))
+        assert fake.seen == fake.paths == []
+
+
+def test_a_measurement_survives_json() -> None:
+    with Fake(engine="sglang") as plain, Fake(engine="sglang", reported=True) as spec:
+        measured = measure(plain, spec, number=8, concurrency=(1, 2), rates_per_s=(200.0,))
+    for one in measured:
+        assert ServerMeasurement.model_validate_json(one.model_dump_json()) == one
