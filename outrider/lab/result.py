@@ -39,7 +39,7 @@ KINDS = {
 class Record(BaseModel):
     """Base of everything inside a result: plain data, no unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
 class Interval(Record):

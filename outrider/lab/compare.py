@@ -1,0 +1,277 @@
+"""Two results of one kind, old and new: which numbers changed, by how much, and whether noise can explain it.
+
+A number that both results give prompt by prompt is compared so (outrider/lab/pairing.py). Other intervals are combined as those
+of independent runs by MOVER, the method of variance estimates recovery (Zou & Donner 2008, Statistics in Medicine 27): with
+limits (l1, u1) and (l2, u2) of x1 and x2,
+
+    x2 - x1 lies between  x2 - x1 - sqrt((x2 - l2)^2 + (u1 - x1)^2)  and  x2 - x1 + sqrt((u2 - x2)^2 + (x1 - l1)^2)
+
+and a ratio is the same of logarithms. It keeps asymmetric intervals asymmetric and is the usual one for normal errors.
+A number is better or worse where this interval leaves out "no change". Runs on different machines are compared too, and say so
+before anything else: then machines differ, not versions, and `gate` refuses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any, Literal
+
+from scipy.stats import norm
+
+from outrider.errors import ConfigError
+from outrider.lab.comparable import Comparable, Scale, comparables
+from outrider.lab.pairing import paired_ratio
+from outrider.lab.result import Interval, Result
+
+Verdict = Literal["better", "worse", "higher", "lower", "same", "no evidence"]
+ENVELOPE = ("schema_version", "kind", "created", "command", "versions", "machine", "notes")
+SAME_MEMORY = 0.02  # share by which the memory of one machine differs between kernels
+MAX_DIFFERENCES = 40
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something said about both runs, and differently."""
+
+    what: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of both results. `change`: new / old, or new - old, with its interval; ends that meet are exact."""
+
+    label: str
+    unit: str
+    old: float | Interval
+    new: float | Interval
+    scale: Scale
+    change: Interval
+    higher_is_better: bool | None
+    verdict: Verdict
+    num_pairs: int = 0  # prompts it was compared on one by one; 0: compared as independent
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether chance has a part in it."""
+        return isinstance(self.old, Interval) or isinstance(self.new, Interval)
+
+    @property
+    def gain(self) -> Interval | None:
+        """New over old, turned so that above 1 is better. None where there is no better, and for measured differences."""
+        found = self.change if self.scale == "ratio" else self._exact_ratio()
+        if self.higher_is_better is None or found is None or self.higher_is_better:
+            return None if self.higher_is_better is None else found
+        return Interval(value=_inverse(found.value), low=_inverse(found.high), high=_inverse(found.low), level=found.level)
+
+    def _exact_ratio(self) -> Interval | None:
+        """A share that must not fall, like that of identical texts, is a difference and still has a ratio."""
+        if isinstance(self.old, Interval) or isinstance(self.new, Interval) or self.old <= 0 or self.new < 0:
+            return None
+        return Interval(value=self.new / self.old, low=self.new / self.old, high=self.new / self.old)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where one side comes from."""
+
+    created: datetime
+    command: str
+    outrider: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """See the module docstring."""
+
+    kind: str
+    old: Run
+    new: Run
+    machines: tuple[Difference, ...]
+    versions: tuple[Difference, ...]
+    settings: tuple[Difference, ...]  # what was asked for, and measured on
+    changes: tuple[Change, ...]
+    only_old: tuple[str, ...]
+    only_new: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a threshold says: `failed` are confirmed below it, `undecided` may be."""
+
+    threshold: float
+    failed: tuple[Change, ...]
+    undecided: tuple[Change, ...]
+    passed: tuple[Change, ...]
+
+
+def compare(old: Result, new: Result) -> Comparison:
+    """Raises ConfigError for results of two kinds, or without a number in common."""
+    if old.kind != new.kind:
+        raise ConfigError(f"a result of '{old.kind}' cannot be compared with one of '{new.kind}': both must be of one kind")
+    before, after = comparables(old), comparables(new)
+    if not before or not after:
+        raise ConfigError(f"a result of '{old.kind}' holds no number to compare; each of them can be rendered alone")
+    shared = [label for label in before if label in after]
+    if not shared:
+        raise ConfigError(
+            f"the two results have no number in common: the old one has '{next(iter(before))}', the new one "
+            f"'{next(iter(after))}'; compare runs of the same tasks and configurations"
+        )
+    return Comparison(
+        old.kind, _run(old), _run(new), _machines(old.machine, new.machine),
+        tuple(_differences(old.versions, new.versions)), tuple(_settings(old, new)),
+        tuple(_change(before[label], after[label]) for label in shared),
+        tuple(label for label in before if label not in after), tuple(label for label in after if label not in before),
+    )  # fmt: skip
+
+
+def gate(comparison: Comparison, threshold: float) -> Gate:
+    """Sort what has a ratio of new to old by `threshold`, 0.97 for "at most 3 % worse".
+
+    A measured number fails if it is worse, not by chance, and its value is below the threshold; an exact one by its value.
+    Raises ConfigError where machines differ, where nothing can be judged, or for a threshold outside 0..1.
+    """
+    if not 0 < threshold <= 1:
+        raise ConfigError(f"--fail-below is a ratio of new to old between 0 and 1, like 0.97; got {threshold}")
+    if comparison.machines:
+        first = comparison.machines[0]
+        raise ConfigError(
+            f"--fail-below needs two results of one machine: here {first.what} is {first.old} and {first.new}; "
+            "leave it out to see the numbers"
+        )
+    judged = [(change, gain) for change in comparison.changes if (gain := change.gain) is not None]
+    if not judged:
+        raise ConfigError(f"results of '{comparison.kind}' have no number that --fail-below could judge")
+    failed = tuple(change for change, gain in judged if change.verdict == "worse" and gain.value < threshold)
+    rest = [(change, gain) for change, gain in judged if change not in failed]
+    undecided = tuple(change for change, gain in rest if gain.low < threshold)
+    return Gate(threshold, failed, undecided, tuple(change for change, _ in rest if change not in undecided))
+
+
+def ratio(old: float | Interval, new: float | Interval) -> Interval:
+    """new / old of positive numbers; a limit at or below 0 leaves its side open."""
+    combined = _mover(_map(_log, _interval(old)), _map(_log, _interval(new)), _level(old, new))
+    return _map(_exp, combined)
+
+
+def difference(old: float | Interval, new: float | Interval) -> Interval:
+    """new - old."""
+    return _mover(_interval(old), _interval(new), _level(old, new))
+
+
+def _mover(old: Interval, new: Interval, level: float) -> Interval:
+    below = math.hypot(_reach(new, level, up=False), _reach(old, level, up=True))
+    above = math.hypot(_reach(new, level, up=True), _reach(old, level, up=False))
+    value = new.value - old.value
+    return Interval(value=value, low=value - below, high=value + above, level=level)
+
+
+def _reach(one: Interval, level: float, *, up: bool) -> float:
+    """From the value to an end, brought to the common level by the normal law."""
+    distance = max(0.0, one.high - one.value if up else one.value - one.low)
+    return distance if one.level == level else distance * float(norm.ppf((1 + level) / 2) / norm.ppf((1 + one.level) / 2))
+
+
+def _level(old: float | Interval, new: float | Interval) -> float:
+    """The higher one: nothing is claimed more surely than asked for."""
+    return max((one.level for one in (old, new) if isinstance(one, Interval)), default=0.95)
+
+
+def _interval(number: float | Interval) -> Interval:
+    return number if isinstance(number, Interval) else Interval(value=number, low=number, high=number)
+
+
+def _map(function: Callable[[float], float], one: Interval) -> Interval:
+    return Interval(value=function(one.value), low=function(one.low), high=function(one.high), level=one.level)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _inverse(value: float) -> float:
+    return 1 / value if value > 0 else math.inf
+
+
+def _change(old: Comparable, new: Comparable) -> Change:
+    positive = min(_interval(old.value).value, _interval(new.value).value) > 0
+    scale: Scale = "ratio" if positive and old.scale == new.scale == "ratio" else "difference"
+    change, num_pairs = _paired(old, new, scale) or ((ratio if scale == "ratio" else difference)(old.value, new.value), 0)
+    verdict = _verdict(change, 1.0 if scale == "ratio" else 0.0, new.higher_is_better, old.value == new.value)
+    return Change(new.label, new.unit, old.value, new.value, scale, change, new.higher_is_better, verdict, num_pairs)
+
+
+def _paired(old: Comparable, new: Comparable, scale: Scale) -> tuple[Interval, int] | None:
+    if scale != "ratio" or old.parts is None or new.parts is None:
+        return None
+    return paired_ratio(old.parts, new.parts, _level(old.value, new.value))
+
+
+def _verdict(change: Interval, no_change: float, higher_is_better: bool | None, same: bool) -> Verdict:
+    if same and change.low == change.high:
+        return "same"
+    if change.low <= no_change <= change.high:
+        return "no evidence"
+    grown = change.low > no_change
+    if higher_is_better is None:
+        return "higher" if grown else "lower"
+    return "better" if grown == higher_is_better else "worse"
+
+
+def _run(result: Result) -> Run:
+    return Run(result.created, result.command, result.versions.get("outrider", "unknown"))
+
+
+def _machines(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Difference, ...]:
+    def is_same_memory(name: str) -> bool:
+        sizes = [machine.get(name) for machine in (old, new)]
+        return name == "memory_bytes" and all(sizes) and abs(sizes[0] / sizes[1] - 1) < SAME_MEMORY  # type: ignore[operator]
+
+    return tuple(found for found in _differences(old, new) if not is_same_memory(found.what))
+
+
+def _settings(old: Result, new: Result) -> Iterator[Difference]:
+    """Words, counts and switches outside lists of findings; numbers with a fraction only among settings and options."""
+    sides = []
+    for result in (old, new):
+        fields = result.model_dump(exclude=set(ENVELOPE))
+        sides.append(dict(_leaves(fields, "")))
+    yield from islice(_differences(*sides), MAX_DIFFERENCES)
+    if old.command != new.command:
+        yield Difference("command", old.command or "unknown", new.command or "unknown")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _leaves(item, f"{path}.{name}" if path else str(name))
+        return
+    parts = value if isinstance(value, list) else [value]
+    chosen = "settings" in path or "options" in path  # by a person: else what has a fraction was measured
+    if not any(isinstance(part, dict | list) or (isinstance(part, float) and not chosen) for part in parts):
+        yield path, value
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in {**old, **new}:
+        before, after = old.get(name), new.get(name)
+        if before != after:
+            yield Difference(name, _word(before), _word(after))
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_word(item)}" for name, item in value.items())
+    return ", ".join(map(_word, value)) or "none" if isinstance(value, list | tuple) else str(value)

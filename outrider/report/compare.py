@@ -1,0 +1,143 @@
+"""The report of a comparison: what differs between the runs first, then a verdict, then every number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from outrider.lab.compare import Change, Comparison, Difference, Gate, Run
+from outrider.lab.result import Interval
+from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.plotted import figure, with_interval
+
+MAX_BARS, MAX_NAMES = 24, 12
+METHOD = (
+    "new / old, or new - old of numbers that may be 0; over the same prompts compared prompt by prompt (delta method, Student's "
+    "t), else as independent runs (MOVER, Zou & Donner 2008)"
+)
+WORDS = {
+    "better": "✓ better", "worse": "✗ worse", "higher": "higher", "lower": "lower", "same": "same", "no evidence": "no evidence",
+}  # fmt: skip
+
+
+def document(comparison: Comparison, gate: Gate | None = None) -> Document:
+    """`gate`: what a threshold said, where one was given."""
+    blocks: list[Block] = [*_machines(comparison), *_verdict(comparison)]
+    if gate is not None:
+        blocks += _gate(gate)
+    blocks += [*_table(comparison.changes), *_plot(comparison.changes)]
+    blocks += _missing("Only in the old result", comparison.only_old)
+    blocks += _missing("Only in the new result", comparison.only_new)
+    if comparison.versions or comparison.settings:
+        blocks += [Heading("What else differs"), _differences([*comparison.versions, *comparison.settings])]
+    title = f"Comparison of two results of {comparison.kind}"
+    return Document(title, f"old: {_run(comparison.old)}; new: {_run(comparison.new)}", blocks)
+
+
+def _run(run: Run) -> str:
+    return f"{run.created:%Y-%m-%d %H:%M}, outrider {run.outrider}"
+
+
+def _machines(comparison: Comparison) -> Iterator[Block]:
+    if comparison.machines:
+        yield Paragraph(
+            "Different machines: times and speeds below compare machines, they do not say that a version became faster or "
+            "slower.",
+            "bad",
+        )
+        yield _differences(comparison.machines)
+
+
+def _verdict(comparison: Comparison) -> Iterator[Block]:
+    """Counts of verdicts; what chance alone would bring is said beside them."""
+    changes = comparison.changes
+    count = {verdict: sum(change.verdict == verdict for change in changes) for verdict in WORDS}
+    judged = [f"{number} {verdict}" for verdict, number in count.items() if number and verdict != "no evidence"]
+    silent = [f"{count['no evidence']} without evidence of a change"] if count["no evidence"] else []
+    text = f"Of {len(changes)} number{'s' * (len(changes) != 1)}: {', '.join(judged + silent)}."
+    yield Paragraph(text, "bad" if count["worse"] else "good" if count["better"] else "plain")
+    measured = [change for change in changes if change.is_measured]
+    if len(measured) > 1:
+        level = min(change.change.level for change in measured)
+        chance = (1 - level) * len(measured)
+        paired = sum(change.num_pairs > 0 for change in measured)
+        yield Paragraph(
+            f"{len(measured)} were measured ({paired} compared prompt by prompt), with intervals of {level:.0%}: if nothing had "
+            f"changed, about {chance:.1f} of them would still differ by chance."
+        )
+
+
+def _gate(gate: Gate) -> Iterator[Block]:
+    bound = figure(gate.threshold)
+    if gate.failed:
+        names = ", ".join(change.label for change in gate.failed[:MAX_NAMES]) + (", ..." if len(gate.failed) > MAX_NAMES else "")
+        yield Paragraph(f"Failed: {len(gate.failed)} below {bound} of the old result, and not by chance: {names}.", "bad")
+    else:
+        yield Paragraph(f"Passed: nothing is confirmed to be below {bound} of the old result.", "good")
+    if gate.undecided:
+        judged = len(gate.undecided) + len(gate.passed) + len(gate.failed)
+        yield Paragraph(
+            f"Undecided: {len(gate.undecided)} of {judged} could be below {bound} as far as their intervals say; more prompts or "
+            "rounds would tell.",
+            "caution",
+        )
+
+
+def _table(changes: Sequence[Change]) -> Iterator[Block]:
+    columns = [
+        Column("number", align="left", help="↑ higher is better, ↓ lower is better"),
+        Column("verdict", align="left", help="no evidence: the interval of the change includes no change at all"),
+        Column("change", help=METHOD), Column("old"), Column("new"),
+    ]  # fmt: skip
+    rows = [[_label(one), WORDS[one.verdict], _written(one), _number(one.old), _number(one.new)] for one in changes]
+    marked = frozenset(place for place, change in enumerate(changes) if change.verdict == "worse")
+    yield Table(columns, rows, "All numbers", marked)
+
+
+def _label(change: Change) -> str:
+    arrow = {True: " ↑", False: " ↓", None: ""}[change.higher_is_better]
+    unit = "" if change.label.endswith(change.unit) else f", {change.unit}"
+    return change.label + unit + arrow
+
+
+def _number(number: float | Interval) -> str:
+    if isinstance(number, Interval):
+        return with_interval(number.value, *_ends(number))
+    return figure(number)
+
+
+def _written(change: Change) -> str:
+    text = _number(change.change if change.is_measured else change.change.value)
+    if change.scale == "ratio":
+        return f"x {text}"
+    return f"+{text}" if change.change.value > 0 else text
+
+
+def _ends(found: Interval) -> tuple[float | None, float | None]:
+    """None for an open end."""
+    low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
+    return low, high
+
+
+def _plot(changes: Sequence[Change]) -> Iterator[Block]:
+    """Ratios; where they are too many for one picture, the largest."""
+    ratios = [change for change in changes if change.scale == "ratio" and change.is_measured]
+    if not ratios:
+        return
+    kept = sorted(ratios, key=lambda change: -abs(math.log(change.change.value)))[:MAX_BARS] if len(ratios) > MAX_BARS else ratios
+    ends = [_ends(change.change) for change in kept]
+    series = Series("new / old", [one.change.value for one in kept], [low for low, _ in ends], [high for _, high in ends])
+    title = "Change" if len(kept) == len(ratios) else f"The {len(kept)} largest changes of {len(ratios)}"
+    yield Plot(title, "", "new / old", [_label(one) for one in kept], [series], kind="bar", baseline=1.0)
+
+
+def _missing(title: str, labels: Sequence[str]) -> Iterator[Block]:
+    if labels:
+        more = [f"and {len(labels) - MAX_NAMES} more"] if len(labels) > MAX_NAMES else []
+        yield Heading(title, 3)
+        yield Bullets([*labels[:MAX_NAMES], *more])
+
+
+def _differences(differences: Sequence[Difference]) -> Table:
+    columns = [Column("what", align="left"), Column("old", align="left"), Column("new", align="left")]
+    return Table(columns, [[one.what, one.old, one.new] for one in differences])

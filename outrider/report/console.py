@@ -1,0 +1,129 @@
+"""A document on a terminal. Piped output is not squeezed into 80 columns, and nothing is said by colour alone.
+
+Texts are never read as markup, and what a model or a file put into them cannot steer the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from outrider.report.clean import clean, one_line
+from outrider.report.console_plots import plot_parts
+from outrider.report.document import Block, Bullets, Code, Document, Heading, Paragraph, Plot, Table, TokenText
+from outrider.report.tokens import ASCII_MARKS, MARKS, MEANING, fates, runs
+
+UNSQUEEZED = 10_000  # columns of a pipe
+LONGEST_WORD = 24  # columns: words up to here are not broken, however narrow the terminal
+MAX_TOKENS = 600  # of one text; the HTML page shows all
+SIGNS = {"plain": "", "good": "✓ ", "bad": "✗ ", "caution": "! "}
+ASCII_SIGNS = {"plain": "", "good": "+ ", "bad": "x ", "caution": "! "}
+TONES = {"plain": "", "good": "bold green", "bad": "bold red", "caution": "yellow"}
+FATES = {
+    "prompt": "dim", "accepted": "green", "rejected": "red strike", "correction": "bold yellow", "bonus": "cyan", "plain": "",
+    "mark": "dim",
+}  # fmt: skip
+
+
+def print_document(document: Document, console: Console | None = None) -> None:
+    """To standard output, or to `console`."""
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = UNSQUEEZED
+    console.print(Text(one_line(document.title), "bold"))
+    if document.subtitle:
+        console.print(Text(one_line(document.subtitle), "dim"))
+    for block in document.blocks:
+        for part in _parts(block, width=console.width, ascii_only=console.options.ascii_only):
+            console.print(part, soft_wrap=isinstance(block, Code | TokenText), crop=False)
+
+
+def _parts(block: Block, *, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+    match block:
+        case Heading():
+            yield from _heading(block, ascii_only=ascii_only)
+        case Paragraph():
+            sign = (ASCII_SIGNS if ascii_only else SIGNS)[block.tone]
+            yield Text("\n" + sign + clean(block.text), TONES[block.tone])
+        case Bullets():
+            yield ""
+            for item in block.items:
+                yield _bullet(clean(item), ascii_only=ascii_only)
+        case Code():
+            yield Text("\n" + clean(block.text), "cyan")
+        case Table():
+            yield from _table(block, ascii_only=ascii_only)
+        case Plot():
+            yield from plot_parts(block, width=width, ascii_only=ascii_only)
+        case TokenText():
+            yield from _tokens(block, ascii_only=ascii_only)
+
+
+def _heading(block: Heading, *, ascii_only: bool) -> Iterator[RenderableType]:
+    text = Text("\n" + one_line(block.text), "bold")
+    yield text
+    if block.level == 2:
+        yield Text(("-" if ascii_only else "─") * (text.cell_len), "dim")
+
+
+def _bullet(text: str, *, ascii_only: bool) -> RenderableType:
+    grid = RichTable.grid(padding=(0, 1))
+    grid.add_row("-" if ascii_only else "•", Text(text))
+    return grid
+
+
+def _table(block: Table, *, ascii_only: bool) -> Iterator[RenderableType]:
+    """Rows that stand out are bold, and have a mark before them. Long names wrap, numbers are never cut."""
+    yield Text("\n" + one_line(block.title), "bold") if block.title else ""
+    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    if block.marked:
+        table.add_column("", no_wrap=True)
+    for place, column in enumerate(block.columns):
+        words = " ".join([one_line(column.heading), *(one_line(row[place]) for row in block.rows)]).split()
+        widest = min(LONGEST_WORD, max(map(cell_len, words), default=0))
+        table.add_column(Text(one_line(column.heading)), justify=column.align, min_width=widest, overflow="fold")
+    for number, row in enumerate(block.rows):
+        marked = number in block.marked
+        mark = [(">" if ascii_only else "▸") if marked else ""] if block.marked else []
+        table.add_row(*mark, *(Text(one_line(cell)) for cell in row), style="bold" if marked else "")
+    yield table
+    for column in block.columns:
+        if column.help:
+            yield Text(f"  {one_line(column.heading)}: {one_line(column.help)}", "dim")
+
+
+def _tokens(block: TokenText, *, ascii_only: bool) -> Iterator[RenderableType]:
+    marks = ASCII_MARKS if ascii_only else MARKS
+    shown = list(islice(block.tokens, MAX_TOKENS))
+    yield Text("\n" + one_line(block.title), "bold")
+    yield _legend(fates(block.tokens), marks.accepted, marks.rejected, marks.bonus)
+    yield _coloured(list(runs(shown, marks)))
+    if len(block.tokens) > len(shown):
+        yield Text(f"({len(block.tokens) - len(shown)} more tokens: the HTML page shows all)", "dim")
+
+
+def _coloured(pieces: Sequence[tuple[str, str]]) -> Text:
+    return Text.assemble(*((text, FATES[kind]) for kind, text in pieces))
+
+
+def _legend(count: dict[str, int], accepted: tuple[str, str], rejected: tuple[str, str], bonus: str) -> Text:
+    samples = {
+        "prompt": ("text", ""), "accepted": accepted, "correction": (f"{rejected[0]}draft{rejected[1]}", ""),
+        "bonus": ("", bonus), "plain": ("", ""),
+    }  # fmt: skip
+    lines = Text()
+    for fate, number in count.items():
+        before, after = samples[fate]
+        lines.append("  ").append(before, "dim")
+        if fate != "prompt":
+            lines.append("token", FATES[fate])
+        lines.append(after, "dim").append(f"  {MEANING[fate]}: {number}\n", "dim")
+    lines.rstrip()
+    return lines

@@ -1,0 +1,89 @@
+"""`outrider report`: one file again, two side by side, and the exit code for continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from outrider.lab import result as results
+from outrider.lab.comparable import Comparable
+from outrider.lab.result import Interval, Result
+from outrider.report import render
+from outrider.report.document import Document, Paragraph
+
+
+class Sample(Result):
+    """Stands in for `bench`."""
+
+    kind: Literal["bench"] = "bench"
+    speedup: Interval
+
+    def comparable(self) -> list[Comparable]:
+        return [Comparable("speedup", self.speedup, higher_is_better=True)]
+
+
+def document(result: Sample) -> Document:
+    return Document("A sample", "", [Paragraph(f"speedup {result.speedup.value}")])
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes a result of the kind `bench`; returns its path."""
+    module = type("module", (), {"Sample": Sample, "document": staticmethod(document)})
+    monkeypatch.setattr(results, "import_module", lambda name: module)
+    monkeypatch.setattr(render, "import_module", lambda name: module)
+    monkeypatch.setitem(results.KINDS, "bench", "anywhere:Sample")
+
+    def write(name: str, value: float, **fields: Any) -> str:
+        interval = Interval(value=value, low=value - 0.01, high=value + 0.01)
+        Sample(speedup=interval, **fields).write(tmp_path / name)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_one_file_is_rendered_again(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
+    html, markdown = tmp_path / "x.html", tmp_path / "x.md"
+    result = cli("report", saved("a.json", 1.5), "--html", str(html), "--markdown", str(markdown))
+    assert result.code == 0
+    assert "speedup 1.5" in result.out
+    assert "speedup 1.5" in html.read_text()
+    assert markdown.read_text() == "# A sample\n\nspeedup 1.5\n"
+    assert result.err == f"written: {html}\nwritten: {markdown}\n"
+
+
+def test_two_files_are_compared_old_first(cli: Callable[..., Any], saved: Callable[..., str]) -> None:
+    result = cli("report", saved("old.json", 2.0), saved("new.json", 1.0))
+    assert result.code == 0
+    assert "x 0.500 [" in result.out
+    assert "✗ worse" in result.out
+
+
+@pytest.mark.parametrize(("new", "code", "word"), [(1.0, 1, "Failed"), (1.99, 0, "Passed"), (2.5, 0, "Passed")])
+def test_exit_code_of_a_regression(cli: Callable[..., Any], saved: Callable[..., str], new: float, code: int, word: str) -> None:
+    result = cli("report", saved("old.json", 2.0), saved("new.json", new), "--fail-below", "0.97")
+    assert result.code == code
+    assert word in result.out
+
+
+def test_bad_input_is_said_in_one_line(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
+    good, other = saved("a.json", 1.0), saved("b.json", 1.0, machine={"cpu": "other"})
+    (tmp_path / "no.json").write_text("{}")
+    (tmp_path / "damaged.json").write_text(Path(good).read_text().replace('"value": 1.0', '"value": "much"'))
+    for arguments, words in (
+        ((str(tmp_path / "missing.json"),), "cannot be read"),
+        ((str(tmp_path),), "cannot be read"),
+        ((str(tmp_path / "no.json"),), "is no result of outrider"),
+        ((str(tmp_path / "damaged.json"),), "is damaged: speedup.value"),
+        ((good, "--fail-below", "0.9"), "give the newer one"),
+        ((good, good, "--fail-below", "2"), "between 0 and 1"),
+        ((good, other, "--fail-below", "0.9"), "two results of one machine"),
+        ((good, "--html", str(tmp_path / "no" / "x.html")), "does not exist"),
+        ((good, "--html", str(tmp_path)), "cannot be written"),
+    ):
+        result = cli("report", *arguments)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert words in result.err

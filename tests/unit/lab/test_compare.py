@@ -1,0 +1,288 @@
+"""Two results side by side: intervals, verdicts, thresholds, and what differs between the runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+from scipy.stats import norm
+
+from outrider.errors import ConfigError
+from outrider.lab.comparable import Comparable, comparables
+from outrider.lab.compare import Comparison, compare, difference, gate, ratio
+from outrider.lab.pairing import paired_ratio
+from outrider.lab.result import Interval, Record, Result
+from outrider.report.compare import document
+from outrider.report.document import Paragraph, Table
+
+MACHINE = {"cpu": "A", "threads": 2, "memory_bytes": 1000, "cores": {"usable": 2}}
+
+
+class Sample(Result):
+    """A result that chooses its numbers."""
+
+    kind: Literal["bench"] = "bench"
+    numbers: list[Any] = Field(default_factory=list)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    seconds: float = 1.0
+    target: str = "demo"
+
+    def comparable(self) -> list[Comparable]:
+        return [one if isinstance(one, Comparable) else Comparable(*one) for one in self.numbers]
+
+
+class Cell(Record):
+    task: str
+    batch_size: int
+    speedup: Interval
+    ttft_s: Interval | None = None
+    odd: Interval | None = None
+
+
+class Plain(Result):
+    """A result without the method."""
+
+    kind: Literal["tune"] = "tune"
+    cells: list[Cell] = Field(default_factory=list)
+    others: list[Interval] = Field(default_factory=list)
+    by_task: dict[str, Interval] = Field(default_factory=dict)
+
+
+def within(value: float, width: float, level: float = 0.95) -> Interval:
+    return Interval(value=value, low=value - width, high=value + width, level=level)
+
+
+def sample(*numbers: Any, **fields: Any) -> Sample:
+    return Sample(**({"numbers": list(numbers), "machine": MACHINE, "versions": {"outrider": "1"}} | fields))
+
+
+def verdicts(comparison: Comparison) -> dict[str, str]:
+    return {change.label: change.verdict for change in comparison.changes}
+
+
+def test_a_difference_of_normal_means_has_the_textbook_interval() -> None:
+    z = norm.ppf(0.975)
+    found = difference(within(1.0, 0.3 * z), within(3.0, 0.4 * z))
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 0.5 * z, 2 + 0.5 * z))
+
+
+def test_a_ratio_is_the_difference_of_logarithms() -> None:
+    old = Interval(value=2.0, low=2 * math.exp(-0.3), high=2 * math.exp(0.1))
+    new = Interval(value=3.0, low=3 * math.exp(-0.2), high=3 * math.exp(0.4))
+    found = ratio(old, new)
+    assert found.value == pytest.approx(1.5)
+    assert math.log(found.low / 1.5) == pytest.approx(-math.hypot(0.2, 0.1))  # new low, old high
+    assert math.log(found.high / 1.5) == pytest.approx(math.hypot(0.4, 0.3))
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    """Two simulated benches of 40 prompts, many times: 95 % of the intervals hold the true ratio."""
+    rng, z, covered = np.random.default_rng(7), norm.ppf(0.975), 0
+    for _ in range(2000):
+        runs = [rng.normal(mean, 0.2, 40) for mean in (1.5, 1.2)]
+        old, new = (within(float(r.mean()), z * float(r.std(ddof=1)) / 40**0.5) for r in runs)
+        found = ratio(old, new)
+        covered += found.low <= 1.2 / 1.5 <= found.high
+    assert 0.935 < covered / 2000 < 0.965
+
+
+def parts_of(rng: np.random.Generator, spread: np.ndarray, speed: float) -> dict[str, tuple[float, float]]:
+    """Tokens and seconds of each prompt: prompts differ by `spread`, runs by 2 %."""
+    tokens = 100.0
+    seconds = tokens / (50.0 * speed * spread) * np.exp(rng.normal(0, 0.02, len(spread)))
+    return {str(place): (tokens, float(one)) for place, one in enumerate(seconds)}
+
+
+def test_pairs_tell_small_changes_and_cover() -> None:
+    """Prompts that differ by 40 %, a version that is 4 % slower: 8 prompts find it, independent intervals cannot."""
+    rng, covered, found_slower = np.random.default_rng(3), 0, 0
+    for _ in range(1000):
+        spread = np.exp(rng.normal(0, 0.4, 8))
+        old, new = parts_of(rng, spread, 1.0), parts_of(rng, spread, 0.96)
+        paired = paired_ratio(old, new, 0.95)
+        assert paired is not None
+        interval, pairs = paired
+        assert pairs == 8
+        covered += interval.low <= 0.96 <= interval.high
+        found_slower += interval.high < 1
+    assert 0.93 < covered / 1000 < 0.97
+    assert found_slower > 900
+
+
+def test_pairs_are_used_where_both_results_have_them() -> None:
+    spread = np.exp(np.random.default_rng(0).normal(0, 0.4, 8))
+    rng = np.random.default_rng(1)
+    old_parts, new_parts = parts_of(rng, spread, 1.0), parts_of(rng, spread, 0.9)
+    wide = within(50.0, 15.0)
+    old, new = Comparable("s", wide, True, parts=old_parts), Comparable("s", wide, True, parts=new_parts)
+    assert verdicts(compare(sample(old), sample(new))) == {"s": "worse"}
+    change = compare(sample(old), sample(new)).changes[0]
+    assert change.num_pairs == 8
+    assert change.change.value == pytest.approx(0.9, rel=0.05)
+    few = Comparable("s", wide, True, parts=dict(list(new_parts.items())[:3]))
+    for other in (Comparable("s", wide, True), few, Comparable("s", wide, True, parts={"else": (1.0, 1.0)})):
+        alone = compare(sample(old), sample(other)).changes[0]
+        assert (alone.num_pairs, alone.verdict) == (0, "no evidence")
+
+
+def test_pairs_are_those_that_both_have() -> None:
+    """Other prompts, and their order, do not matter; the same run twice did not change at all."""
+    one = {"a": (1.0, 2.0), "b": (3.0, 1.0), "c": (2.0, 2.0), "d": (1.0, 1.0)}
+    more = {"x": (100.0, 1.0), **dict(reversed(one.items()))}
+    found = paired_ratio(one, more, 0.95)
+    assert found is not None
+    assert (found[0].value, found[1]) == (1.0, 4)
+    assert found[0].low <= 1.0 <= found[0].high < 1 + 1e-9
+    assert paired_ratio(one, {name: (0.0, 1.0) for name in one}, 0.95) is None
+
+
+def test_levels_are_brought_together() -> None:
+    """A 90 % interval says less than it seems: it is widened to the other's 99 %."""
+    narrow, wide = within(1.0, norm.ppf(0.95), 0.9), within(1.0, norm.ppf(0.995), 0.99)
+    found = difference(narrow, wide)
+    assert found.level == 0.99
+    assert found.high == pytest.approx(2**0.5 * norm.ppf(0.995))
+
+
+def test_open_intervals_stay_open() -> None:
+    nothing_known = Interval(value=1.0, low=0.0, high=math.inf)
+    found = ratio(nothing_known, within(2.0, 0.1))
+    assert (found.value, found.low, found.high) == (2.0, 0.0, math.inf)
+    assert difference(nothing_known, 2.0).low == -math.inf
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 0.09), st.floats(0, 0.09))
+def test_swapping_old_and_new_turns_the_ratio(a: float, b: float, wa: float, wb: float) -> None:
+    there, back = ratio(within(a, wa), within(b, wb)), ratio(within(b, wb), within(a, wa))
+    assert there.value == pytest.approx(1 / back.value)
+    assert there.low == pytest.approx(1 / back.high)
+    assert there.low <= there.value <= there.high
+
+
+def test_verdicts() -> None:
+    old = sample(
+        ("speed", within(1.0, 0.02), True), ("slow", within(1.0, 0.02), True), ("noise", within(1.0, 0.2), True),
+        ("seconds", within(1.0, 0.02), False), ("neither", within(1.0, 0.02), None), ("count", 3.0, True), ("size", 3.0, False),
+        ("share", within(0.0, 0.02), True, "", "difference"), ("gain", within(-0.1, 0.02), True),
+    )  # fmt: skip
+    new = sample(
+        ("speed", within(1.2, 0.02), True), ("slow", within(0.8, 0.02), True), ("noise", within(1.1, 0.2), True),
+        ("seconds", within(1.2, 0.02), False), ("neither", within(1.2, 0.02), None), ("count", 3.0, True), ("size", 3.1, False),
+        ("share", within(0.1, 0.02), True, "", "difference"), ("gain", within(-0.2, 0.02), True),
+    )  # fmt: skip
+    found = compare(old, new)
+    assert verdicts(found) == {
+        "speed": "better", "slow": "worse", "noise": "no evidence", "seconds": "worse", "neither": "higher", "count": "same",
+        "size": "worse", "share": "better", "gain": "worse",
+    }  # fmt: skip
+    by_label = {change.label: change for change in found.changes}
+    assert by_label["share"].change.value == pytest.approx(0.1)
+    assert by_label["gain"].scale == "difference"  # a ratio of negative numbers says nothing
+    assert by_label["seconds"].gain is not None
+    assert by_label["seconds"].gain.value == pytest.approx(1 / 1.2)
+    assert by_label["seconds"].gain.low < 1 / 1.2 < by_label["seconds"].gain.high < 1
+    assert by_label["neither"].gain is None
+
+
+def test_the_gate() -> None:
+    """Fails: worse and below. Passes: surely above. Undecided: the interval reaches below."""
+    old = sample(*((name, within(1.0, 0.01), True) for name in "abcd"), ("size", 100.0, False), ("x", within(1, 0.1), None))
+    new = sample(
+        ("a", within(0.90, 0.01), True), ("b", within(0.985, 0.005), True), ("c", within(0.95, 0.10), True),
+        ("d", within(1.0, 0.01), True), ("size", 110.0, False), ("x", within(0.1, 0.01), None),
+    )  # fmt: skip
+    found = gate(compare(old, new), 0.97)
+    assert [change.label for change in found.failed] == ["a", "size"]
+    assert [change.label for change in found.undecided] == ["c"]
+    assert [change.label for change in found.passed] == ["b", "d"]
+    assert not gate(compare(old, new), 0.85).failed
+
+
+@pytest.mark.parametrize(("share", "failed"), [(1.0, 0), (0.9, 1), (0.0, 1)])
+def test_the_gate_watches_exact_shares(share: float, failed: int) -> None:
+    """Texts that were identical and are no longer: no noise can explain that."""
+    old, new = (sample(("identical", value, True, "", "difference")) for value in (1.0, share))
+    assert len(gate(compare(old, new), 0.97).failed) == failed
+
+
+def test_the_gate_refuses_what_it_cannot_judge() -> None:
+    old, new = sample(("a", within(1, 0.1), True)), sample(("a", within(1, 0.1), True), machine=MACHINE | {"cpu": "B"})
+    with pytest.raises(ConfigError, match="one machine: here cpu is A and B"):
+        gate(compare(old, new), 0.97)
+    for threshold in (0.0, 1.5, -1.0, math.nan):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
+            gate(compare(old, old), threshold)
+    neither = sample(("a", within(1, 0.1), None))
+    with pytest.raises(ConfigError, match="no number that --fail-below could judge"):
+        gate(compare(neither, neither), 0.97)
+
+
+def test_what_differs_between_runs() -> None:
+    one = ("a", within(1, 0.1), True)
+    old = sample(one, settings={"temperature": 0.0, "tasks": ["x"]}, command="c1")
+    new = sample(
+        one, settings={"temperature": 0.7, "tasks": ["x", "y"]}, command="c2", seconds=2.0, target="big",
+        machine=MACHINE | {"threads": 4, "memory_bytes": 1010, "cores": {"usable": 4}}, versions={"outrider": "2"},
+    )  # fmt: skip
+    found = compare(old, new)
+    assert {d.what: (d.old, d.new) for d in found.machines} == {"threads": ("2", "4"), "cores": ("usable 2", "usable 4")}
+    assert [(d.what, d.old, d.new) for d in found.versions] == [("outrider", "1", "2")]
+    assert {d.what for d in found.settings} == {"settings.temperature", "settings.tasks", "target", "command"}
+    assert found.old.outrider == "1"
+    assert compare(old, sample(one, machine=MACHINE | {"memory_bytes": 2000})).machines
+
+
+def test_kinds_and_cells_must_match() -> None:
+    one = sample(("a", within(1, 0.1)))
+    with pytest.raises(ConfigError, match="'bench' cannot be compared with one of 'tune'"):
+        compare(one, Plain())
+    with pytest.raises(ConfigError, match="no number to compare"):
+        compare(one, sample())
+    with pytest.raises(ConfigError, match="no number in common: the old one has 'a', the new one 'b'"):
+        compare(one, sample(("b", within(1, 0.1))))
+    found = compare(sample(("a", 1.0), ("gone", 1.0)), sample(("new", 1.0), ("a", 1.0)))
+    assert (found.only_old, found.only_new) == (("gone",), ("new",))
+
+
+def test_one_label_for_two_numbers_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="two numbers called 'a'"):
+        comparables(sample(("a", 1.0), ("a", 2.0)))
+
+
+def test_without_the_method_every_interval_counts() -> None:
+    """Cells are recognised by what they are, not by their place."""
+    first = Cell(task="gsm8k", batch_size=1, speedup=within(1.5, 0.1), ttft_s=within(1, 0.1), odd=within(-1, 0.1))
+    second = Cell(task="gsm8k", batch_size=8, speedup=within(1.2, 0.1))
+    result = Plain(cells=[first, second], others=[within(1, 0.1)], by_task={"a_s": within(2, 0.1)})
+    found = comparables(result)
+    assert list(found) == [
+        "cells[gsm8k, 1].speedup", "cells[gsm8k, 1].ttft_s", "cells[gsm8k, 1].odd", "cells[gsm8k, 8].speedup", "others[0]",
+        "by_task[a_s]",
+    ]  # fmt: skip
+    assert [one.higher_is_better for one in found.values()] == [True, False, None, True, None, None]
+    assert found["cells[gsm8k, 1].odd"].scale == "difference"
+    swapped = Plain(cells=[second, first], machine=result.machine)
+    assert set(verdicts(compare(result, swapped)).values()) == {"no evidence"}
+
+
+def test_the_report_says_machines_first_and_counts_verdicts() -> None:
+    numbers = [("a", within(1, 0.01), True, "x"), ("b", within(1, 0.01), True)]
+    old, new = sample(*numbers), sample(("a", within(0.9, 0.01), True, "x"), numbers[1], machine=MACHINE | {"cpu": "B"})
+    blocks = document(compare(old, new)).blocks
+    assert isinstance(blocks[0], Paragraph)
+    assert blocks[0].tone == "bad"
+    assert "Different machines" in blocks[0].text
+    tables = {block.title: block for block in blocks if isinstance(block, Table)}
+    assert tables["All numbers"].rows[0] == [
+        "a, x ↑", "✗ worse", "x 0.900 [0.887, 0.914]", "1.00 [0.99, 1.01]", "0.900 [0.890, 0.910]",
+    ]  # fmt: skip
+    assert tables["All numbers"].marked == {0}
+    said = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert "Of 2 numbers: 1 worse, 1 without evidence of a change." in said
+    same = document(compare(old, old), gate(compare(old, old), 0.99)).blocks
+    assert [block.tone for block in same if isinstance(block, Paragraph)] == ["plain", "plain", "good", "caution"]
