@@ -125,10 +125,16 @@ def _summary(laps: Sequence[Lap], base: dict[int, Lap], *, greedy: bool) -> Conf
 
 
 def _speedup(laps: Sequence[Lap], base: dict[int, Lap]) -> Interval:
-    """Over the same groups; each side's seconds stand for the number of tokens that plain decoding wrote there."""
-    wanted = [base[lap.group] for lap in laps]
-    mine = [lap.seconds / max(lap.tokens, 1) * other.tokens for lap, other in zip(laps, wanted, strict=True)]
-    return ratio_of_sums([other.seconds for other in wanted], mine)
+    """Over the same groups."""
+    both = paired_seconds(laps, base).values()
+    return ratio_of_sums([plain for plain, _ in both], [own for _, own in both])
+
+
+def paired_seconds(laps: Sequence[Lap], base: dict[int, Lap]) -> dict[int, tuple[float, float]]:
+    """Group -> seconds of plain decoding and of a configuration, both for the number of tokens that plain decoding wrote."""
+    return {
+        lap.group: (base[lap.group].seconds, lap.seconds / max(lap.tokens, 1) * base[lap.group].tokens) for lap in laps
+    }
 
 
 def _still_running(plain: Contender, running: Sequence[Contender], laps: Sequence[Lap]) -> list[Contender]:

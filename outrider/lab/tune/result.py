@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from outrider.lab.comparable import Comparable
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
-from outrider.lab.tune.confirm import Confirmed, Lap
+from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.options import options_of
@@ -103,6 +104,22 @@ class TuneResult(Result):
         if not load.size:
             return {"drafter": PLAIN}
         return options_of(Configuration.parse(load.configuration), self.tried.draft)
+
+    def comparable(self) -> list[Comparable]:
+        """Measured speedups, group by group."""
+        base = {lap.group: lap for lap in self.laps if lap.configuration == PLAIN}
+        return [
+            Comparable(
+                f"{one.configuration}: speedup", one.speedup, higher_is_better=True, unit="x",
+                parts={
+                    f"group {group}": pair
+                    for group, pair in paired_seconds(
+                        [lap for lap in self.laps if lap.configuration == one.configuration], base
+                    ).items()
+                },
+            )
+            for one in self.confirmed
+        ]  # fmt: skip
 
     @property
     def seconds(self) -> float:
