@@ -1,0 +1,145 @@
+"""`outrider replay WORKLOAD`: how many tokens the model-free drafters would have saved on logged answers; no model is run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from outrider.cli import session
+from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.options import with_groups
+
+if TYPE_CHECKING:
+    from outrider.lab.replay.result import ReplayResult
+    from outrider.lab.replay.run import ReplayPlan
+
+LOG, DRAFTERS = "Log", "What is replayed"
+INTERRUPTED = 130
+UNFINISHED = "outrider-replay.unfinished.jsonl"
+
+
+def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
+
+
+WorkloadName = Annotated[
+    str, typer.Argument(help="A log: prompts with their answers (docs/workloads.md); several with + between.", show_default=False)
+]
+Tokenizer = Annotated[
+    str, _option(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=OUTPUT)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """How the log is read."""
+
+    limit: Annotated[int | None, _option(LOG, "Only so many texts.", min=1, show_default="all")] = None
+    data: Annotated[Path | None, _option(LOG, "Folder with the files of named workloads.", show_default=False)] = None
+    on_bad: Annotated[Literal["refuse", "skip"], _option(LOG, "Bad lines, and requests without an answer.")] = "refuse"
+    chat_template: Annotated[
+        bool,
+        _option(LOG, "Conversations were wrapped in the chat template, or sent as plain text.", "--chat-template/--raw"),
+    ] = True
+    turns: Annotated[Literal["first", "all"], _option(LOG, "Of ShareGPT conversations: which answers.")] = "first"
+    trust_remote_code: Annotated[bool, _option(LOG, "Run code that comes with the tokenizer.", "--trust-remote-code")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """What is replayed, and how."""
+
+    drafters: Annotated[
+        list[str] | None,
+        _option(
+            DRAFTERS, "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
+            metavar="LIST", show_default="all that need no model and no option",
+        ),
+    ] = None  # fmt: skip
+    sweep: Annotated[
+        int, _option(DRAFTERS, "Each with draft lengths 1 to N.", metavar="N", min=0, show_default="its own length")
+    ] = 0
+    search: Annotated[
+        int,
+        _option(DRAFTERS, "Search each one's options: so many trials on half of the texts.", metavar="N", show_default="none"),
+    ] = 0
+    costs: Annotated[
+        Path | None,
+        _option(DRAFTERS, "What steps cost, as for 'outrider estimate': predicts speedups.", metavar="FILE", show_default=False),
+    ] = None
+    order: Annotated[
+        Literal["logged", "shuffled", "alone"],
+        _option(DRAFTERS, "For drafters that learn: in which order they meet the texts, or each text without the others."),
+    ] = "logged"
+    max_num_seqs: Annotated[int, _option(DRAFTERS, "Texts served at the same time.", min=1)] = 1
+    seed: Annotated[int, _option(DRAFTERS, "Of the search and of --order shuffled.", min=0)] = 0
+
+    def plan(self) -> ReplayPlan:
+        """Raises ConfigError and CapabilityError."""
+        from outrider.lab.configuration import parse_configurations
+        from outrider.lab.estimate.curves import read_costs
+        from outrider.lab.replay.drafters import default_configurations
+        from outrider.lab.replay.run import ReplayPlan
+
+        named = parse_configurations(self.drafters) if self.drafters else default_configurations()
+        plan = ReplayPlan(
+            tuple(named), sweep=self.sweep, trials=self.search, order=self.order, max_num_seqs=self.max_num_seqs, seed=self.seed,
+            costs=None if self.costs is None else read_costs(self.costs),
+        )  # fmt: skip
+        plan.check()
+        return plan
+
+
+@with_groups
+def replay(
+    workload: WorkloadName,
+    tokenizer: Tokenizer,
+    log: LogOptions,
+    drafters: DrafterOptions,
+    output: OutputOptions,
+    resume: Resume = False,
+) -> int:
+    """Predict acceptance of model-free drafters from logged answers, without a model."""
+    output.check()
+    path = Path(UNFINISHED) if output.out is None else output.out.with_name(f"{output.out.stem}.unfinished.jsonl")
+    try:
+        result = _run(workload, tokenizer, log, drafters.plan(), path, resume)
+    except KeyboardInterrupt:
+        kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
+        sys.stderr.write(f"interrupted{kept}\n")
+        return INTERRUPTED
+    deliver(result.model_copy(update={"command": command_line()}), output)
+    path.unlink(missing_ok=True)
+    return 0
+
+
+def _run(name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, resume: bool) -> ReplayResult:
+    from outrider.demo import demo_paths
+    from outrider.lab.journal import Journal
+    from outrider.lab.replay.run import journal_plan, run_replay
+    from outrider.lab.replay.target import load_text_target
+    from outrider.lab.replay.texts import read_log
+    from outrider.lab.workload.load import load_workload
+
+    workload = load_workload(name, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
+    with shown_progress() as progress:
+        session.quieten_libraries()
+        target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
+        target.name = tokenizer
+        log = read_log(workload, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
+        plan.check_log(log)
+        if path.exists() and not resume:
+            progress.say(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)")
+        journal = Journal.open(path, journal_plan(plan, log, target), resume=resume)
+        lines = [f"line {line.number}: {line.reason}" for line in workload.skipped]
+        notes = [*workload.notes, *([f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}"] if lines else [])]
+        try:
+            return run_replay(plan, log, target, journal, workload=workload.name, notes=notes, progress=progress)
+        finally:
+            if not len(journal):
+                journal.close()  # nothing to go on with

@@ -1,0 +1,109 @@
+"""The step of `outrider/decode.py` without models: the target is a log, and says next what the log says.
+
+    draft    = drafter.propose(rows, gamma)      the real drafter, on the text so far
+    verdict  = greedy verdict on the draft       the target's choice after each node that the log confirms is the log's next token
+    rows.append(draft, verdict)                  the real rows: limits and ends, counters
+    drafter.commit(...)                          learn, as in a real step
+
+A drafter that places its tokens, as all do that only copy, is judged so by every lossless verifier, at every temperature: a
+placed token is kept exactly when the text goes on with it. Why: docs/algorithms/replay.md.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.decode import Control
+from outrider.drafters.base import Drafter
+from outrider.errors import CapabilityError
+from outrider.lab.replay.target import CPU, unreadable_logits
+from outrider.lab.replay.texts import Text
+from outrider.rows import Row, Rows
+from outrider.sampling.params import SamplingParams
+from outrider.text import StopStrings
+from outrider.types import Draft, TargetOutput, Verdict
+from outrider.verifiers.base import agreeing_ends, path_verdict
+
+UNKNOWN = -1  # what the target says where the log does not tell: no draft token is equal to it
+NO_LIMIT = 1 << 40
+
+
+@dataclass
+class LoggedRow(Row):
+    """A row that ends where its log ends."""
+
+    answer: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, text: Text, number: int) -> LoggedRow:
+        """`number`: the caller's, for it."""
+        tokens, answer = list(text.prompt), list(text.answer)
+        limit = NO_LIMIT if text.max_tokens is None else max(text.max_tokens, len(answer))
+        return cls(
+            request=number, tokens=tokens, num_prompt=len(tokens), params=SamplingParams(), seed=0,
+            max_tokens=len(tokens) + limit, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), answer=answer,
+        )  # fmt: skip
+
+    def add(self, token: int, origin: str) -> None:
+        super().add(token, origin)
+        if len(self.tokens) == self.num_prompt + len(self.answer):
+            self.finish_reason = self.finish_reason or "stop"
+
+    def said_after(self, levels: list[int]) -> list[int]:
+        """The log's token that many draft tokens ahead, for each of `levels`."""
+        begin, end = len(self.tokens) - self.num_prompt, len(self.answer)
+        return [self.answer[begin + level] if begin + level < end else UNKNOWN for level in levels]
+
+
+class ReplayLoop:
+    """A drafter, a control of draft lengths, and the rows they work on: `outrider.decode.Decoder` for logs."""
+
+    def __init__(self, name: str, drafter: Drafter, control: Control, vocab_size: int) -> None:
+        self._name = name
+        self._drafter = drafter
+        self._control = control
+        self.rows = Rows(vocab_size, CPU)
+
+    def add(self, row: LoggedRow) -> None:
+        """A row joins."""
+        self.rows.add(row)
+        self._drafter.start(row)
+
+    def remove(self, index: int) -> Row:
+        """A row leaves; the last row takes its index."""
+        self._drafter.stop(index)
+        return self.rows.swap_remove(index)
+
+    @torch.inference_mode()
+    def step(self) -> Draft:
+        """One step of every row; returns what was drafted. Raises CapabilityError where a drafter wants a model."""
+        rows, began = self.rows, time.perf_counter()
+        draft = self._drafter.propose(rows, self._control.choose(rows))
+        if draft.probs is not None:
+            raise CapabilityError(f"drafter '{self._name}' draws its tokens from laws, so it cannot be replayed from text")
+        proposed = time.perf_counter()
+        verdict = self._verdict(draft)
+        logits = unreadable_logits(draft.num_rows, draft.num_nodes, rows.vocab_size)
+        rows.append(draft, verdict, logits)
+        appended = time.perf_counter()
+        try:
+            self._drafter.commit(rows, draft, verdict, TargetOutput(logits))
+        except NotImplementedError as error:  # torch's word for reading a tensor that has no numbers
+            raise CapabilityError(
+                f"drafter '{self._name}' learns from the target's logits, which a log does not have, so it cannot be replayed; "
+                "measure it with 'outrider bench'"
+            ) from error
+        ended = time.perf_counter()
+        for row in rows:  # shared as in a real step
+            row.stats.time_s["draft"] += (proposed - began + ended - appended) / len(rows)
+        self._control.observe(rows, draft, verdict, ended - began)
+        return draft
+
+    def _verdict(self, draft: Draft) -> Verdict:
+        """`greedy_verdict` of a target that says what was said. Off that path its choices are unknown, and not asked for."""
+        choice = [row.said_after(levels) for row, levels in zip(self.rows, draft.levels, strict=True)]  # type: ignore[attr-defined]
+        ends = agreeing_ends(draft, choice)
+        return path_verdict(draft, ends, [said[end + 1] for said, end in zip(choice, ends, strict=True)])

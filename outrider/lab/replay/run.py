@@ -1,0 +1,162 @@
+"""`outrider replay` as a whole: every configuration on every text, and the searches. What is done is in the journal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.control.length import MAX_DRAFT_TOKENS
+from outrider.errors import ConfigError
+from outrider.lab.configuration import Configuration
+from outrider.lab.estimate.curves import StepCosts
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress, Quiet
+from outrider.lab.replay.drafters import replayable_parts
+from outrider.lab.replay.replay import Order, replay
+from outrider.lab.replay.result import ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.replay.search import check_search, check_texts, search
+from outrider.lab.replay.spaces import space_of
+from outrider.lab.replay.summary import summarise
+from outrider.lab.replay.texts import Log, Text
+from outrider.models.load import LoadedModel
+from outrider.version import __version__
+
+SHOWN = 3  # requests in a note
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What is replayed, and how."""
+
+    configurations: tuple[Configuration, ...]
+    sweep: int = 0  # each of them with draft lengths 1 .. sweep; 0: with its own
+    trials: int = 0  # of a search around each of them; 0: none
+    order: Order = "logged"
+    max_num_seqs: int = 1
+    seed: int = 0
+    costs: StepCosts | None = None
+
+    def check(self) -> list[Configuration]:
+        """The configurations to replay. Raises ConfigError and CapabilityError for what cannot be, before any work."""
+        for configuration in self.configurations:
+            if self.sweep and configuration.num_draft_tokens is not None:
+                raise ConfigError(f"'{configuration.label}' has a draft length, and --sweep tries all of them: leave one out")
+        if not 0 <= self.sweep <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"--sweep takes a draft length from 1 to {MAX_DRAFT_TOKENS}, got {self.sweep}")
+        if self.costs is not None and self.costs.num_rows != self.max_num_seqs:
+            raise ConfigError(
+                f"the costs are of steps with num_rows={self.costs.num_rows}, and --max-num-seqs is {self.max_num_seqs}: the "
+                "predicted speedup needs both alike"
+            )
+        chosen = [member for configuration in self.configurations for member in self._members(configuration)]
+        for configuration in chosen:
+            replayable_parts(configuration)
+        for configuration in self.configurations if self.trials else ():
+            check_search(self.trials, space_of(configuration, lengths=self.costs is not None))
+        return chosen
+
+    def check_log(self, log: Log) -> None:
+        """Raises ConfigError where the texts are too few."""
+        if self.trials:
+            check_texts(len(log.texts))
+
+    def _members(self, configuration: Configuration) -> list[Configuration]:
+        if not self.sweep or configuration.is_plain:
+            return [configuration]
+        return [replace(configuration, num_draft_tokens=length) for length in range(1, self.sweep + 1)]
+
+
+def journal_plan(plan: ReplayPlan, log: Log, target: LoadedModel) -> dict[str, Any]:
+    """What must be the same for a journal to be gone on with."""
+    texts = [[list(text.prompt), list(text.answer), text.task, text.max_tokens] for text in log.texts]
+    return {
+        "outrider": __version__,
+        "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
+        "vocabulary": target.lm.shape.vocab_size,
+        "configurations": [configuration.label for configuration in plan.configurations],
+        "sweep": plan.sweep,
+        "trials": plan.trials,
+        "order": plan.order,
+        "max_num_seqs": plan.max_num_seqs,
+        "seed": plan.seed,
+        "costs": None if plan.costs is None else plan.costs.model_dump(),
+    }
+
+
+def run_replay(
+    plan: ReplayPlan, log: Log, target: LoadedModel, journal: Journal, *, workload: str, notes: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> ReplayResult:  # fmt: skip
+    """Replays and searches that the journal does not have yet. Raises ConfigError and CapabilityError before any work."""
+    progress = progress or Quiet()
+    configurations = plan.check()
+    plan.check_log(log)
+    work = _Work(plan, log.texts, target, journal, progress)
+    replayed = [work.replayed(configuration) for configuration in configurations]
+    searches = [work.searched(configuration) for configuration in plan.configurations if plan.trials]
+    return ReplayResult(
+        workload=workload,
+        tokenizer=target.name,
+        order=plan.order,
+        seed=plan.seed,
+        max_num_seqs=plan.max_num_seqs,
+        num_texts=len(log.texts),
+        num_tokens=sum(len(text.answer) for text in log.texts),
+        skipped=log.skipped,
+        costs=plan.costs,
+        configurations=replayed,
+        searches=searches,
+        notes=[*notes, *_notes(plan, replayed, log)],
+    )
+
+
+class _Work:
+    """One unit of work after the other."""
+
+    def __init__(
+        self, plan: ReplayPlan, texts: Sequence[Text], target: LoadedModel, journal: Journal, progress: Progress
+    ) -> None:
+        self._plan, self._texts, self._target, self._journal = plan, texts, target, journal
+        self._progress = progress
+
+    def replayed(self, configuration: Configuration) -> ReplayedConfiguration:
+        plan, key = self._plan, f"replay {configuration.label}"
+        if key not in self._journal:
+            found = replay(
+                self._texts, configuration, target=self._target, order=plan.order, seed=plan.seed,
+                max_num_seqs=plan.max_num_seqs, progress=self._progress,
+            )  # fmt: skip
+            self._journal.add(key, summarise(found, self._texts, plan.costs).model_dump())
+        return ReplayedConfiguration.model_validate(self._journal[key])
+
+    def searched(self, configuration: Configuration) -> SearchOutcome:
+        plan, key = self._plan, f"search {configuration.label}"
+        if key not in self._journal:
+            found = search(
+                self._texts, configuration, trials=plan.trials, seed=plan.seed, costs=plan.costs, target=self._target,
+                order=plan.order, max_num_seqs=plan.max_num_seqs, progress=self._progress,
+            )  # fmt: skip
+            self._journal.add(key, found.outcome.model_dump())
+        return SearchOutcome.model_validate(self._journal[key])
+
+
+def _notes(plan: ReplayPlan, replayed: Sequence[ReplayedConfiguration], log: Log) -> list[str]:
+    """What a reader should know about these numbers."""
+    notes = ["Texts are the log's, cut into tokens again; a model may have said the same text in other tokens."]
+    if any(one.learns for one in replayed):
+        order = "in the order of the log" if plan.order == "logged" else f"in an order drawn by lot (seed {plan.seed})"
+        notes.append(f"Some drafters learn from one text for the next; they met the texts {order}, beginning with no memory.")
+    if any(one.charged_draft_s for one in replayed):
+        notes.append("The costs given are without drafting; predicted speedups charge the time that the drafter took here.")
+    if plan.order == "alone":
+        notes.append("Every text was met by a drafter that knew nothing before it.")
+    if plan.costs is not None and (outside := sum(one.outside_costs for one in replayed)):
+        notes.append(f"{outside} steps are wider than any the costs were measured for; their cost is a straight line's guess.")
+    if log.skipped:
+        more = " ..." if len(log.skipped) > SHOWN else ""
+        plural = "s" if len(log.skipped) > 1 else ""
+        notes.append(f"{len(log.skipped)} request{plural} left out: {'; '.join(log.skipped[:SHOWN])}{more}")
+    return notes

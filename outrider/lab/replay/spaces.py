@@ -1,0 +1,166 @@
+"""Which options of a model-free drafter a search may try, and between which bounds.
+
+What changes memory, files or other requests is not searched (`max_tokens`, `cache`, `max_entries`, `corpus`, ...). Options that
+the user has set are kept as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.suffix_array import DEPTH
+from outrider.errors import ConfigError, did_you_mean
+from outrider.lab.configuration import Configuration
+from outrider.parts import Parts
+
+LENGTH = "k"  # the name of the draft length among the options
+DIGITS = 3  # of real values: what a person can read, and finer than texts can tell
+
+
+class Trial(Protocol):
+    """What is used of an optuna trial."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...
+
+    def suggest_categorical(self, name: str, choices: tuple[Any, ...]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number; `log`: tried evenly over its orders of magnitude."""
+
+    low: int
+    high: int
+    log: bool = False
+
+    def suggest(self, trial: Trial, name: str) -> int:
+        return trial.suggest_int(name, self.low, self.high, log=self.log)
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number."""
+
+    low: float
+    high: float
+
+    def suggest(self, trial: Trial, name: str) -> float:
+        return float(f"{trial.suggest_float(name, self.low, self.high):.{DIGITS}g}")
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few."""
+
+    values: tuple[Any, ...]
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        return trial.suggest_categorical(name, self.values)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.values))
+
+
+Range = Whole | Real | Choice
+Space = Mapping[str, Range]
+
+LENGTHS = Whole(1, 24, log=True)
+SPACES: dict[str, Space] = {
+    "ngram": {
+        "min_ngram": Whole(1, 4), "max_ngram": Whole(1, 8), "recency": Real(0.0, 1.0), "min_share": Real(0.0, 0.6),
+        "tree": Choice((False, 2, 4, 8)),
+    },
+    "suffix": {
+        "max_depth": Whole(8, 128, log=True), "alpha": Real(0.0, 8.0), "beta": Real(0.0, 8.0),
+        "min_probability": Real(0.0, 0.6), "discount": Real(0.0, 1.0), "tree": Choice((False, True)),
+    },
+    "ngram-cache": {
+        "min_ngram": Whole(1, 4), "max_ngram": Whole(1, 8), "branches": Whole(1, 4), "min_probability": Real(0.0, 0.6),
+        "learn_prompts": Choice((True, False)),
+    },
+    "retrieval": {
+        "max_match": Whole(2, DEPTH), "min_match": Whole(1, 8), "branches": Whole(1, 8), "min_share": Real(0.0, 0.6),
+        "max_places": Whole(16, 1024, log=True),
+    },
+}  # fmt: skip
+
+
+def space_of(configuration: Configuration, *, lengths: bool) -> dict[str, Range]:
+    """What may be tried around a configuration: options that it does not set. `lengths`: and the draft length.
+
+    A composite's parts have theirs as PART.NAME. Raises ConfigError for a drafter without a known space.
+    """
+    parts = configuration.parts()
+    if issubclass(parts.drafter, CompositeDrafter):
+        whole: dict[str, Range] = {"mode": Choice(("merge", "best"))}
+        for part in parts.drafter.part_classes(parts.drafter_settings):
+            whole |= {f"{part}.{name}": range_ for name, range_ in _known(part).items()}
+    else:
+        whole = dict(_known(configuration.drafter))
+    if lengths:
+        whole[LENGTH] = LENGTHS
+    given = _given(configuration, parts)
+    return {name: range_ for name, range_ in whole.items() if name not in given}
+
+
+def values_of(configuration: Configuration, space: Space) -> dict[str, Any]:
+    """What the configuration has now for everything in `space`. Raises ConfigError for names that are no options."""
+    parts = configuration.parts()
+    values: dict[str, Any] = {LENGTH: parts.length.most, **dataclasses.asdict(parts.drafter_settings)}
+    if issubclass(parts.drafter, CompositeDrafter):
+        for part, (_, settings) in parts.drafter.part_classes(parts.drafter_settings).items():
+            values |= {f"{part}.{name}": value for name, value in dataclasses.asdict(settings).items()}
+    for name in space:
+        if name not in values:
+            raise ConfigError(f"drafter '{configuration.drafter}' has no option '{name}' to search.{did_you_mean(name, values)}")
+    return {name: values[name] for name in space}
+
+
+def with_values(configuration: Configuration, values: Mapping[str, Any]) -> Configuration:
+    """The configuration with these values in place of its own."""
+    options = dict(configuration.drafter_options)
+    of_parts = dict(item.split("=", 1) for item in options.get("options", "").split(";") if item)
+    for name, value in values.items():
+        if "." in name:
+            of_parts[name] = str(value)
+        elif name != LENGTH:
+            options[name] = value
+    if of_parts:
+        options["options"] = ";".join(f"{name}={value}" for name, value in of_parts.items())
+    return replace(
+        configuration, drafter_options=options, num_draft_tokens=values.get(LENGTH, configuration.num_draft_tokens)
+    )
+
+
+def _known(drafter: str) -> Space:
+    if drafter not in SPACES:
+        raise ConfigError(
+            f"it is not known between which bounds the options of drafter '{drafter}' make sense; give search() a space. "
+            f"Known: {', '.join(SPACES)}, and composites of these"
+        )
+    return SPACES[drafter]
+
+
+def _given(configuration: Configuration, parts: Parts) -> set[str]:
+    """Names that the user has set."""
+    given = {name.replace("-", "_") for name in configuration.drafter_options}
+    if configuration.num_draft_tokens is not None:
+        given.add(LENGTH)
+    if issubclass(parts.drafter, CompositeDrafter):
+        for part, options in parts.drafter_settings.options_by_part().items():
+            given |= {f"{part}.{name}" for name in options}
+    return given
+
+

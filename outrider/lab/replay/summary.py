@@ -1,0 +1,90 @@
+"""From what a replay did to what its result says: sums, ratios, intervals, and what steps of those widths would cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from outrider.lab.estimate.curves import StepCosts
+from outrider.lab.replay.replay import Replay, ReplayedText, sum_stats
+from outrider.lab.replay.resampling import ratio_interval
+from outrider.lab.replay.result import Acceptance, ReplayedConfiguration
+from outrider.lab.replay.texts import Text
+
+
+def summarise(
+    found: Replay, texts: Sequence[Text], costs: StepCosts | None = None, draft_s: float | None = None
+) -> ReplayedConfiguration:
+    """`texts`: those that were replayed. `costs`: of steps with as many rows as were served together. `draft_s`: seconds of
+    drafting per step that the costs do not have; default: `unpaid_drafting`.
+    """
+    charged = unpaid_drafting(found, costs) if draft_s is None else draft_s
+    parts = found.configuration.parts()
+    in_order = [(texts[number].task, found.texts[number]) for number in found.order]
+    total, tasks = found.total, sorted({task for task, _ in in_order})
+    return ReplayedConfiguration(
+        configuration=found.configuration.label,
+        family=replace(found.configuration, num_draft_tokens=None).label,
+        drafter=found.configuration.drafter,
+        num_draft_tokens=parts.length.most,
+        settings=asdict(parts.drafter_settings),
+        trees=parts.draws_trees,
+        learns=found.learns,
+        overall=acceptance([text for _, text in in_order], costs, charged, blocks=found.learns),
+        by_task={
+            task: acceptance([text for other, text in in_order if other == task], costs, charged, blocks=found.learns)
+            for task in tasks
+        },
+        draft_s_per_step=total.time_s["draft"] / total.steps,
+        charged_draft_s=charged,
+        tokens_per_s=total.emitted / found.seconds,
+        outside_costs=0 if costs is None else _outside(found.texts, costs),
+    )
+
+
+def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, draft_s: float, *, blocks: bool) -> Acceptance:
+    """Of some texts, in the order they were replayed. `blocks`: they depend on one another."""
+    total = sum_stats([text.stats for text in texts])
+    widths = sum((text.widths for text in texts), Counter[int]())
+    emitted = [text.stats.emitted for text in texts]
+    paid = None if costs is None else [plain_steps(text, costs, draft_s) for text in texts]
+    assert total.tau is not None, "a text has at least one step"
+    return Acceptance(
+        num_texts=len(texts),
+        steps=total.steps,
+        emitted=total.emitted,
+        drafted=total.drafted,
+        tested=total.tested,
+        accepted=total.accepted,
+        accepted_per_position=total.accepted_per_position,
+        widths=[widths[width] for width in range(max(widths) + 1)],
+        tau=total.tau,
+        tau_interval=ratio_interval((emitted, [text.stats.steps for text in texts]), blocks=blocks),
+        alpha=total.alpha,
+        draft_utilisation=total.draft_utilisation,
+        speedup=None if paid is None else total.emitted / sum(paid),
+        speedup_interval=None if paid is None else ratio_interval((emitted, paid), blocks=blocks),
+    )
+
+
+def plain_steps(text: ReplayedText, costs: StepCosts, draft_s: float) -> float:
+    """What its steps cost, in plain steps: the sum over steps of (seconds(width) + draft_s) / seconds(0). Plain decoding pays one
+    a token."""
+    passes = sum(count * costs.relative(width) for width, count in text.widths.items())
+    return passes + text.stats.steps * draft_s / costs.step_s(0)[0]
+
+
+def unpaid_drafting(found: Replay, costs: StepCosts | None) -> float:
+    """Seconds of drafting per step that the costs do not have: where they have none at all, what the replay's own clock says. A
+    look-up takes its time in every step, also where it finds nothing. Plain decoding drafts nothing."""
+    if costs is None or found.configuration.is_plain:
+        return 0.0
+    if costs.whole_steps or costs.draft_fixed_s or costs.draft_s_per_token:
+        return 0.0
+    return found.total.time_s["draft"] / found.total.steps
+
+
+def _outside(texts: Sequence[ReplayedText], costs: StepCosts) -> int:
+    widths = sum((text.widths for text in texts), Counter[int]())
+    return sum(count for width, count in widths.items() if costs.step_s(width)[1])

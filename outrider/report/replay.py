@@ -1,0 +1,198 @@
+"""The report of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.lab.configuration import PLAIN
+from outrider.lab.replay.result import Acceptance, ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.result import Interval
+from outrider.report.document import (
+    Block,
+    Bullets,
+    Code,
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Plot,
+    Series,
+    Table,
+    Tone,
+)  # fmt: skip
+from outrider.report.text import number
+
+HARDLY = 1.05  # a predicted speedup below this is no reason to speculate
+TAU = (
+    "emitted / steps: tokens per target pass, the target's own included. The upper bound of the speedup: what it would be if a "
+    "pass over k + 1 tokens cost the same as one over one token, and drafting nothing"
+)
+COLUMNS = (
+    Column("configuration", align="left"),
+    Column("τ", help=TAU),
+    Column("α", help="accepted / tested draft tokens"),
+    Column("draft utilisation", help="accepted / drafted tokens"),
+    Column("drafted per step", help="drafted / steps: each of these tokens makes a target pass wider"),
+    Column("drafter, µs per step", help="time spent in the drafter / steps, on the machine of the replay"),
+)
+SPEEDUP = Column(
+    "predicted speedup",
+    help="emitted × seconds of a plain step / seconds of all steps, by their width and the costs given, with drafting",
+)
+
+
+def document(result: ReplayResult) -> Document:
+    """Everything in it is in the result."""
+    blocks: list[Block] = [Paragraph(*verdict(result)), _overview(result), *_sweeps(result), *_tasks(result)]
+    blocks += _positions(result)
+    for found in result.searches:
+        blocks += _search(found)
+    if result.notes:
+        blocks += [Heading("To keep in mind"), Bullets(result.notes)]
+    count = f"{result.num_texts} text{'s' * (result.num_texts != 1)}"
+    subtitle = (
+        f"{result.created:%Y-%m-%d}, outrider {result.versions.get('outrider', '?')}: {count}, {result.num_tokens} tokens by the "
+        f"tokenizer of {result.tokenizer}; no model was run"
+    )
+    return Document(f"Replay of {result.workload}", subtitle, blocks)
+
+
+def verdict(result: ReplayResult) -> tuple[str, Tone]:
+    """One sentence, and how it is meant."""
+    best = _best(result)
+    if best is None:
+        return "Only plain decoding was replayed: one token per target pass.", "caution"
+    tau = f"τ {_with_interval(best.overall.tau, best.overall.tau_interval)}"
+    name = f"'{best.configuration}'"
+    if best.overall.speedup is None:
+        bound = f"Its speedup is below {best.overall.tau:.2f}x, what it would be if draft tokens were checked for nothing"
+        text = f"Most tokens per target pass: {name}, {tau}. {bound}; --costs predicts it, 'outrider bench' measures it."
+        return text, "plain" if best.overall.tau >= HARDLY else "caution"
+    speedup = _with_interval(best.overall.speedup, best.overall.speedup_interval, "x")
+    if best.overall.speedup < 1:
+        return f"Do not speculate on these texts: the best, {name}, is predicted at {speedup}, {tau}.", "bad"
+    if best.overall.speedup < HARDLY:
+        return f"Hardly a gain: the best of these texts, {name}, is predicted at {speedup}, {tau}.", "caution"
+    return f"Best of these texts: {name}, predicted speedup {speedup}, {tau}.", "good"
+
+
+def _best(result: ReplayResult) -> ReplayedConfiguration | None:
+    """By predicted speedup, else by tau; of equals the one that drafts less. None where nothing drafts."""
+    drafting = [one for one in result.configurations if one.drafter != PLAIN]
+    return max(drafting, key=lambda one: (_objective(one.overall), -one.overall.drafted), default=None)
+
+
+def _objective(found: Acceptance) -> float:
+    return found.tau if found.speedup is None else found.speedup
+
+
+def _overview(result: ReplayResult) -> Table:
+    columns = [*COLUMNS, SPEEDUP] if result.costs is not None else COLUMNS
+    best = _best(result)
+    rows = [_row(one) for one in result.configurations]
+    marked = frozenset(place for place, one in enumerate(result.configurations) if one is best)
+    return Table(columns, rows, "All texts (95 % intervals in brackets)", marked)
+
+
+def _row(one: ReplayedConfiguration) -> list[str]:
+    found = one.overall
+    row = [
+        one.configuration, _with_interval(found.tau, found.tau_interval), number(found.alpha), number(found.draft_utilisation),
+        number(found.drafted / found.steps, 1), number(one.draft_s_per_step * 1e6, 0),
+    ]  # fmt: skip
+    return row if found.speedup is None else [*row, _with_interval(found.speedup, found.speedup_interval, "x")]
+
+
+def _sweeps(result: ReplayResult) -> list[Block]:
+    """Draft lengths, where a family has several."""
+    families: dict[str, dict[int, Acceptance]] = {}
+    for one in result.configurations:
+        families.setdefault(one.family, {})[one.num_draft_tokens] = one.overall
+    swept = {family: members for family, members in families.items() if len(members) > 1}
+    if not swept:
+        return []
+    lengths = sorted({length for members in swept.values() for length in members})
+    what = "τ" if result.costs is None else "predicted speedup"
+    series = [
+        Series(family, [_objective(members[length]) if length in members else None for length in lengths])
+        for family, members in swept.items()
+    ]
+    return [Plot(f"{what} over draft length", "k, most draft tokens per step", what, lengths, series, baseline=1.0)]
+
+
+def _tasks(result: ReplayResult) -> list[Block]:
+    tasks = sorted({task for one in result.configurations for task in one.by_task})
+    if len(tasks) < 2:
+        return []
+    what = "τ" if result.costs is None else "predicted speedup"
+    columns = [Column("configuration", align="left"), *(Column(f"{task} ({_num_texts(result, task)})") for task in tasks)]
+    rows = [[one.configuration, *(_cell(one.by_task[task]) for task in tasks)] for one in _champions(result)]
+    return [Table(columns, rows, f"{what} by task (number of texts)")]
+
+
+def _num_texts(result: ReplayResult, task: str) -> int:
+    return next(one.by_task[task].num_texts for one in result.configurations if task in one.by_task)
+
+
+def _cell(found: Acceptance) -> str:
+    if found.speedup is None:
+        return _with_interval(found.tau, found.tau_interval)
+    return _with_interval(found.speedup, found.speedup_interval, "x")
+
+
+def _positions(result: ReplayResult) -> list[Block]:
+    champions = [one for one in _champions(result) if one.overall.accepted]
+    if not champions:
+        return []
+    longest = max(len(one.overall.accepted_per_position) for one in champions)
+    series = [Series(one.configuration, _survival(one.overall, longest)) for one in champions]
+    title, places = "How far drafts are kept", list(range(1, longest + 1))
+    return [Plot(title, "draft token", "share of all steps that keep it", places, series)]
+
+
+def _champions(result: ReplayResult) -> list[ReplayedConfiguration]:
+    """Of each family its best member, so that a sweep does not fill the page."""
+    best: dict[str, ReplayedConfiguration] = {}
+    for one in result.configurations:
+        if one.family not in best or _objective(one.overall) > _objective(best[one.family].overall):
+            best[one.family] = one
+    return list(best.values())
+
+
+def _survival(found: Acceptance, length: int) -> Sequence[float]:
+    counts = [*found.accepted_per_position, *[0] * (length - len(found.accepted_per_position))]
+    return [count / found.steps for count in counts]
+
+
+def _search(found: SearchOutcome) -> list[Block]:
+    """What was found on one half of the texts, and what it is worth on the other."""
+    what = {"tau": "τ", "speedup": "predicted speedup"}[found.objective]
+    columns = [Column("settings", align="left"), Column(f"{what}, texts kept back"), Column(f"{what}, texts searched on")]
+    rows = [
+        [f"as given: {found.start.configuration}", _cell(found.start.overall), number(found.train_start)],
+        ["as found", _cell(found.best.overall), number(found.train_best)],
+    ]
+    return [
+        Heading(f"Search around '{found.start.configuration}'"),
+        Paragraph(*_gain(found)),
+        Table(columns, rows, marked=frozenset({1})),
+        Paragraph("As found:"),
+        Code(found.best.configuration),
+        Paragraph(f"{found.num_trials} trials on {found.num_train} texts; {found.num_held_out} others were kept back. Searched:"),
+        Bullets([f"{name}: {range_}" for name, range_ in found.space.items()]),
+    ]
+
+
+def _gain(found: SearchOutcome) -> tuple[str, Tone]:
+    gain = found.gain
+    if gain is None:
+        return f"Too few texts ({found.num_held_out} kept back) to say whether the settings found are better.", "caution"
+    text = f"{gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}] on texts that the search did not see"
+    if gain.low > 0:
+        return f"Better settings: {text}.", "good"
+    return f"No settings that are certainly better: {text}. Keep the ones given.", "plain"
+
+
+def _with_interval(value: float, interval: Interval | None, unit: str = "") -> str:
+    ends = "" if interval is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{value:.2f}{unit}{ends}"

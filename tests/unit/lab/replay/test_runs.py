@@ -1,0 +1,109 @@
+"""Whole replays: what is refused, orders of texts, what learning sees, what is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.drafters import DRAFTERS
+from outrider.errors import CapabilityError, ConfigError, OutriderError
+from outrider.lab.configuration import Configuration
+from outrider.lab.replay import Text, default_configurations, replay, replayable
+from outrider.lab.replay.drafters import replayable_parts
+
+PERIOD = list(range(2, 14))
+SAID = Text([1, 20, 21], [*PERIOD, 40, 41])
+TWICE = [SAID, SAID]
+
+
+def taus(order: str, texts: list[Text] = TWICE, label: str = "suffix k=8", **options: object) -> list[float | None]:
+    found = replay(texts, Configuration.parse(label), order=order, **options)  # type: ignore[arg-type]
+    return [text.stats.tau for text in found.texts]
+
+
+def test_drafters_are_sorted_by_what_they_need() -> None:
+    """Catches a drafter that slips in although it learns from logits, and one left out that reads only text."""
+    assert replayable() == ["ngram", "suffix", "ngram-cache", "retrieval"]
+    assert [configuration.label for configuration in default_configurations()] == ["ngram", "suffix", "ngram-cache"]
+    for name in set(DRAFTERS.names()) - {"none", *replayable()}:
+        with pytest.raises(CapabilityError, match=r"only text\. Replayable: ngram"):
+            replayable_parts(Configuration(name))
+    assert replayable_parts(Configuration("none")).length.most
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("draft-model", "runs a draft model"),
+        ("early-exit", "target's own weights"),
+        ("recycling", "learns from the target's passes"),
+        ("composite parts=ngram+recycling", "part 'recycling', which learns from the target's passes"),
+        ("composite", "part 'draft-model', which runs a draft model"),
+        ("ngram k=auto:6", "follows the clock.* k=6"),
+        ("ngram verifier=typical", "'typical' keeps tokens"),
+        ("sufix", "Did you mean 'suffix'"),
+        ("ngram max_gram=3", "Did you mean 'max_ngram'"),
+        ("retrieval", "needs a corpus"),
+    ],
+)
+def test_refusals_say_why(label: str, message: str) -> None:
+    """Catches a reason of another drafter, and a traceback."""
+    with pytest.raises(OutriderError, match=message):
+        replay(TWICE, Configuration.parse(label))
+
+
+def test_texts_without_tokens_are_refused() -> None:
+    """Catches a division by zero far from its cause."""
+    for texts in ([], [SAID, Text([1], [])], [Text([], [1])]):
+        with pytest.raises(ConfigError, match="replay"):
+            replay(texts, Configuration("ngram"))
+
+
+def test_orders() -> None:
+    """Catches a memory that lives on where it must not, or is lost where it must live, and results in the replay's order."""
+    fresh, again = taus("logged")
+    assert again > fresh + 1
+    assert taus("alone") == [fresh, fresh]
+    other = Text([30], [31, 32, 33, 34, 35])
+    texts = [SAID, other, SAID]
+    by_seed = {tuple(taus("shuffled", texts, seed=seed)) for seed in range(6)}
+    assert by_seed == {(fresh, 1.0, again), (again, 1.0, fresh)}
+    numbers = replay(texts, Configuration("suffix"), order="shuffled", seed=1).order
+    assert sorted(numbers) == [0, 1, 2]
+
+
+def test_rows_that_are_served_together_do_not_know_one_another() -> None:
+    """Catches texts learned from before they ended."""
+    assert taus("logged", max_num_seqs=2) == taus("alone")
+
+
+def test_what_is_not_learned_does_not_depend_on_its_neighbours() -> None:
+    """Catches rows replayed together for speed that touch one another, and results of one text filed under another."""
+    texts = [Text([1, 2, 3, 1, 2], [3, 1 + n % 3, 2, 3, *range(n % 5), 1, 2, 3, 1, 2, 3, 1]) for n in range(40)]
+    for label in ("ngram", "ngram k=9 tree=true min_share=0"):
+        together = replay(texts, Configuration.parse(label))
+        for number in range(0, 40, 7):
+            alone = replay([texts[number]], Configuration.parse(label)).texts[0]
+            found = together.texts[number]
+            assert (found.stats.steps, found.stats.drafted, found.stats.accepted_per_position, found.origins) == (
+                alone.stats.steps, alone.stats.drafted, alone.stats.accepted_per_position, alone.origins,
+            )  # fmt: skip
+
+
+def test_steps_are_kept_when_asked_for() -> None:
+    """Catches steps of one text under another, and steps of the first text counted on into the second."""
+    found = replay(TWICE, Configuration.parse("suffix k=8"), keep_steps=True)
+    for text in found.texts:
+        assert [step.start for step in text.steps][:1] == [0]
+        assert sum(step.taken for step in text.steps) == text.stats.emitted == len(SAID.answer)
+        assert sum(len(step.tokens) for step in text.steps) == text.stats.drafted
+        assert {step.rows for step in text.steps} == {1}
+    assert replay(TWICE, Configuration("ngram")).texts[0].steps == []
+
+
+def test_a_replay_leaves_no_files(tmp_path: Path) -> None:
+    """Catches a user's cache overwritten by texts that were only replayed."""
+    cache = tmp_path / "cache.json"
+    replay(TWICE, Configuration("suffix", drafter_options={"cache": str(cache)}))
+    assert not cache.exists()
