@@ -53,6 +53,8 @@ class Configuration:
                 values["verifier_options"][name.removeprefix("verifier.")] = value
             else:
                 values["drafter_options"][name] = value
+        if drafter == PLAIN and "num_draft_tokens" in values:
+            raise ConfigError(f"plain decoding drafts nothing: leave k out of '{text.strip()}'")
         return cls(**values)
 
     @property

@@ -39,6 +39,14 @@ class Journal:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         return cls(path, {})
 
+    def __enter__(self) -> Journal:
+        """`with journal:` work that may fail or be interrupted: a file that holds nothing does not outlive it."""
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None and not self._done:
+            self.close()
+
     def __contains__(self, key: str) -> bool:
         return key in self._done
 

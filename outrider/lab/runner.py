@@ -25,6 +25,7 @@ from outrider.outputs import Completion
 from outrider.parts import Parts
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
+from outrider.verifiers import VERIFIERS
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,10 @@ class Runner:
         if needs.draft and options.draft is None and options.target != DEMO:
             names = ", ".join(one.drafter for one in configurations if self._parts(one).wants_draft)
             raise ConfigError(f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or leave them out")
+        if options.draft is not None and not needs.draft:
+            raise ConfigError(f"none of these configurations uses a draft model, but draft='{options.draft}' was given")
+        if options.lossy and not any(_is_lossy(one) for one in configurations):
+            raise ConfigError("lossy was asked for, but the verifiers of all configurations are lossless")
         self.models: Models = load_models(options, needs, status)
 
     @property
@@ -130,4 +135,10 @@ class Runner:
         return Contender(configuration, assemble(self.models, self._parts(configuration)))
 
     def _parts(self, configuration: Configuration) -> Parts:
-        return configuration.parts(lossy=self._lossy)
+        """`lossy` allows lossy verifiers, beside which the others stay lossless."""
+        return configuration.parts(lossy=self._lossy and _is_lossy(configuration))
+
+
+def _is_lossy(configuration: Configuration) -> bool:
+    """Raises ConfigError for a verifier that does not exist."""
+    return configuration.verifier != "auto" and not VERIFIERS.load(configuration.verifier).lossless

@@ -125,7 +125,7 @@ def test_the_report_fits_a_terminal_of_100_columns() -> None:
 
 def test_tables_hold_what_was_measured() -> None:
     text = printed(result(GAIN), 200)
-    for words in ("0.83 0.80 0.50", "40%", "3.00", "1.90x*", "1.00", "900 B", "10.0%", "a note", "10.0 / 30.0"):
+    for words in ("0.83 0.80 0.50", "0.83 0.67 0.03", "40%", "3.00", "1.90x*", "1.00", "900 B", "10.0%", "a note", "10.0 / 30.0"):
         assert words in text, words
 
 

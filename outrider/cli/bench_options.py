@@ -1,0 +1,203 @@
+"""The options of `outrider bench`, in groups; each group knows what it means for the library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from outrider.cli.options import MODEL, SAMPLING, CompileMode
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.build import Options
+    from outrider.lab.bench.plan import Plan
+    from outrider.lab.server.options import LoadOptions
+    from outrider.lab.workload.types import Workload
+    from outrider.sampling.params import SamplingParams
+
+COMPARED, PROMPTS, ENOUGH, SERVERS = "What is compared", "Prompts", "When it is enough", "For a server's URL"
+
+
+def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Which models run where."""
+
+    draft: Annotated[str | None, _option(MODEL, "Draft model for the drafters that want one.", show_default=False)] = None
+    lossy: Annotated[bool, _option(MODEL, "Allow verifiers that change the text.", "--lossy")] = False
+    dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
+    device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
+    compile: Annotated[CompileMode, _option(MODEL, "Compiled passes: made once per model, then cached.")] = "auto"
+    max_model_len: Annotated[int | None, _option(MODEL, "Longest prompt plus answer.", show_default="the model's")] = None
+    revision: Annotated[str | None, _option(MODEL, "Branch, tag or commit on the hub.", show_default=False)] = None
+    trust_remote_code: Annotated[bool, _option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")] = False
+
+    def options(self, target: str) -> Options:
+        """For `load_models`."""
+        from outrider.build import Options
+
+        return Options(target=target, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedOptions:
+    """Configurations and cells."""
+
+    drafters: Annotated[
+        list[str] | None,
+        _option(
+            COMPARED, "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
+            metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
+        ),
+    ] = None  # fmt: skip
+    batch_sizes: Annotated[str, _option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
+    context_lengths: Annotated[
+        str | None,
+        _option(
+            COMPARED, "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.", metavar="N,...",
+            show_default="prompts as they are",
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """The workload."""
+
+    workload: Annotated[
+        str | None,
+        _option(
+            PROMPTS, "A prompts file, a built-in name (docs/workloads.md), several with + between.", metavar="FILE_OR_NAME",
+            show_default="demo for the demo target, else embedded:reasoning",
+        ),
+    ] = None  # fmt: skip
+    data: Annotated[Path | None, _option(PROMPTS, "Folder with the files of named workloads.", show_default=False)] = None
+    on_bad: Annotated[Literal["refuse", "skip"], _option(PROMPTS, "Bad lines, and prompts that do not fit.")] = "refuse"
+    prompts: Annotated[int, _option(PROMPTS, "Most prompts of each task.", min=1)] = 16
+    chat_template: Annotated[
+        bool,
+        _option(PROMPTS, "Wrap conversations in the model's chat template, or send them as plain text.", "--chat-template/--raw"),
+    ] = True
+
+    def load(self, target: str) -> Workload:
+        """All of it. Raises ConfigError."""
+        from outrider.lab.workload.load import load_workload
+
+        name = self.workload or ("demo" if target == "demo" else "embedded:reasoning")
+        return load_workload(name, on_bad=self.on_bad, data=self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """How answers are sampled."""
+
+    max_new_tokens: Annotated[int, _option(SAMPLING, "Most tokens of an answer.")] = 128
+    temperature: Annotated[str, _option(SAMPLING, "0 is greedy; several with commas.", metavar="T,...")] = "0"
+    top_k: Annotated[int, _option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")] = 0
+    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0
+    min_p: Annotated[float, _option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")] = 0.0
+    ignore_eos: Annotated[
+        bool, _option(SAMPLING, "Go on behind the end of the text: full batches to the end.", "--ignore-eos")
+    ] = False
+    seed: Annotated[int, _option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
+
+    def params(self, temperature: float = 0.0) -> SamplingParams:
+        """Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
+        return SamplingParams(
+            temperature=temperature, max_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            ignore_eos=self.ignore_eos,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnoughOptions:
+    """When to stop."""
+
+    precision: Annotated[float, _option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
+    budget: Annotated[float, _option(ENOUGH, "Minutes of measuring, loading aside.")] = 20.0
+    rounds: Annotated[int, _option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
+    max_rounds: Annotated[int, _option(ENOUGH, "At most as many.")] = 10
+    max_other_cpu: Annotated[
+        float, _option(ENOUGH, "Repeat a run while others used more than this share of the processors.")
+    ] = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """For targets that are the URL of an OpenAI-compatible server."""
+
+    baseline_url: Annotated[
+        str | None, _option(SERVERS, "The same model without speculation, to compare with.", show_default=False)
+    ] = None
+    model: Annotated[str | None, _option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
+    concurrency: Annotated[str, _option(SERVERS, "Requests in flight; several with commas.", metavar="N,...")] = "1,4,16"
+    request_rate: Annotated[
+        str | None, _option(SERVERS, "Further levels: requests per second, as they come.", metavar="R,...", show_default=False)
+    ] = None
+    api: Annotated[Literal["auto", "chat", "completions"], _option(SERVERS, "Which endpoint.")] = "auto"
+    api_key_env: Annotated[
+        str | None, _option(SERVERS, "Environment variable with the API key.", metavar="NAME", show_default=False)
+    ] = None
+    timeout: Annotated[float, _option(SERVERS, "Seconds without a sign of life.")] = 300.0
+
+    def load_options(self, answers: AnswerOptions) -> LoadOptions:
+        """Raises ConfigError."""
+        from outrider.lab.server.options import LoadOptions
+
+        temperatures = numbers("--temperature", answers.temperature, float)
+        if len(temperatures) > 1:
+            raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
+        return LoadOptions(
+            concurrency=tuple(numbers("--concurrency", self.concurrency, int)),
+            rates_per_s=tuple(numbers("--request-rate", self.request_rate or "", float)),
+            sampling=answers.params(temperatures[0]), api=self.api, timeout_s=self.timeout,
+        )  # fmt: skip
+
+
+def make_plan(
+    target: str, machine: MachineOptions, compared: ComparedOptions, prompts: PromptOptions, answers: AnswerOptions,
+    enough: EnoughOptions,
+) -> Plan:  # fmt: skip
+    """Raises ConfigError."""
+    from outrider.lab.bench.plan import Plan, default_configurations
+    from outrider.lab.configuration import parse_configurations
+
+    has_draft = machine.draft is not None or target == "demo"
+    named = parse_configurations(compared.drafters) if compared.drafters else default_configurations(has_draft)
+    return Plan(
+        configurations=tuple(named),
+        temperatures=tuple(numbers("--temperature", answers.temperature, float)),
+        batch_sizes=tuple(numbers("--batch-sizes", compared.batch_sizes, int)),
+        context_lengths=tuple(numbers("--context-lengths", compared.context_lengths or "", int)),
+        prompts=prompts.prompts, sampling=answers.params(), seed=answers.seed, rounds=enough.rounds,
+        max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.precision,
+        max_other_cpu=enough.max_other_cpu, lossy=machine.lossy,
+    )  # fmt: skip
+
+
+def numbers(option: str, text: str, kind: type) -> list[Any]:
+    """Of a list with commas between, without doubles. Raises ConfigError."""
+    try:
+        return list(dict.fromkeys(kind(word) for word in text.split(",") if text))
+    except ValueError as error:
+        wanted = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{option} takes {wanted} with commas between, got '{text}'") from error
+
+
+def changed(*groups: Any) -> list[str]:
+    """Options that were given, by their names on the command line."""
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for group in groups
+        for field in fields(group)
+        if getattr(group, field.name) != field.default
+    ]

@@ -1,0 +1,23 @@
+"""How far drafts survive, added up over runs; and what that costs at the end of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+from outrider.lab.bench.notes import RunNote
+from outrider.lab.bench.result import Acceptance
+
+
+def acceptance(notes: Sequence[RunNote]) -> Acceptance | None:
+    """Of all runs together; None where nothing was drafted."""
+    num_steps = sum(note.num_drafts for note in notes)
+    if not num_steps:
+        return None
+    return Acceptance(
+        num_steps=num_steps, reached=_sums(note.reached for note in notes), kept=_sums(note.kept for note in notes)
+    )
+
+
+def _sums(lists: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]

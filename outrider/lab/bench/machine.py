@@ -1,0 +1,86 @@
+"""What decoding has to read and to hold: the roof that memory bandwidth sets, and what a configuration adds to the memory.
+
+    bytes of a plain pass = weights without a separate input embedding + KV bytes per token x rows x mean context
+    roof in tokens/s      = rows x bandwidth / bytes of a plain pass
+
+A plain decoder cannot be faster than the roof (unless caches hold the weights); speculation can, for it reads once for several
+tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from outrider.build import Models
+from outrider.drafters.quantised import QuantisedDrafter
+from outrider.lab.bench.result import TargetInfo
+from outrider.lab.estimate.sizes import EXPERTS
+from outrider.lab.runner import Contender
+from outrider.machine import memory_bandwidth
+
+COPY_BYTES = 1 << 30
+COPIES = 10
+
+
+def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
+    """What is known without running anything; the bandwidth is measured, which takes a second."""
+    memory, lm = models.memory.target, models.target.lm
+    return TargetInfo(
+        name=name, draft=draft, dtype=str(lm.dtype).removeprefix("torch."), device=str(lm.device),
+        compiled=models.options.compile == "on", threads=torch.get_num_threads(), context=models.context,
+        weights_bytes=memory.weights_bytes or None, pass_bytes=pass_bytes(memory.weights_bytes, models.target.config, lm.dtype),
+        kv_bytes_per_token=memory.kv_bytes_per_token, bandwidth_bytes_per_s=bandwidth(lm.device),
+    )  # fmt: skip
+
+
+def pass_bytes(weights_bytes: int, config: Any, dtype: torch.dtype) -> int | None:
+    """Of the weights, what each pass reads: not the input embedding where it is a table of its own. None for mixtures of experts,
+    whose passes read what their tokens choose, and for unknown weights."""
+    text = config.get_text_config()
+    if not weights_bytes or any((getattr(text, name, None) or 1) > 1 for name in EXPERTS):
+        return None
+    tied = bool(getattr(text, "tie_word_embeddings", False))
+    return weights_bytes - (0 if tied else text.vocab_size * text.hidden_size * dtype.itemsize)
+
+
+def bandwidth(device: torch.device) -> float | None:
+    """Bytes per second that the device's memory can be read with; None where we cannot tell."""
+    if device.type == "cpu":
+        return memory_bandwidth(torch.get_num_threads())
+    return _cuda_bandwidth(device) if device.type == "cuda" else None
+
+
+def roof_tokens_per_s(target: TargetInfo, rows: int, mean_context: float) -> float | None:
+    """Of plain decoding, per row."""
+    if target.pass_bytes is None or target.bandwidth_bytes_per_s is None:
+        return None
+    return target.bandwidth_bytes_per_s / (target.pass_bytes + target.kv_bytes_per_token * rows * mean_context)
+
+
+def added_memory(contender: Contender) -> tuple[int | None, int | None]:
+    """(weights, KV per token) in bytes beside the target's. None: the drafter does not say. Tables of model-free drafters are not
+    counted: a few bytes for each token they have seen."""
+    drafter, draft = contender.built.decoder.drafter, contender.built.memory.draft
+    if isinstance(drafter, QuantisedDrafter):
+        return drafter.added_bytes, drafter.lm.kv.bytes_per_token
+    parts = contender.configuration.parts(lossy=not contender.built.decoder.verifier.lossless)
+    if parts.wants_draft and draft is not None:
+        return draft.weights_bytes or None, draft.kv_bytes_per_token
+    return (None, None) if parts.wants_module else (0, 0)
+
+
+def _cuda_bandwidth(device: torch.device) -> float:
+    """Of copies inside the device's memory, which read and write: the best of a few."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(COPIES):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize(device)
+        best = max(best, 2 * COPY_BYTES / (time.perf_counter() - start))
+    return best

@@ -1,0 +1,121 @@
+"""From a workload to what is decoded: token ids, filled up or cut to a context length, in groups of a batch size.
+
+*Filling up* to L tokens: before the prompt comes text of the same task, the other prompts one after the other (again and again
+where they are too short), of which the end is kept: L tokens in all, the begin token once. So the model reads what looks like
+earlier requests, and answers the same question as without. A prompt longer than L keeps its last L tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.errors import ConfigError
+from outrider.lab.bench.plan import Place, Plan
+from outrider.lab.workload.bad import OnBad
+from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.types import Request, Workload
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a task, ready to be fed."""
+
+    number: int  # within its task, from 0
+    request: Request
+    tokens: list[int]
+    max_tokens: int  # of the answer
+
+
+@dataclass(frozen=True)
+class Material:
+    """Prompts by task, as they are, and what had to be left out."""
+
+    by_task: dict[str, list[Prompt]]
+    first_token: int | None  # that begins every text
+    notes: tuple[str, ...] = ()
+
+    def prompts(self, place: Place) -> list[Prompt]:
+        """Of a cell."""
+        own, length = self.by_task[place.task], place.context
+        return own if length is None else [filled(own, number, length, self.first_token) for number in range(len(own))]
+
+
+def gather(
+    workload: Workload, tokenizer: Any, plan: Plan, context: int, *, on_bad: OnBad = "refuse", chat_template: bool = True
+) -> Material:
+    """The first `plan.prompts` requests of every task, as token ids.
+
+    Raises ConfigError where one of them does not fit into `context` together with its answer (with `on_bad="skip"`: where none
+    does; later ones then take its place), and for context lengths that the model does not hold.
+    """
+    most = plan.sampling.max_tokens
+    if plan.context_lengths and max(plan.context_lengths) + most > context:
+        raise ConfigError(
+            f"context length {max(plan.context_lengths)} and {most} new tokens are more than the {context} tokens that the model "
+            f"holds: --context-lengths up to {context - most}, or fewer --max-new-tokens"
+        )
+    wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, plan.prompts)))
+    prepared = prepare(wanted, tokenizer, context=context, max_tokens=most, on_bad=on_bad, chat_template=chat_template)
+    by_request = {one.request.id: one for one in prepared.prompts}
+    by_task: dict[str, list[Prompt]] = {}
+    for request in firsts([one.request for one in prepared.prompts], plan.prompts):
+        mine, found = by_task.setdefault(request.task, []), by_request[request.id]
+        mine.append(Prompt(len(mine), request, found.tokens, found.max_tokens))
+    notes = [f"{len(prepared.skipped)} prompts left out, the first: {prepared.skipped[0].reason}"] if prepared.skipped else []
+    return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(notes))
+
+
+def filled(prompts: Sequence[Prompt], number: int, length: int, first_token: int | None) -> Prompt:
+    """Prompt `number` with exactly `length` tokens; see the module docstring."""
+    own = prompts[number]
+    head = own.tokens[:1] if own.tokens[0] == first_token else []
+    bodies = [one.tokens[1:] if one.tokens[0] == first_token else one.tokens for one in prompts]
+    body, room = bodies[number], length - len(head)
+    others = [token for step in range(len(bodies), 1, -1) for token in bodies[(number - step + 1) % len(bodies)]] or body
+    missing = max(room - len(body), 0)
+    filler = (others * (missing // len(others) + 1))[-missing:] if missing else []
+    return replace(own, tokens=[*head, *filler, *body[-room:]])
+
+
+def places_that_can(plan: Plan, material: Material) -> tuple[list[Place], list[str]]:
+    """Cells with enough prompts for their batch size, and a note for each task that has too few. Raises ConfigError where none
+    has enough."""
+    places = plan.places(list(material.by_task))
+    able = [place for place in places if place.batch_size <= len(material.by_task[place.task])]
+    notes = [
+        f"{place.task}: {len(material.by_task[place.task])} prompts are no batch of {place.batch_size}; left out"
+        for place in places
+        if place not in able
+    ]
+    if not able:
+        raise ConfigError(f"{notes[0].removesuffix('; left out')}: raise --prompts, or take a smaller batch size")
+    return able, list(dict.fromkeys(notes))
+
+
+def groups(prompts: Sequence[Prompt], batch_size: int, turn: int, seed: int) -> list[list[Prompt]]:
+    """What is decoded together in round `turn`: whole batches only. Batches of several are drawn by lot anew in every round, so
+    that no prompt always has the same neighbours; what is left over takes part in another round."""
+    order = list(prompts)
+    if batch_size > 1:
+        random.Random(f"{seed} {turn}").shuffle(order)
+    return [order[start : start + batch_size] for start in range(0, len(order) - batch_size + 1, batch_size)]
+
+
+def firsts(requests: Sequence[Request], count: int) -> Iterator[Request]:
+    """The first `count` of every task."""
+    taken: Counter[str] = Counter()
+    for request in requests:
+        taken[request.task] += 1
+        if taken[request.task] <= count:
+            yield request
+
+
+def digest(workload: Workload) -> str:
+    """Name and prompts, for knowing a workload again."""
+    asked = "\n".join(f"{one.id} {one.prompt} {one.messages}" for one in workload.requests)
+    return f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}"

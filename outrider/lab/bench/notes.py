@@ -1,0 +1,177 @@
+"""What is kept of a run: from a trace, and from the plain trace that it is compared with.
+
+*The same tokens*: the two sides of a pair are compared from the token that both had after their first step to the last token that
+both have. Steps that reach over an end count by the share of their tokens inside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from outrider.lab.recording import Step
+from outrider.lab.result import Record
+from outrider.lab.runner import Trace
+from outrider.stats import PHASES
+
+SHOWN = 8  # tokens of a text that parts
+
+
+class Parting(Record):
+    """Where a text parts from the plain one."""
+
+    position: int
+    plain: list[int]
+    own: list[int]
+
+
+class Pairing(Record):
+    """Seconds of both sides over the same tokens."""
+
+    tokens: int  # decoded behind both first steps
+    plain_s: float
+    own_s: float
+    plain_all_s: float  # prompt and queue included, to the last common token
+    own_all_s: float
+    parting: Parting | None = None  # None: the same text
+
+
+class StepKind(Record):
+    """Steps behind the first one that cost alike and may keep alike."""
+
+    width: int  # nodes of the widest row
+    depth: int  # longest path of this row's draft
+    rows: int
+    count: int
+    kept: int  # draft tokens that all of them kept
+
+
+class RunNote(Record):
+    """One prompt through one configuration."""
+
+    configuration: int
+    prompt: int
+    round: int
+    group: int  # of the prompts decoded together, within the round
+    prompt_tokens: int
+    tokens: int
+    steps: int
+    drafted: int
+    tested: int
+    accepted: int
+    cut: int  # tokens that the verifier kept and the end of the answer cut off, behind the first step
+    ttft_s: float
+    decode_s: float  # behind the first step, to the last token
+    decode_tokens: int
+    wall_s: float  # of the whole group, prompts included
+    gaps_s: list[float]  # from step to step
+    time_s: dict[str, float]  # this row's share of wall_s: prompt, draft, target, verify, other
+    num_drafts: int  # steps that had a draft
+    reached: list[int]
+    kept: list[int]
+    kinds: list[StepKind]
+    other_cpu: float
+    attempts: int = 1
+    complete: bool  # the answer came to its own end
+    right: bool | None = None
+    pairing: Pairing | None = None
+
+
+def notes_of(
+    traces: Sequence[Trace], configuration: int, prompts: Sequence[int], turn: int, attempts: int, group: int = 0
+) -> list[RunNote]:
+    """Of a group that was decoded together, in order."""
+    widest: dict[float, int] = {}
+    for trace in traces:
+        for step in trace.steps:
+            widest[step.at_s] = max(widest.get(step.at_s, 0), len(step.tokens))
+    wall_s = max(trace.steps[-1].at_s for trace in traces) - traces[0].began_s
+    times = _times(traces, wall_s)
+    return [
+        _note(trace, widest, wall_s, times).model_copy(
+            update={"configuration": configuration, "prompt": prompt, "round": turn, "group": group, "attempts": attempts}
+        )
+        for trace, prompt in zip(traces, prompts, strict=True)
+    ]
+
+
+def pair(plain: Trace, own: Trace) -> Pairing:
+    """Both over the same tokens."""
+    texts = plain.completion.token_ids, own.completion.token_ids
+    first = max(plain.steps[0].taken, own.steps[0].taken)
+    last = max(min(map(len, texts)), first)
+    seconds = [trace.seconds_to(last) - trace.seconds_to(first) for trace in (plain, own)]
+    wholes = [trace.ttft_s + trace.seconds_to(min(map(len, texts))) for trace in (plain, own)]
+    return Pairing(
+        tokens=last - first, plain_s=seconds[0], own_s=seconds[1], plain_all_s=wholes[0], own_all_s=wholes[1],
+        parting=_parting(*texts),
+    )  # fmt: skip
+
+
+def depth_counts(trace: Trace) -> tuple[list[int], list[int], int]:
+    """(reached, kept) by depth, and the number of steps that had a draft."""
+    drafts = [step for step in trace.steps if step.tokens]
+    deepest = max((len(step.path) + (not step.complete) for step in drafts), default=0)
+    reached, kept = [0] * deepest, [0] * deepest
+    for step in drafts:
+        for depth in range(len(step.path)):
+            reached[depth] += 1
+            kept[depth] += 1
+        if not step.complete:
+            reached[len(step.path)] += 1
+    return reached, kept, len(drafts)
+
+
+def depth_of(parents: Sequence[int] | None, num_nodes: int) -> int:
+    """Longest path of a draft, in nodes."""
+    if parents is None:
+        return num_nodes
+    depths: list[int] = []
+    for parent in parents:  # parents stand before their children
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
+
+
+def _note(trace: Trace, widest: dict[float, int], wall_s: float, times: dict[str, float]) -> RunNote:
+    stats, later = trace.stats, trace.steps[1:]
+    reached, kept, num_drafts = depth_counts(trace)
+    ends = [step.at_s for step in trace.steps]
+    return RunNote(
+        configuration=0, prompt=0, round=0, group=0, prompt_tokens=trace.num_prompt,
+        tokens=stats.emitted, steps=stats.steps, drafted=stats.drafted, tested=stats.tested, accepted=stats.accepted,
+        cut=sum(len(step.path) + 1 - step.taken for step in later),
+        ttft_s=trace.ttft_s, decode_s=ends[-1] - ends[0], decode_tokens=trace.decode_tokens(), wall_s=wall_s,
+        gaps_s=[round(after - before, 7) for before, after in pairwise(ends)],
+        time_s=times, num_drafts=num_drafts, reached=reached, kept=kept,
+        kinds=_kinds(later, widest),
+        other_cpu=trace.other_cpu, complete=trace.completion.finish_reason == "stop",
+    )  # fmt: skip
+
+
+def _kinds(steps: Sequence[Step], widest: dict[float, int]) -> list[StepKind]:
+    counts: Counter[tuple[int, int, int]] = Counter()
+    kept: Counter[tuple[int, int, int]] = Counter()
+    for step in steps:
+        kind = (widest[step.at_s], depth_of(step.parents, len(step.tokens)), step.rows)
+        counts[kind] += 1
+        kept[kind] += len(step.path)
+    return [StepKind(width=w, depth=d, rows=r, count=n, kept=kept[w, d, r]) for (w, d, r), n in sorted(counts.items())]
+
+
+def _times(traces: Sequence[Trace], wall_s: float) -> dict[str, float]:
+    """A row's share of the group's wall time by phase. Feeding the prompts is the target's work of the first step; what lies
+    between steps counts as other."""
+    total = {phase: sum(trace.stats.time_s[phase] for trace in traces) for phase in PHASES}
+    prompt = traces[0].ttft_s - traces[0].steps[0].seconds
+    total |= {"prompt": prompt, "target": total["target"] - prompt}
+    total["other"] += wall_s - sum(total.values())
+    return {phase: max(total[phase], 0.0) / len(traces) for phase in ("prompt", *PHASES)}
+
+
+def _parting(plain: Sequence[int], own: Sequence[int]) -> Parting | None:
+    if list(plain) == list(own):
+        return None
+    both = enumerate(zip(plain, own, strict=False))
+    place = next((at for at, (a, b) in both if a != b), min(len(plain), len(own)))
+    return Parting(position=place, plain=list(plain[place : place + SHOWN]), own=list(own[place : place + SHOWN]))

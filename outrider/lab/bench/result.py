@@ -1,0 +1,290 @@
+"""What a bench run found: cells, in each of them every configuration, and the single runs they were computed from.
+
+Counts are stored and ratios derived from them (docs/glossary.md). Speedups are ratios of decode seconds over the same number of
+tokens, plain / configuration, so above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from outrider.lab.comparable import Comparable
+from outrider.lab.result import Interval, Record, Result
+from outrider.lab.server.types import Percentiles, ServerMeasurement
+
+Ending = Literal["precision", "prompts", "rounds", "budget"]
+ENDINGS: dict[Ending, str] = {
+    "precision": "every interval is as narrow as asked",
+    "prompts": "more rounds would not narrow the intervals: prompts differ, more of them would",
+    "rounds": "the most rounds that were allowed",
+    "budget": "the time budget was spent",
+}
+
+
+class Speedup(Record):
+    """Plain seconds / own seconds: sums over prompts, each prompt the mean of its rounds."""
+
+    value: float
+    interval: Interval | None = None  # bootstrap over prompts; None: there was only one, or only one batch of them
+    num_prompts: int
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether even the lower end of the interval is a gain."""
+        return self.interval is not None and self.interval.low > 1
+
+    @property
+    def is_loss(self) -> bool:
+        return self.interval is not None and self.interval.high < 1
+
+
+class Acceptance(Record):
+    """Draft tokens by depth, from 1: index 0 is the first draft token."""
+
+    num_steps: int  # that had a draft
+    reached: list[int] = Field(default_factory=list)  # steps whose draft went on at this depth, everything before it kept
+    kept: list[int] = Field(default_factory=list)  # of those, the ones where a token of this depth was kept
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """P(token at this depth kept | everything before it kept) = kept / reached."""
+        return [kept / reached if reached else None for kept, reached in zip(self.kept, self.reached, strict=True)]
+
+    @property
+    def per_position(self) -> list[float]:
+        """Kept at this depth / steps that had a draft: what vLLM prints."""
+        return [kept / self.num_steps for kept in self.kept]
+
+    @property
+    def survival(self) -> list[float]:
+        """S(i) = c_1 ... c_i, the product-limit estimate (Kaplan & Meier 1958): drafts of different lengths count as far as
+        they go."""
+        product, curve = 1.0, []
+        for share in self.conditional:
+            product *= share or 0.0
+            curve.append(product)
+        return curve
+
+
+class Identity(Record):
+    """Whether texts are the plain ones, token by token."""
+
+    num_compared: int
+    num_identical: int
+    first: Divergence | None = None
+
+
+class Divergence(Record):
+    """The first place of the first text that parts."""
+
+    prompt: str  # its id
+    position: int  # output token, from 0
+    plain: list[int]  # token ids from there on
+    own: list[int]
+    plain_text: str
+    own_text: str
+
+
+class Accuracy(Record):
+    """Answers that are right, over the prompts whose answers were complete on both sides."""
+
+    num_graded: int
+    num_incomplete: int  # prompts with a reference whose answer was cut off on either side: not graded
+    num_right: int
+    num_plain_right: int
+    num_only_own_right: int
+    num_only_plain_right: int
+    difference: Interval | None = None  # right / graded, own - plain
+    p_value: float | None = None  # McNemar's exact test
+
+
+class Predicted(Record):
+    """From costs measured beforehand and what drafts kept in this cell."""
+
+    speedup: float
+    tau: float
+    step_s: float
+    plain_step_s: float
+    extrapolated_share: float  # of the steps: narrower or wider, or with more rows, than what was timed
+
+
+class Measured(Record):
+    """One configuration in one cell, all rounds together."""
+
+    configuration: int
+    num_runs: int  # prompts times rounds
+    num_tokens: int
+    num_steps: int
+    drafted: int
+    tested: int
+    accepted: int
+    num_disturbed: int  # runs beside busy neighbours, the repeats included
+    speedup: Speedup | None = None  # decode phase; None: plain, or nothing to compare
+    end_to_end: Speedup | None = None  # prompt and queue included
+    tokens_per_s: float | None  # of one row's decode phase: tokens / seconds, behind its first step
+    tokens_per_s_interval: Interval | None = None  # bootstrap over prompts
+    throughput_tokens_per_s: float  # all rows together, prompts included
+    ttft_s: Percentiles | None = None
+    tpot_s: Percentiles | None = None  # per run: seconds behind the first step / tokens behind it
+    chunk_s: Percentiles | None = None  # from one step of a row to its next: how long a reader waits for more
+    time_s: dict[str, float] = Field(default_factory=dict)  # by phase; the sum is the wall time of all runs
+    acceptance: Acceptance | None = None  # None: nothing was drafted
+    roof: float | None = None  # tokens per second / those of a plain pass that reads its bytes at full bandwidth
+    predicted: Predicted | None = None
+    identity: Identity | None = None  # None: sampled texts, which differ by design
+    accuracy: Accuracy | None = None
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target pass, correction or bonus token included."""
+        return self.num_tokens / self.num_steps
+
+    @property
+    def alpha(self) -> float | None:
+        """Accepted / tested."""
+        return self.accepted / self.tested if self.tested else None
+
+    @property
+    def draft_utilisation(self) -> float | None:
+        """Accepted / drafted: what vLLM calls the acceptance rate."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def measured_over_predicted(self) -> float | None:
+        """Speedups: 1 where the prediction is right."""
+        return self.speedup.value / self.predicted.speedup if self.speedup and self.predicted else None
+
+
+class RunLine(Record):
+    """One prompt through one configuration, as far as a file should keep it."""
+
+    configuration: int
+    prompt: int
+    round: int
+    tokens: int
+    steps: int
+    ttft_s: float
+    decode_s: float  # behind the first step, to the last token
+    other_cpu: float  # share of the processors that others used meanwhile, 0..1
+    attempts: int = 1  # runs that this is the calmest of
+
+
+class Cell(Record):
+    """A task at a temperature, a batch size and a context length."""
+
+    task: str
+    temperature: float
+    batch_size: int
+    context: int | None  # tokens that every prompt was filled up or cut to; None: prompts as they are
+    prompt_ids: list[str]
+    mean_prompt_tokens: float
+    max_new_tokens: int
+    rounds: int  # begun
+    ended_by: Ending
+    prompts_for_precision: int | None = None  # about as many would be needed, where `ended_by` is "prompts"
+    seconds: float  # spent on it
+    failures: dict[str, str] = Field(default_factory=dict)  # configurations that could not run here, and why
+    configurations: list[Measured]
+    runs: list[RunLine]
+
+    @property
+    def label(self) -> str:
+        """What tells it apart from the others, for people."""
+        words = [self.task, f"T = {self.temperature:g}"]
+        words += [f"{self.batch_size} at once"] if self.batch_size > 1 else []
+        words += [] if self.context is None else [f"context {self.context}"]
+        return ", ".join(words)
+
+    def measured(self, configuration: int) -> Measured | None:
+        """Of one configuration; None where it could not run."""
+        return next((one for one in self.configurations if one.configuration == configuration), None)
+
+
+class ConfigurationInfo(Record):
+    """A configuration and what it costs to have."""
+
+    label: str
+    arguments: dict[str, Any]  # of outrider.LLM
+    resolved: dict[str, Any] = Field(default_factory=dict)  # the same with every default filled in
+    baseline: int  # the plain configuration that it is compared with: itself, where it is plain
+    learns: bool = False  # from texts, or lengths follow the clock: a fresh start in every cell and round, no run twice
+    lossless: bool = True
+    exact: bool = True  # greedy texts are the plain ones to the bit on this machine, else up to rounding
+    added_weights_bytes: int | None = None  # beside the target; None: not known
+    added_kv_bytes_per_token: int | None = None
+    notes: list[str] = Field(default_factory=list)
+    failure: str | None = None  # why it could not be built
+
+
+class TargetInfo(Record):
+    """What plain decoding has to read."""
+
+    name: str  # as the user named it
+    draft: str | None = None
+    dtype: str
+    device: str
+    compiled: bool
+    threads: int
+    context: int  # tokens that prompt and answer may have together
+    weights_bytes: int | None
+    pass_bytes: int | None  # weights that each pass reads; None: not known (mixtures of experts)
+    kv_bytes_per_token: int
+    bandwidth_bytes_per_s: float | None  # measured, reading
+
+
+class WorkloadInfo(Record):
+    """Where the prompts came from."""
+
+    name: str
+    notes: list[str] = Field(default_factory=list)
+    num_skipped_lines: int = 0
+
+
+class BenchResult(Result):
+    """See the module docstring. Measured here (`target`, `cells`) or at servers (`servers`)."""
+
+    kind: Literal["bench"] = "bench"
+    workload: WorkloadInfo
+    settings: dict[str, Any] = Field(default_factory=dict)  # the plan
+    target: TargetInfo | None = None
+    configurations: list[ConfigurationInfo] = Field(default_factory=list)
+    cells: list[Cell] = Field(default_factory=list)
+    servers: list[ServerMeasurement] = Field(default_factory=list)
+    seconds: float = Field(ge=0)  # of measuring, loading not included
+
+    def comparable(self) -> list[Comparable]:
+        """Speeds and speedups of every cell and configuration, and what greedy decoding must repeat exactly."""
+        return [
+            found
+            for cell in self.cells
+            for one in cell.configurations
+            for found in _comparables(f"{cell.label}: {self.configurations[one.configuration].label}", one)
+        ] + [
+            Comparable(f"{server.label}, {level.level.label}: tokens/s", _open(level.tokens_per_s), True, "tokens/s")
+            for server in self.servers
+            for level in server.levels
+            if level.tokens_per_s is not None
+        ]
+
+
+def _comparables(label: str, one: Measured) -> Iterator[Comparable]:
+    if one.tokens_per_s is not None:
+        yield Comparable(f"{label}: tokens/s", one.tokens_per_s_interval or _open(one.tokens_per_s), True, "tokens/s")
+    for name, found in (("speedup", one.speedup), ("end-to-end speedup", one.end_to_end)):
+        if found is not None:
+            yield Comparable(f"{label}: {name}", found.interval or _open(found.value), True, "x")
+    if one.identity is not None:
+        share = one.identity.num_identical / one.identity.num_compared
+        yield Comparable(f"{label}: identical texts", share, True, scale="difference")
+
+
+def _open(value: float) -> Interval:
+    """Without an interval nothing is known about its uncertainty."""
+    return Interval(value=value, low=0.0, high=math.inf)
+
+
+

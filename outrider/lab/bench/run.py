@@ -1,0 +1,141 @@
+"""`run_bench`: from options and a plan to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from outrider.build import Options
+from outrider.lab.bench.machine import added_memory, describe_target
+from outrider.lab.bench.material import Material, digest, gather, places_that_can
+from outrider.lab.bench.plan import COUPLED, Plan
+from outrider.lab.bench.result import BenchResult, Cell, ConfigurationInfo, Measured, TargetInfo, WorkloadInfo
+from outrider.lab.bench.stages import CellState, Rounds
+from outrider.lab.bench.summary import measured, run_line
+from outrider.lab.bench.turn import Field
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress, Quiet
+from outrider.lab.runner import Runner
+from outrider.lab.workload.bad import OnBad
+from outrider.lab.workload.types import Workload
+from outrider.machine import versions
+
+FEW_PROMPTS = 8  # below it an interval is rough
+MUCH_DISTURBED = 0.2  # share of runs
+
+
+def run_bench(
+    options: Options, plan: Plan, workload: Workload, journal_path: Path, *, resume: bool = False, on_bad: OnBad = "refuse",
+    chat_template: bool = True, progress: Progress | None = None, status: Callable[[str], None] = lambda line: None,
+) -> tuple[BenchResult, Journal]:  # fmt: skip
+    """`options`: of models and machine; what they say about drafting plays no part. Close the journal when the result is safe.
+
+    Raises what cannot be built or run, before anything is measured as far as that can be known.
+    """
+    identity = plan_identity(options, plan, workload, chat_template=chat_template)
+    journal = Journal.open(journal_path, identity, resume=True) if resume else None
+    runner = Runner(options, plan.all_configurations, status)
+    material = gather(workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template)
+    places, notes = places_that_can(plan, material)
+    field, failures = Field.open(runner, plan.all_configurations)
+    status("measuring the memory's bandwidth")
+    target = describe_target(runner.models, options.target, options.draft)
+    journal = journal or Journal.open(journal_path, identity, resume=False)
+    rounds = Rounds(field, plan, material, places, journal, progress or Quiet())
+    with journal:
+        states = rounds.run()
+    cells = [_cell(state, rounds, plan, target, runner.tokenizer) for state in states]
+    result = BenchResult(
+        workload=WorkloadInfo(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)),
+        settings={**plan.as_dict(), "chat_template": chat_template},
+        target=target,
+        configurations=_describe(rounds, field, failures),
+        cells=cells,
+        seconds=rounds.spent_s,
+        notes=[*runner.models.notes, *material.notes, *notes, *_remarks(cells, plan, material)],
+    )
+    return result, journal
+
+
+def plan_identity(options: Options, plan: Plan, workload: Workload, *, chat_template: bool) -> dict[str, Any]:
+    """What an interrupted run must have in common with the one that goes on."""
+    return {
+        "verb": "bench", **plan.identity(), "models": asdict(options), "chat template": chat_template,
+        "workload": digest(workload), "versions": versions(),
+    }  # fmt: skip
+
+
+def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:
+    place = state.place
+    labels = [one.label for one in rounds.configurations]
+    found: list[Measured] = []
+    ids = [one.request.id for one in state.prompts]
+    for number, configuration in enumerate(rounds.configurations):
+        if not (own := state.of(number)):
+            continue
+        baseline = rounds.baselines[number]
+        found.append(
+            measured(
+                own, None if baseline == number else state.of(baseline), target=target, times=state.times, rows=place.batch_size,
+                max_other_cpu=plan.max_other_cpu, ids=ids, tokenizer=tokenizer,
+                same_text=place.temperature == 0 or configuration.verifier == COUPLED,
+            )
+        )  # fmt: skip
+    assert state.ended_by is not None
+    return Cell(
+        task=place.task, temperature=place.temperature, batch_size=place.batch_size, context=place.context, prompt_ids=ids,
+        mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids), max_new_tokens=plan.sampling.max_tokens,
+        rounds=state.rounds, ended_by=state.ended_by, prompts_for_precision=state.prompts_needed, seconds=state.seconds,
+        failures={labels[number]: reason for number, reason in state.failures.items()},
+        configurations=found, runs=[run_line(note) for note in state.notes],
+    )  # fmt: skip
+
+
+def _describe(rounds: Rounds, field: Field, failures: dict[int, str]) -> list[ConfigurationInfo]:
+    found = []
+    for number, configuration in enumerate(rounds.configurations):
+        info = ConfigurationInfo(
+            label=configuration.label, arguments=configuration.as_dict(), baseline=rounds.baselines[number],
+            failure=failures.get(number),
+        )  # fmt: skip
+        if number in field.numbers:
+            contender = field[number]
+            config = contender.config
+            weights, kv = added_memory(contender)
+            names = ("num_draft_tokens", "drafter_options", "verifier", "verifier_options")
+            info = info.model_copy(
+                update={
+                    "resolved": {name: config[name] for name in names}, "learns": contender.keeps_learning,
+                    "lossless": config["lossless"], "exact": config["exact"], "added_weights_bytes": weights,
+                    "added_kv_bytes_per_token": kv, "notes": contender.built.decoder.drafter.notes,
+                }
+            )  # fmt: skip
+        found.append(info)
+    return found
+
+
+def _remarks(cells: list[Cell], plan: Plan, material: Material) -> list[str]:
+    """What a reader must know before believing a number."""
+    notes = []
+    if any(cell.temperature > 0 for cell in cells) and any(one.verifier != COUPLED for one in plan.all_configurations):
+        notes.append(
+            "T above 0: sampled texts differ between configurations by design (not with verifier=gumbel); both sides draw with "
+            "the same seed per prompt and round, and are compared over the same number of tokens"
+        )
+    if few := sorted({cell.task for cell in cells if len(cell.prompt_ids) < FEW_PROMPTS}):
+        notes.append(f"fewer than {FEW_PROMPTS} prompts ({', '.join(few)}): intervals are rough")
+    runs = [run for cell in cells for run in cell.runs]
+    busy = sum(run.other_cpu > plan.max_other_cpu for run in runs)
+    if runs and busy > MUCH_DISTURBED * len(runs):
+        notes.append(
+            f"{busy} of {len(runs)} runs had neighbours that used more than {plan.max_other_cpu:.0%} of the processors, repeats "
+            "included: speeds are uncertain beyond their intervals"
+        )
+    if any(plan.context_lengths):
+        notes.append(
+            "context lengths: before each prompt stand the other prompts of its task, again and again, cut to length; the end of "
+            "longer prompts is kept"
+        )
+    return notes

@@ -1,0 +1,102 @@
+"""How much faster, how sure, and what would make it surer.
+
+A prompt's runs in several rounds say how steady the clock is; different prompts say how much the text matters. The interval
+holds both (bootstrap over prompts). More rounds narrow only the first part: with r rounds of n prompts and a spread w of single
+log ratios around their prompt's mean, the clock's share of the variance is w^2 / (n r). When what is left alone is wider than the
+precision asked for, rounds are wasted, and about n (width left / precision)^2 prompts would be needed.
+
+Prompts that were decoded together share their clock: they are no independent witnesses. So with batches of several, groups are
+resampled too, and the interval reaches as far as the wider of the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from outrider.lab.bench.notes import RunNote
+from outrider.lab.bench.result import Speedup
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.result import Interval
+
+WIDTH = 2 * 1.96  # of a 95 % interval, in standard errors
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt in one round, both sides over the same tokens."""
+
+    prompt: int
+    plain_s: float
+    own_s: float
+    group: tuple[int, int] | None = None  # round and number, where several prompts were decoded together
+
+
+def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Sample]:
+    """Of one configuration; pairs without common tokens behind their first steps say nothing about decoding."""
+    found = []
+    for note in notes:
+        if (pairing := note.pairing) is None:
+            continue
+        plain_s, own_s = (pairing.plain_all_s, pairing.own_all_s) if end_to_end else (pairing.plain_s, pairing.own_s)
+        if (end_to_end or pairing.tokens) and plain_s > 0 and own_s > 0:
+            found.append(Sample(note.prompt, plain_s, own_s, (note.round, note.group) if _is_shared(note) else None))
+    return found
+
+
+def speedup(found: Sequence[Sample]) -> Speedup | None:
+    """Plain / own seconds, each prompt with the mean of its rounds; None without a sample."""
+    if not found:
+        return None
+    by_prompt = list(_by_prompt(found).values())
+    plain = [fmean(one.plain_s for one in mine) for mine in by_prompt]
+    own = [fmean(one.own_s for one in mine) for mine in by_prompt]
+    groups = {one.group for one in found}
+    if len(by_prompt) == 1 or (None not in groups and len(groups) == 1):
+        return Speedup(value=sum(plain) / sum(own), num_prompts=len(by_prompt))
+    interval = ratio_of_sums(plain, own)
+    if None not in groups:
+        interval = _reaching(interval, [[one for one in found if one.group == group] for group in groups])
+    return Speedup(value=interval.value, interval=interval, num_prompts=len(by_prompt))
+
+
+def _reaching(interval: Interval, groups: Sequence[Sequence[Sample]]) -> Interval:
+    """As far as the groups' own interval."""
+    other = ratio_of_sums([sum(s.plain_s for s in mine) for mine in groups], [sum(s.own_s for s in mine) for mine in groups])
+    low, high = min(interval.low, other.low), max(interval.high, other.high)
+    return interval.model_copy(update={"low": low, "high": high})
+
+
+def _is_shared(note: RunNote) -> bool:
+    return any(kind.rows > 1 for kind in note.kinds)
+
+
+def is_tight(found: Speedup | None, precision: float) -> bool:
+    """Whether the interval is at most `precision` wide, relative to the speedup. Nothing to compare counts as tight."""
+    if found is None:
+        return True
+    return found.interval is not None and (found.interval.high - found.interval.low) / found.value <= precision
+
+
+def prompts_needed(found: Sequence[Sample], precision: float) -> int | None:
+    """Where more rounds cannot reach the precision: about how many prompts would. None where they can, or where it cannot be told
+    (fewer than two rounds, or one prompt)."""
+    by_prompt = _by_prompt(found)
+    repeated = [mine for mine in by_prompt.values() if len(mine) > 1]
+    now = speedup(found)
+    if now is None or now.interval is None or not repeated or now.interval.low <= 0:
+        return None
+    within = fmean(variance(math.log(one.plain_s / one.own_s) for one in mine) for mine in repeated)
+    error = math.log(now.interval.high / now.interval.low) / WIDTH
+    left = error**2 - within / len(found)
+    width = WIDTH * math.sqrt(max(left, 0.0))
+    return math.ceil(len(by_prompt) * (width / precision) ** 2) if width > precision else None
+
+
+def _by_prompt(found: Sequence[Sample]) -> dict[int, list[Sample]]:
+    by_prompt: dict[int, list[Sample]] = {}
+    for one in found:
+        by_prompt.setdefault(one.prompt, []).append(one)
+    return by_prompt

@@ -1,0 +1,213 @@
+"""The rounds: each goes through all cells that are not certain yet, so a bench that is cut short knows something of every cell.
+
+The budget is shared: a cell may use, in a round, what is left of it divided by the cells still to come in this round; the first
+group of prompts of a cell is always measured. Every finished group is in the journal. A resumed run reads those and goes on
+behind them; configurations that learn first go through the finished groups of the round again, untimed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from outrider.errors import OutriderError
+from outrider.lab.bench.forecast import PASSES, Times, middle, time_steps
+from outrider.lab.bench.material import Material, Prompt, groups
+from outrider.lab.bench.notes import RunNote
+from outrider.lab.bench.plan import Place, Plan, baseline_of
+from outrider.lab.bench.result import Ending
+from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
+
+WARMUP_TOKENS = 8
+
+
+@dataclass
+class CellState:
+    """What is known of a cell so far."""
+
+    place: Place
+    prompts: list[Prompt]
+    notes: list[RunNote] = field(default_factory=list)
+    times: dict[int, Times] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    rounds: int = 0
+    seconds: float = 0.0
+    ended_by: Ending | None = None
+    prompts_needed: int | None = None
+
+    def take(self, unit: dict[str, Any]) -> None:
+        """A finished unit, fresh or from the journal."""
+        self.notes += [RunNote.model_validate(note) for note in unit["notes"]]
+        self.times |= {int(number): times for number, times in unit["times"].items()}
+        self.failures |= {int(number): reason for number, reason in unit["failures"].items()}
+        self.seconds += unit["seconds"]
+
+    def of(self, number: int) -> list[RunNote]:
+        """Runs of one configuration; none of one that failed later, whose sample would be a choice."""
+        return [] if number in self.failures else [note for note in self.notes if note.configuration == number]
+
+
+class Rounds:
+    """See the module docstring."""
+
+    def __init__(
+        self, field: Field, plan: Plan, material: Material, places: list[Place], journal: Journal, progress: Progress
+    ) -> None:
+        self._field, self._plan, self._journal, self._progress = field, plan, journal, progress
+        self.configurations = plan.all_configurations
+        self.baselines = {
+            number: number if one.is_plain else self.configurations.index(baseline_of(one))
+            for number, one in enumerate(self.configurations)
+        }
+        self.cells = [CellState(place, material.prompts(place)) for place in places]
+        self._warm: set[str] = set()  # cells that this process has run
+
+    @property
+    def spent_s(self) -> float:
+        """Measuring, an interrupted run's included."""
+        return sum(cell.seconds for cell in self.cells)
+
+    def run(self) -> list[CellState]:
+        """Until every cell has ended."""
+        turn = 0
+        while going_on := self._going_on(turn):
+            runs = sum(self._num_runs(cell, turn) for cell in going_on)
+            self._progress.stage(f"round {turn + 1}" + (f" of at most {self._plan.max_rounds}" if turn else ""), runs)
+            for place, cell in enumerate(going_on):
+                left = (self._plan.budget_s - self.spent_s) / (len(going_on) - place)
+                self._round(cell, turn, left)
+                self._judge(cell, turn)
+                self._progress.say(self._line(cell))
+            turn += 1
+        return self.cells
+
+    def _going_on(self, turn: int) -> list[CellState]:
+        """Cells that are not certain yet, as long as there is time."""
+        open_cells = [cell for cell in self.cells if cell.ended_by is None]
+        if turn and self.spent_s >= self._plan.budget_s:
+            for cell in open_cells:
+                cell.ended_by = "budget"
+            return []
+        return open_cells
+
+    # ---------------------------------------------------------------- one round of a cell
+
+    def _round(self, cell: CellState, turn: int, left: float) -> None:
+        until, untaught = cell.seconds + left, []
+        self._prepare(cell)
+        self._field.restart()
+        for number, group in enumerate(groups(cell.prompts, cell.place.batch_size, turn, self._plan.seed)):
+            key = f"{cell.place.key} / round {turn} / group {number}"
+            if key in self._journal:
+                untaught.append(group)
+            elif cell.seconds > until and (turn or number):
+                break
+            elif untaught:
+                teach(self._field, self._running(cell), untaught, cell.place, self._plan, turn)
+                untaught = []
+            self._unit(cell, key, partial(self._group, cell, group, number, turn))
+            cell.rounds = turn + 1
+
+    def _prepare(self, cell: CellState) -> None:
+        """Costs, once; a resumed run, which has them, still warms up."""
+        key = f"{cell.place.key} / costs"
+        if key in self._journal and cell.place.key not in self._warm and not cell.times:
+            for number in self._field.numbers:
+                self._short_run(number, cell)
+        if not cell.times:
+            self._unit(cell, key, partial(self._costs, cell))
+        self._warm.add(cell.place.key)
+
+    def _unit(self, cell: CellState, key: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """From the journal, or measured and written there."""
+        if key in self._journal:
+            cell.take(self._journal[key])
+            self._progress.advance(len(self._running(cell)) * (PASSES if self._journal[key]["times"] else 1))
+            return
+        start = time.perf_counter()
+        unit = {"notes": [], "times": {}, "failures": {}, **measure()}
+        unit["seconds"] = time.perf_counter() - start
+        self._journal.add(key, unit)
+        cell.take(unit)
+
+    def _costs(self, cell: CellState) -> dict[str, Any]:
+        """Of every configuration; of one that learns on a copy, for it must not know the prompts."""
+        times: dict[int, list[Times]] = {number: [] for number in self._field.numbers}
+        failures: dict[int, str] = {}
+        prompts = [one.tokens for one in cell.prompts[: cell.place.batch_size]]
+        params = self._plan.params(cell.place.temperature, 0, 0)
+        spares = {number: self._field.spare(number) for number in self._field.numbers}
+        for number in [*spares] * PASSES:
+            self._progress.advance()
+            if number in failures:
+                continue
+            try:
+                found = time_steps(spares[number], prompts, params, cell.place.batch_size, self._plan.max_other_cpu)
+                times[number].append(found)
+            except OutriderError as error:
+                if self.baselines[number] == number:
+                    raise
+                failures[number] = one_line(error)
+        return {"times": {number: middle(found) for number, found in times.items()}, "failures": failures}
+
+    def _group(self, cell: CellState, group: list[Prompt], number: int, turn: int) -> dict[str, Any]:
+        failures: dict[int, str] = {}
+        order = order_of(self._running(cell), number, turn)
+        notes = run_group(
+            self._field, order, group, cell.place, self._plan, turn, number, self.baselines,
+            failed=lambda who, error: failures.update({who: one_line(error)}), done=self._progress.advance,
+        )  # fmt: skip
+        return {"notes": [note.model_dump() for note in notes], "failures": failures}
+
+    def _short_run(self, number: int, cell: CellState) -> None:
+        prompts = [one.tokens for one in cell.prompts[: cell.place.batch_size]]
+        params = self._plan.params(cell.place.temperature, 0, 0, WARMUP_TOKENS)
+        try:
+            self._field.spare(number).run(prompts, params, cell.place.batch_size)
+        except OutriderError:  # it is among the failures that the journal knows, or will be
+            if self.baselines[number] == number:
+                raise
+
+    def _running(self, cell: CellState) -> list[int]:
+        return [number for number in self._field.numbers if number not in cell.failures]
+
+    def _num_runs(self, cell: CellState, turn: int) -> int:
+        num_groups = len(cell.prompts) // cell.place.batch_size
+        return (num_groups + (0 if turn else PASSES)) * len(self._running(cell))
+
+    # ---------------------------------------------------------------- enough?
+
+    def _judge(self, cell: CellState, turn: int) -> None:
+        """Whether the cell has ended, and by what."""
+        found = {number: samples(cell.of(number)) for number in self._running(cell) if self.baselines[number] != number}
+        wide = [one for one in found.values() if not is_tight(speedup(one), self._plan.precision)]
+        if turn + 1 >= self._plan.rounds:
+            if not wide:
+                cell.ended_by = "precision"
+            elif needed := self._prompts_needed(wide):
+                cell.ended_by, cell.prompts_needed = "prompts", needed
+        if cell.ended_by is None and self.spent_s >= self._plan.budget_s:
+            cell.ended_by = "budget"
+        if cell.ended_by is None and turn + 1 >= self._plan.max_rounds:
+            cell.ended_by = "rounds"
+
+    def _prompts_needed(self, wide: list[list[Sample]]) -> int | None:
+        """Where no configuration that is still uncertain gains from more rounds: prompts for the least certain one."""
+        needed = [prompts_needed(one, self._plan.precision) for one in wide]
+        known = [number for number in needed if number is not None]
+        return max(known) if len(known) == len(needed) else None
+
+    def _line(self, cell: CellState) -> str:
+        """How the cell stands."""
+        words = []
+        for number in self._running(cell):
+            if self.baselines[number] != number and (found := speedup(samples(cell.of(number)))) is not None:
+                span = f" [{found.interval.low:.2f}, {found.interval.high:.2f}]" if found.interval else ""
+                words.append(f"{self.configurations[number].label} {found.value:.2f}x{span}")
+        return f"{cell.place.label}: {', '.join(words) or 'no speedup to tell'}"

@@ -1,0 +1,129 @@
+"""From the runs of a cell to its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy.stats import binomtest, norm
+
+from outrider.lab.bench.acceptance import acceptance
+from outrider.lab.bench.forecast import Times, predicted
+from outrider.lab.bench.machine import roof_tokens_per_s
+from outrider.lab.bench.notes import RunNote
+from outrider.lab.bench.result import Accuracy, Divergence, Identity, Measured, RunLine, TargetInfo
+from outrider.lab.bench.speedup import samples, speedup
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.result import Interval
+from outrider.lab.server.summary import percentiles
+
+
+def measured(
+    own: Sequence[RunNote], plain: Sequence[RunNote] | None, *, target: TargetInfo, times: Mapping[int, Times], rows: int,
+    max_other_cpu: float, same_text: bool, ids: Sequence[str], tokenizer: Any,
+) -> Measured:  # fmt: skip
+    """One configuration's runs in one cell, at least one. `plain`: those of its baseline; None where it is its own. `same_text`:
+    texts must be the plain ones. `ids`: of requests, by number of the prompt."""
+    number = own[0].configuration
+    rate = _tokens_per_s(own)
+    roof = roof_tokens_per_s(target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in own]))
+    found = Measured(
+        configuration=number,
+        num_runs=len(own),
+        num_tokens=sum(note.tokens for note in own),
+        num_steps=sum(note.steps for note in own),
+        drafted=sum(note.drafted for note in own),
+        tested=sum(note.tested for note in own),
+        accepted=sum(note.accepted for note in own),
+        num_disturbed=sum(note.other_cpu > max_other_cpu for note in own),
+        tokens_per_s=None if rate is None else rate.value,
+        tokens_per_s_interval=rate if rate is not None and math.isfinite(rate.high) else None,
+        throughput_tokens_per_s=sum(note.tokens for note in own) / sum(note.wall_s / rows for note in own),
+        ttft_s=percentiles(note.ttft_s for note in own),
+        tpot_s=percentiles(note.decode_s / note.decode_tokens for note in own if note.decode_tokens),
+        chunk_s=percentiles(gap for note in own for gap in note.gaps_s),
+        time_s={phase: sum(note.time_s[phase] for note in own) for phase in own[0].time_s},
+        acceptance=acceptance(own),
+        roof=rate.value / roof if rate is not None and roof else None,
+        accuracy=accuracy(own, plain),
+    )
+    if plain is None:
+        return found
+    return found.model_copy(
+        update={
+            "speedup": speedup(samples(own)),
+            "end_to_end": speedup(samples(own, end_to_end=True)),
+            "predicted": predicted(own, plain, times.get(number, {}), times.get(plain[0].configuration, {})),
+            "identity": identity(own, ids, tokenizer) if same_text else None,
+        }
+    )
+
+
+def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Identity:
+    """Texts against the plain ones of the same round."""
+    compared = [note for note in own if note.pairing is not None]
+    parted = [note for note in compared if note.pairing is not None and note.pairing.parting is not None]
+    found = Identity(num_compared=len(compared), num_identical=len(compared) - len(parted))
+    if not parted or (pairing := parted[0].pairing) is None or pairing.parting is None:
+        return found
+    parting = pairing.parting
+    first = Divergence(
+        prompt=ids[parted[0].prompt], position=parting.position, plain=parting.plain, own=parting.own,
+        plain_text=tokenizer.decode(parting.plain), own_text=tokenizer.decode(parting.own),
+    )  # fmt: skip
+    return found.model_copy(update={"first": first})
+
+
+def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accuracy | None:
+    """Of the first round, so that every prompt counts once; None where nothing can be graded. Without `plain`: its own."""
+    theirs = {note.prompt: note for note in plain or own if note.round == 0}
+    pairs = [(note, theirs[note.prompt]) for note in own if note.round == 0 and note.prompt in theirs]
+    graded = [(a, b) for a, b in pairs if a.right is not None and b.right is not None]
+    if not graded:
+        return None
+    whole = [(bool(a.right), bool(b.right)) for a, b in graded if a.complete and b.complete]
+    only_own, only_plain = sum(a and not b for a, b in whole), sum(b and not a for a, b in whole)
+    apart = only_own + only_plain
+    return Accuracy(
+        num_graded=len(whole), num_incomplete=len(graded) - len(whole),
+        num_right=sum(a for a, _ in whole), num_plain_right=sum(b for _, b in whole),
+        num_only_own_right=only_own, num_only_plain_right=only_plain,
+        difference=paired_difference(only_own, only_plain, len(whole)) if whole and plain is not None else None,
+        p_value=float(binomtest(only_own, apart).pvalue) if apart else None,
+    )  # fmt: skip
+
+
+def paired_difference(only_own: int, only_plain: int, count: int, level: float = 0.95) -> Interval:
+    """Share of right answers, own - plain, of `count` prompts answered by both. The interval of Agresti & Min 2005 (half an
+    answer added to each of the four kinds), which keeps its width where both sides agree on everything."""
+    value = (only_own - only_plain) / count
+    more, less, total = only_own + 0.5, only_plain + 0.5, count + 2
+    middle = (more - less) / total
+    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt(more + less - (more - less) ** 2 / total) / total
+    return Interval(value=value, low=max(middle - reach, -1.0), high=min(middle + reach, 1.0), level=level)
+
+
+def run_line(note: RunNote) -> RunLine:
+    """What the result keeps of a run."""
+    return RunLine(
+        configuration=note.configuration, prompt=note.prompt, round=note.round, tokens=note.tokens, steps=note.steps,
+        ttft_s=note.ttft_s, decode_s=note.decode_s, other_cpu=round(note.other_cpu, 4), attempts=note.attempts,
+    )  # fmt: skip
+
+
+def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:
+    """Of a row's decode phase, prompts resampled; an open interval where there was one prompt."""
+    by_prompt: dict[int, list[RunNote]] = {}
+    for note in own:
+        if note.decode_tokens:
+            by_prompt.setdefault(note.prompt, []).append(note)
+    if not by_prompt:
+        return None
+    tokens = [sum(note.decode_tokens for note in mine) / len(mine) for mine in by_prompt.values()]
+    seconds = [sum(note.decode_s for note in mine) / len(mine) for mine in by_prompt.values()]
+    return ratio_of_sums(tokens, seconds)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,149 @@
+"""The report of a bench run: what pays where, in sentences; then tables and plots; then how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outrider.lab.bench.result import ENDINGS, BenchResult, Cell, Identity, Measured
+from outrider.report import server
+from outrider.report.bench_plots import main_cells, plots
+from outrider.report.bench_tables import speed_text, tables
+from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
+
+HARDLY = 1.02  # a gain below this is not worth a setting
+
+
+def document(result: BenchResult) -> Document:
+    """Everything in it is in the result."""
+    blocks: list[Block] = []
+    if result.cells:
+        blocks += [*_verdicts(result), *_other_cells(result), *_identity(result), *_failures(result)]
+        blocks += [*tables(result), *plots(result)]
+    if result.servers:
+        blocks += server.blocks(result.servers)
+    blocks += [Heading("How it was measured"), Bullets(list(_circumstances(result)))]
+    return Document(_title(result), _subtitle(result), tuple(blocks))
+
+
+def best(result: BenchResult, cell: Cell) -> Measured | None:
+    """The lossless configuration with the largest speedup; None where none was measured."""
+    able = [one for one in cell.configurations if one.speedup and result.configurations[one.configuration].lossless]
+    return max(able, key=lambda one: one.speedup.value if one.speedup else 0.0, default=None)
+
+
+def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
+    """What to do in a cell, in one sentence, and how it is meant."""
+    first = best(result, cell)
+    if first is None or first.speedup is None:
+        return f"{cell.label}: nothing was compared with plain decoding", "caution"
+    name, speedup = result.configurations[first.configuration].label, first.speedup
+    fastest = f"{name}: {speed_text(speedup)}"
+    if speedup.value < HARDLY and not speedup.is_gain:
+        return f"do not speculate on {cell.label}: the fastest is {fastest}", "bad"
+    if speedup.interval is None:
+        return f"{fastest} on {cell.label}: one prompt, or one batch of them, says nothing about others", "caution"
+    if not speedup.is_gain:
+        return f"{fastest} on {cell.label}, which may be no gain: the interval reaches below 1", "caution"
+    return f"{fastest} on {cell.label}{_lost(result, cell)}", "good"
+
+
+def _verdicts(result: BenchResult) -> Iterator[Block]:
+    """Of the main cells: prompts as they are, the first batch size."""
+    for cell in main_cells(result):
+        yield Paragraph(*advice(result, cell))
+
+
+def _other_cells(result: BenchResult) -> Iterator[Block]:
+    main = main_cells(result)
+    if others := [advice(result, cell)[0] for cell in result.cells if cell not in main]:
+        yield Bullets(others)
+
+
+def _lost(result: BenchResult, cell: Cell) -> str:
+    """Who is surely slower than plain decoding there."""
+    slow = [one.configuration for one in cell.configurations if one.speedup and one.speedup.is_loss]
+    losers = [result.configurations[number].label for number in slow]
+    return f" (slower than plain: {', '.join(losers)})" if losers else ""
+
+
+def _identity(result: BenchResult) -> Iterator[Block]:
+    """Whether greedy texts are the plain ones."""
+    checked = [(cell, one, one.identity) for cell in result.cells for one in cell.configurations if one.identity]
+    parted = [(cell, one, found) for cell, one, found in checked if found.num_identical < found.num_compared]
+    compared = sum(found.num_compared for *_, found in checked)
+    if checked and not parted:
+        yield Paragraph(f"All {compared} texts that must be the plain ones are, token by token.", "good")
+    if not parted:
+        return
+    differing = sum(found.num_compared - found.num_identical for *_, found in parted)
+    promised = any(_promised(result, one) for _, one, _ in parted)
+    why = "" if promised else " None of them was promised to the bit: see the notes on rounding and lossy verifiers."
+    yield Paragraph(
+        f"{differing} of {compared} texts that should be the plain ones differ.{why} `outrider certify` looks for the cause.",
+        "bad" if promised else "caution",
+    )
+    yield Bullets([_parting(result, cell, one, found) for cell, one, found in parted])
+
+
+def _promised(result: BenchResult, one: Measured) -> bool:
+    info = result.configurations[one.configuration]
+    return info.lossless and info.exact
+
+
+def _parting(result: BenchResult, cell: Cell, one: Measured, found: Identity) -> str:
+    count = f"{found.num_compared - found.num_identical} of {found.num_compared}"
+    where = f"{cell.label}, {result.configurations[one.configuration].label}: {count} differ"
+    if (first := found.first) is None:
+        return where
+    return (
+        f"{where}; prompt {first.prompt}, from output token {first.position}: plain {first.plain_text!r} {first.plain[:3]}, "
+        f"here {first.own_text!r} {first.own[:3]}"
+    )
+
+
+def _failures(result: BenchResult) -> Iterator[Block]:
+    missing = [f"{info.label}: {info.failure}" for info in result.configurations if info.failure]
+    missing += [f"{cell.label}, {label}: {why}" for cell in result.cells for label, why in cell.failures.items()]
+    if missing:
+        yield Paragraph("Some configurations could not run:", "caution")
+        yield Bullets(missing)
+
+
+def _circumstances(result: BenchResult) -> Iterator[str]:
+    """Everything that a reader needs to repeat it, and to doubt it."""
+    skipped = f", {result.workload.num_skipped_lines} bad lines skipped" if result.workload.num_skipped_lines else ""
+    yield f"workload {result.workload.name}{skipped}"
+    yield from result.workload.notes
+    for cell in result.cells:
+        needed = f"; about {cell.prompts_for_precision} prompts would do" if cell.prompts_for_precision else ""
+        rounds = "round" if cell.rounds == 1 else "rounds"
+        most = max((one.num_runs for one in cell.configurations), default=0)
+        runs = "1 run" if most == 1 else f"{most} runs"
+        yield (
+            f"{cell.label}: {len(cell.prompt_ids)} prompts, {cell.rounds} {rounds}, {runs} each; "
+            f"ended by: {ENDINGS[cell.ended_by]}{needed}"
+        )
+    if learners := [info.label for info in result.configurations if info.learns]:
+        yield (
+            f"{', '.join(learners)}: what is drafted depends on earlier texts or on the clock, so every cell and round is a "
+            "fresh start, in which no prompt comes twice"
+        )
+    for info in result.configurations:
+        yield from (f"{info.label}: {note}" for note in info.notes)
+    yield from result.notes
+    if result.command:
+        yield f"command: {result.command}"
+
+
+def _title(result: BenchResult) -> str:
+    if result.target is None:
+        return "Bench: " + " against ".join(one.label for one in reversed(result.servers))
+    return f"Bench: {result.target.name}" + (f" with draft {result.target.draft}" if result.target.draft else "")
+
+
+def _subtitle(result: BenchResult) -> str:
+    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
+    if (target := result.target) is not None:
+        words += [str(result.machine.get("cpu", "")), f"{target.dtype} on {target.device}, {target.threads} threads"]
+        words += ["compiled" if target.compiled else "not compiled", f"{result.seconds / 60:.1f} minutes of measuring"]
+    return " · ".join(words)

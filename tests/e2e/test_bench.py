@@ -1,0 +1,114 @@
+"""`outrider bench demo` as a user types it: measured, interrupted, resumed, rendered again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.cli import app
+from outrider.lab.bench.result import BenchResult
+from outrider.lab.result import read_result
+
+SMALL = (
+    "--drafters", "draft-model k=4, suffix k=auto", "--prompts", "2", "--max-new-tokens", "12", "--rounds", "1",
+    "--max-rounds", "1",
+    "--max-other-cpu", "2", "--compile", "off", "--threads", "1",
+)  # fmt: skip
+TIMEOUT_S = 240
+
+
+@pytest.mark.slow
+def test_bench_on_the_demo_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch and a context length beside the plain cell: all compared, texts identical, numbers consistent."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--batch-sizes", "1,2", "--context-lengths", "80", "--out", "r.json", "--html", "r.html")
+    assert app.run(["bench", "demo", *SMALL, *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "texts that must be the plain ones are" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
+    result = read_result(Path("r.json"))
+    assert isinstance(result, BenchResult)
+    assert [(cell.batch_size, cell.context) for cell in result.cells] == [(1, None), (2, None), (1, 80)]
+    for cell in result.cells:
+        plain, model, suffix = cell.configurations
+        assert (plain.tau, plain.speedup) == (1, None)
+        assert model.tau > 2, "the demo's draft is a good one"
+        assert all(one.speedup is not None and one.predicted is not None for one in (model, suffix))
+        assert all(one.identity is not None and one.identity.num_identical == 2 for one in (model, suffix))
+        for one in cell.configurations:
+            assert one.num_runs == 2
+            assert one.num_tokens == sum(run.tokens for run in cell.runs if run.configuration == one.configuration)
+        assert all(sum(one.time_s.values()) > 0 for one in cell.configurations)
+    assert {cell.mean_prompt_tokens for cell in result.cells if cell.context} == {80}
+    assert [info.added_weights_bytes for info in result.configurations][1:] == [
+        result.configurations[1].added_weights_bytes,
+        0,
+    ]
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_resume(tmp_path: Path) -> None:
+    """The real signal, in a process of its own: the journal is named, and the same command goes on."""
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "bench",
+        "demo",
+        *SMALL,
+        "--temperature",
+        "1",
+        "--prompts",
+        "3",
+        "--out",
+        "r.json",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    journal = tmp_path / "r.unfinished.jsonl"
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline and not (journal.exists() and journal.read_text().count("\n") > 2):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert out == ""
+    assert "the same command with --resume goes on" in errors
+    assert "Traceback" not in errors
+    done = journal.read_text().count("\n")
+    again = subprocess.run(
+        [*command, "--resume", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert again.returncode == 0, again.stderr
+    assert done > 2
+    assert not journal.exists()
+    cells = json.loads(again.stdout)["cells"]
+    assert [[one["num_runs"] for one in cell["configurations"]] for cell in cells] == [[3, 3, 3]]
+    assert cells[0]["configurations"][1]["identity"] is None, "sampled texts differ by design"
+
+
+def test_nothing_to_resume_is_said_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("outrider.lab.runner.load_models", lambda *arguments: pytest.fail("a model was read"))
+    assert app.run(["bench", "demo", "--resume"]) == 2
+    assert "there is no interrupted run to resume" in capsys.readouterr().err

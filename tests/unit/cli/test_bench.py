@@ -1,0 +1,187 @@
+"""`outrider bench` without models: options become a plan, and none is accepted and ignored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.build import Options
+from outrider.cli import bench as verb
+from outrider.cli.bench_options import (
+    AnswerOptions,
+    ComparedOptions,
+    EnoughOptions,
+    MachineOptions,
+    PromptOptions,
+    make_plan,
+    numbers,
+)
+from outrider.errors import ConfigError
+from outrider.lab.bench import run, servers
+from outrider.lab.bench.plan import Plan
+from outrider.lab.bench.result import BenchResult, WorkloadInfo
+from outrider.lab.journal import Journal
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the library was asked for; it answers with an empty result, or as `answer` says."""
+    calls: list[dict[str, Any]] = []
+
+    def run_bench(options: Any, plan: Any, workload: Any, path: Path, *, resume: bool, **more: Any) -> Any:
+        calls.append({"options": options, "plan": plan, "workload": workload, "path": path, "resume": resume, **more})
+        journal = Journal.open(path, {"plan": 1}, resume=resume)
+        if calls[0].get("interrupt"):
+            raise KeyboardInterrupt
+        return BenchResult(workload=WorkloadInfo(name=workload.name), seconds=1.0), journal
+
+    monkeypatch.setattr(run, "run_bench", run_bench)
+    return calls
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
+    found = cli(
+        "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
+        "--temperature", "0,0.7",
+        "--batch-sizes", "1,4,4", "--context-lengths", "128,256", "--prompts", "5", "--max-new-tokens", "40",
+        "--top-k", "9", "--seed", "3",
+        "--ignore-eos", "--rounds", "1", "--max-rounds", "4", "--budget", "0.5", "--precision", "0.1", "--max-other-cpu", "0.3",
+        "--draft", "demo", "--threads", "1", "--compile", "off", "--workload", "embedded:code", "--raw", "--on-bad",
+        "skip", "--json",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    plan: Plan = asked[0]["plan"]
+    assert [one.label for one in plan.configurations] == ["ngram k=3", "suffix", "draft-model verifier=token"]
+    assert (plan.temperatures, plan.batch_sizes, plan.context_lengths) == ((0.0, 0.7), (1, 4), (128, 256))
+    assert (plan.prompts, plan.seed, plan.rounds, plan.max_rounds, plan.budget_s) == (5, 3, 1, 4, 30)
+    assert (plan.precision, plan.max_other_cpu) == (0.1, 0.3)
+    assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (40, 9, True)
+    assert asked[0]["options"] == Options(target="demo", draft="demo", threads=1, compile="off")
+    assert (asked[0]["chat_template"], asked[0]["on_bad"], asked[0]["workload"].name) == (
+        False,
+        "skip",
+        "embedded:code",
+    )
+    assert json.loads(found.out)["command"].startswith("outrider")
+
+
+def test_defaults_follow_the_target(cli: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
+    assert cli("bench", "demo").code == 0
+    assert cli("bench", "some/model").code == 0
+    assert [call["workload"].name for call in asked] == ["demo", "embedded:reasoning"]
+    drafters = [[one.drafter for one in call["plan"].configurations] for call in asked]
+    assert "draft-model" in drafters[0]
+    assert "draft-model" not in drafters[1]
+    assert {"ngram", "suffix"} <= set(drafters[1])
+
+
+def test_defaults_of_options_are_those_of_the_library() -> None:
+    plan = make_plan("demo", MachineOptions(), ComparedOptions(), PromptOptions(), AnswerOptions(), EnoughOptions())
+    for field in dataclasses.fields(Plan):
+        if field.name not in ("configurations", "sampling"):
+            assert getattr(plan, field.name) == field.default, field.name
+    assert plan.sampling == Plan(()).sampling
+    assert MachineOptions().options("t") == Options(target="t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
+        (("demo", "--baseline-url", "http://x", "--api", "chat"), "--baseline-url, --api mean nothing"),
+        (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
+        (("http://x:1", "--raw"), "--raw means nothing"), (("http://x:1", "--temperature", "0,1"), "one --temperature"),
+        (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
+        (("demo", "--batch-sizes", "1,2.5"), "--batch-sizes takes whole numbers"), (("demo", "--batch-sizes", ""),
+        "at least one batch size"),
+        (("demo", "--drafters", "k=5"), "begins with a drafter's name"), (("demo", "--workload", "gsm9k"),
+        "Did you mean 'gsm8k'"),
+        (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--top-p", "2"), "top_p"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_a_line(cli: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
+    found = cli("bench", *arguments)
+    assert found.code == 2
+    assert words in found.err
+    assert "Traceback" not in found.err
+
+
+def test_ctrl_c_says_how_to_go_on(
+    cli: Callable[..., Any], asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*arguments: Any, resume: bool, **more: Any) -> Any:
+        Journal.open(arguments[3], {}, resume=False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_bench", interrupted)
+    found = cli("bench", "demo", "--out", "r.json")
+    assert found.code == 130
+    assert "r.unfinished.jsonl: the same command with --resume goes on" in found.err
+    assert (tmp_path / "r.unfinished.jsonl").exists()
+
+
+def test_a_finished_run_leaves_the_result_and_no_journal(
+    cli: Callable[..., Any], asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    assert cli("bench", "demo", "--out", "r.json").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
+    assert cli("bench", "demo").code == 0
+    assert asked[1]["path"] == Path(verb.UNFINISHED)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
+
+
+def test_an_interrupted_run_is_not_thrown_away_in_silence(
+    cli: Callable[..., Any], asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    Journal.open(tmp_path / verb.UNFINISHED, {"plan": 1}, resume=False)
+    assert "--resume would have gone on" in cli("bench", "demo").err
+    Journal.open(tmp_path / verb.UNFINISHED, {"plan": 1}, resume=False)
+    found = cli("bench", "demo", "--resume")
+    assert "would have gone on" not in found.err
+    assert asked[-1]["resume"] is True
+
+
+def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def bench_servers(endpoints: Any, workload: Any, options: Any, path: Path, **more: Any) -> Any:
+        calls.append((endpoints, workload, options, more))
+        return (
+            BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0),
+            Journal.open(path, {}, resume=False),
+            len(calls) > 1,
+        )
+
+    monkeypatch.setattr(servers, "bench_servers", bench_servers)
+    arguments = (
+        "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
+        "--request-rate", "0.5", "--model",
+        "m", "--timeout", "9", "--temperature", "0.5", "--max-new-tokens", "7", "--prompts", "3", "--api", "chat",
+    )  # fmt: skip
+    found = cli(*arguments)
+    assert found.code == 1, "unanswered requests are a failure"
+    assert "--resume asks again" in found.err
+    endpoints, _, options, more = calls[0]
+    assert [(label, one.root, one.model) for label, one in endpoints.items()] == [
+        ("plain", "http://localhost:2", "m"), ("speculative", "http://localhost:1", "m"),
+    ]  # fmt: skip
+    assert (options.concurrency, options.rates_per_s, options.timeout_s, options.api) == ((2, 8), (0.5,), 9, "chat")
+    assert (options.sampling.temperature, options.sampling.max_tokens, more["prompts"]) == (0.5, 7, 3)
+    assert cli(*arguments).code == 0
+
+
+def test_numbers_with_commas() -> None:
+    assert numbers("--x", "1, 2,1", int) == [1, 2]
+    assert numbers("--x", "", int) == []
+    with pytest.raises(ConfigError, match="--x takes whole numbers"):
+        numbers("--x", "1,", int)

@@ -1,0 +1,173 @@
+"""The predicted speedup: closed forms where there are some, and what it must not know."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.lab.bench import forecast
+from outrider.lab.bench.forecast import LEAST_STEPS, REPEATS, Costs, middle, predicted, time_steps
+from outrider.lab.bench.notes import RunNote, notes_of
+from outrider.lab.configuration import Configuration
+from outrider.lab.costs import SKIPPED
+from outrider.lab.estimate.curves import StepCosts, predict
+from outrider.sampling.params import SamplingParams
+from tests.unit.lab.bench.fakes import trace_of
+
+PLAIN_TIMES = {"1": {"0": 0.010}}
+
+
+def notes(takes: list[int], drafted: int | list[int], *, rows: int = 1, step_s: float = 0.5) -> list[RunNote]:
+    """A run whose own seconds are nonsense: the prediction must not look at them."""
+    widths = [drafted] * len(takes) if isinstance(drafted, int) else drafted
+    return notes_of([trace_of(takes, [step_s] * len(takes), drafted=widths, rows=rows)], 1, [0], 0, 1)
+
+
+PLAIN = notes([1] * 9, 0)
+
+
+def test_a_fixed_chain_is_the_closed_form() -> None:
+    """Survival 1, 5/7, 3/7 at 3 draft tokens: `predict` of the same costs and the same curve."""
+    own = notes([4, 2, 2, 3, 3, 4, 4, 4], 3)  # the first step is left out
+    times = {"1": {"1": 0.013, "3": 0.017}}
+    found = predicted(own, PLAIN, times, PLAIN_TIMES)
+    assert found is not None
+    survival = [1.0, 5 / 7, 3 / 7]
+    expected = predict(survival, StepCosts.of_steps({0: 0.010, 1: 0.013, 3: 0.017}), 3)
+    assert found.speedup == pytest.approx(expected.speedup)
+    assert found.tau == pytest.approx(expected.tau)
+    assert (found.step_s, found.plain_step_s) == pytest.approx((0.017, 0.010))
+    assert found.extrapolated_share == 0
+
+
+def test_the_clock_of_the_runs_plays_no_part() -> None:
+    times = {"1": {"3": 0.017}}
+    fast, slow = (
+        predicted(notes([2, 2, 3], 3, step_s=s), notes([1] * 5, 0, step_s=s), times, PLAIN_TIMES) for s in (0.1, 9.0)
+    )
+    assert fast == slow
+
+
+def test_steps_of_several_widths_are_weighed_by_how_often_they_came() -> None:
+    own = notes([1, 1, 1, 3, 3], [0, 0, 0, 2, 2])
+    found = predicted(own, PLAIN, {"1": {"0": 0.010, "2": 0.014}}, PLAIN_TIMES)
+    assert found is not None
+    assert found.tau == pytest.approx((1 + 1 + 3 + 3) / 4)
+    assert found.step_s == pytest.approx(0.012)
+    assert found.speedup == pytest.approx(2 * 0.010 / 0.012)
+
+
+def test_what_the_end_cuts_off_is_not_predicted() -> None:
+    (note,) = notes([3, 3, 3], 2)
+    whole, cut = (
+        predicted([n], PLAIN, {"1": {"2": 0.01}}, PLAIN_TIMES) for n in (note, note.model_copy(update={"cut": 2}))
+    )
+    assert whole is not None
+    assert cut is not None
+    assert (whole.tau, cut.tau) == pytest.approx((3.0, 2.0))
+
+
+def test_costs_between_batch_sizes_lie_on_a_line() -> None:
+    costs = Costs.of({"8": {"2": 0.024}, "1": {"2": 0.010}})
+    assert costs is not None
+    assert costs.seconds(2, 4) == (pytest.approx(0.010 + 3 / 7 * 0.014), False)
+    assert costs.seconds(2, 9) == (pytest.approx(0.024), True)
+    assert costs.seconds(2, 1) == (pytest.approx(0.010), False)
+
+
+def test_steps_outside_of_what_was_timed_are_counted() -> None:
+    found = predicted(notes([3, 3, 3, 6], [2, 2, 2, 5]), PLAIN, {"1": {"1": 0.011, "2": 0.012}}, PLAIN_TIMES)
+    assert found is not None
+    assert found.extrapolated_share == pytest.approx(1 / 3)
+
+
+def test_nothing_timed_or_nothing_decoded_is_no_prediction() -> None:
+    own = notes([3, 3], 2)
+    assert predicted(own, PLAIN, {}, PLAIN_TIMES) is None
+    assert predicted(own, PLAIN, {"1": {}}, PLAIN_TIMES) is None
+    assert predicted(notes([3], 2), PLAIN, {"1": {"2": 0.1}}, PLAIN_TIMES) is None
+
+
+class Sweeper:
+    """A contender that keeps `tau` tokens a step and drafts what it is asked for; a step takes `seconds(drafted)`."""
+
+    def __init__(
+        self, text: str, most: Any, tau: int = 1, seconds: Any = lambda drafted: 0.01 + 0.001 * drafted
+    ) -> None:
+        self.configuration, self.tau, self.seconds = Configuration.parse(text), tau, seconds
+        self.built = SimpleNamespace(options=SimpleNamespace(num_draft_tokens=most), context=10_000)
+        self.recorder = SimpleNamespace(control=None)
+        self.runs: list[tuple[int, int, int]] = []  # prompts, batch size, tokens
+        self.asked: list[int] = []
+
+    def run(self, prompts: Any, params: Any, batch_size: int) -> list[Any]:
+        self.runs.append((len(prompts), batch_size, params.max_tokens))
+        assert params.ignore_eos
+        lengths = self.recorder.control.lengths
+        takes = [self.tau] * (params.max_tokens // self.tau)
+        drafted = [lengths[number % len(lengths)] for number in range(len(takes))]
+        self.asked += drafted
+        gaps = [self.seconds(one) for one in drafted]
+        takes = [min(taken, one + 1) for taken, one in zip(takes, drafted, strict=True)]
+        gaps[:SKIPPED] = [9.0] * len(gaps[:SKIPPED])  # new memory is touched: not to be counted
+        began = 100.0 * len(self.runs)
+        found = [trace_of(takes, gaps, drafted=drafted, rows=len(prompts), began_s=began) for _ in prompts]
+        for step in (step for trace in found for step in trace.steps):
+            step.seconds = 0.0  # what lies between steps is paid, too
+        return found
+
+
+def timed(contender: Sweeper, batch_size: int = 1, max_other_cpu: float = 2.0) -> dict[str, dict[str, float]]:
+    prompts = [[number] for number in range(4)]
+    return time_steps(contender, prompts, SamplingParams(stop=["x"]), batch_size, max_other_cpu)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "lengths"),
+    [("none", 5, [0]), ("draft-model", 5, [2, 5]), ("ngram k=1", 1, [1]), ("suffix", "auto:8", [0, 1, 2, 4, 8])],
+)
+def test_lengths_to_time(text: str, most: Any, lengths: list[int]) -> None:
+    """Around the fixed length, over the range of `auto`, without drafts for plain decoding; full batch and single row."""
+    contender = Sweeper(text, most)
+    found = timed(contender, batch_size=4)
+    assert {(prompts, size) for prompts, size, _ in contender.runs} == {(4, 4), (1, 1)}
+    assert list(found) == ["4", "1"]
+    for times in found.values():
+        assert times == {str(length): pytest.approx(0.01 + 0.001 * length) for length in lengths}
+
+
+def test_every_length_comes_often_enough_and_no_more() -> None:
+    """One token a step: as many tokens as steps. Four: a second run, with four times as many tokens."""
+    slow, fast = Sweeper("draft-model", 5), Sweeper("draft-model", 5, tau=4)
+    timed(slow)
+    timed(fast)
+    wanted = SKIPPED + LEAST_STEPS
+    assert [tokens for *_, tokens in slow.runs] == [wanted]
+    assert [tokens for *_, tokens in fast.runs] == [wanted, pytest.approx(wanted * 4, rel=0.4)]
+    for contender in (slow, fast):
+        assert all(contender.asked.count(length) >= REPEATS for length in (2, 5))
+
+
+def test_the_median_of_passes() -> None:
+    passes = [{"1": {"0": 0.01, "10": 0.05}}, {"1": {"0": 0.09}, "4": {"2": 0.5}}, {"1": {"0": 0.011, "2": 0.02}}]
+    assert middle(passes) == {"1": {"0": 0.011, "2": 0.02, "10": 0.05}, "4": {"2": 0.5}}
+    assert list(middle(passes)["1"]) == ["0", "2", "10"]
+    assert middle([]) == {}
+
+
+def test_no_more_tokens_than_the_context_holds() -> None:
+    short = Sweeper("draft-model", 5)
+    short.built.context = 6
+    timed(short)
+    assert [tokens for *_, tokens in short.runs] == [5]
+
+
+def test_costs_beside_busy_neighbours_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calmer of two attempts counts."""
+    attempt = iter([0.03] * 18 + [0.01] * 18)
+    shares = iter([0.9, 0.3])
+    monkeypatch.setattr(forecast, "Disturbance", lambda: SimpleNamespace(share=lambda: next(shares)))
+    contender = Sweeper("none", 5, seconds=lambda drafted: next(attempt))
+    assert timed(contender, max_other_cpu=0.1) == {"1": {"0": pytest.approx(0.01)}}

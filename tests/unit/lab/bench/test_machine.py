@@ -1,0 +1,51 @@
+"""The roof, and the bytes that drafting adds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.lab.bench.machine import bandwidth, pass_bytes, roof_tokens_per_s
+from outrider.lab.bench.result import TargetInfo
+
+
+def config(**values: Any) -> Any:
+    text = SimpleNamespace(**{"vocab_size": 100, "hidden_size": 8, "tie_word_embeddings": False, **values})
+    return SimpleNamespace(get_text_config=lambda: text)
+
+
+def target(**changes: Any) -> TargetInfo:
+    values = {
+        "name": "t", "dtype": "bfloat16", "device": "cpu", "compiled": False, "threads": 1, "context": 64, "weights_bytes": 9000,
+        "pass_bytes": 8000, "kv_bytes_per_token": 10, "bandwidth_bytes_per_s": 100_000.0,
+    }  # fmt: skip
+    return TargetInfo(**{**values, **changes})
+
+
+def test_an_embedding_of_its_own_is_not_read() -> None:
+    assert pass_bytes(5000, config(), torch.bfloat16) == 5000 - 100 * 8 * 2
+    assert pass_bytes(5000, config(), torch.float32) == 5000 - 100 * 8 * 4
+
+
+def test_a_shared_embedding_is_read_as_the_output_layer() -> None:
+    assert pass_bytes(5000, config(tie_word_embeddings=True), torch.bfloat16) == 5000
+
+
+def test_mixtures_and_unknown_weights_have_no_roof() -> None:
+    assert pass_bytes(5000, config(num_local_experts=8), torch.bfloat16) is None
+    assert pass_bytes(0, config(), torch.bfloat16) is None
+    assert roof_tokens_per_s(target(pass_bytes=None), 1, 10.0) is None
+    assert roof_tokens_per_s(target(bandwidth_bytes_per_s=None), 1, 10.0) is None
+
+
+def test_the_roof_of_a_row_falls_with_rows_and_context() -> None:
+    """Weights are read once for all rows, keys and values by each."""
+    assert roof_tokens_per_s(target(), 1, 0.0) == pytest.approx(100_000 / 8000)
+    assert roof_tokens_per_s(target(), 4, 50.0) == pytest.approx(100_000 / (8000 + 10 * 4 * 50))
+
+
+def test_only_memory_that_we_can_read_is_measured() -> None:
+    assert bandwidth(torch.device("meta")) is None

@@ -1,0 +1,52 @@
+"""Servers by way of `outrider bench URL`: the envelope around `outrider/lab/server`, and going on after a server went away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.lab.bench.result import BenchResult
+from outrider.lab.bench.servers import bench_servers
+from outrider.lab.comparable import comparables
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Quiet
+from outrider.lab.server import Endpoint, LoadOptions
+from outrider.lab.workload.types import BadLine, Request, Workload
+from outrider.report.bench import document
+from outrider.report.markdown import to_markdown
+from tests.unit.lab.server.fake_server import Fake
+
+WORKLOAD = Workload(
+    "w", tuple(Request(f"r{n}", prompt=f"prompt {n}", task="ab"[n % 2]) for n in range(10)), (BadLine(3, "bad"),)
+)
+
+
+def run(path: Path, *fakes: Fake, resume: bool = False, prompts: int = 2) -> tuple[BenchResult, Journal, bool]:
+    endpoints = {name: Endpoint.parse(one.url) for name, one in zip(("plain", "speculative"), fakes, strict=False)}
+    options = LoadOptions(concurrency=(1,), warmup=1, settle_s=0.0, timeout_s=5.0)
+    return bench_servers(endpoints, WORKLOAD, options, path / "j", prompts=prompts, resume=resume, progress=Quiet())
+
+
+def test_two_servers_make_one_result(tmp_path: Path) -> None:
+    with Fake() as plain, Fake() as other:
+        result, journal, complete = run(tmp_path, plain, other)
+        again, _, _ = run(tmp_path, plain, other, resume=True)
+    assert complete
+    assert len(journal) > 0
+    assert [[answer.id for answer in one.levels[0].answers] for one in result.servers] == [["r0", "r1", "r2", "r3"]] * 2
+    assert again.servers == result.servers, "a resumed run that was finished asks nothing anew"
+    assert (result.workload.num_skipped_lines, result.settings["prompts"]) == (1, 2)
+    text = to_markdown(document(result))
+    assert "Bench: speculative against plain" in text
+    assert "1 bad lines skipped" in text
+    labels = list(comparables(result))
+    assert "speculative, 1 at once: tokens/s" in labels
+
+
+def test_other_prompts_are_another_plan(tmp_path: Path) -> None:
+    with Fake() as one:
+        run(tmp_path, one)
+        with pytest.raises(ConfigError, match="another plan"):
+            run(tmp_path, one, resume=True, prompts=3)

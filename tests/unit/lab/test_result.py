@@ -1,0 +1,119 @@
+"""The envelope of results: written whole, read back as its own class, damage named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import ValidationError
+
+from outrider.errors import ConfigError
+from outrider.lab import result as results
+from outrider.lab.result import Interval, Result, read_result
+
+
+class ProbeResult(Result):
+    """A kind of its own."""
+
+    kind: Literal["probe"] = "probe"
+    speedup: Interval
+    answer: float | None = None
+
+
+@pytest.fixture(autouse=True)
+def probe_kind() -> Iterator[None]:
+    """`read_result` finds the class as it finds a verb's."""
+    results.KINDS["probe"] = f"{__name__}:ProbeResult"
+    yield
+    del results.KINDS["probe"]
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> ProbeResult:
+    monkeypatch.setattr(results, "import_module", lambda name: __import__("sys").modules[__name__])
+    return ProbeResult(speedup=Interval(value=2.0, low=1.5, high=2.5), notes=["a note"])
+
+
+def test_what_is_written_is_read(one: ProbeResult, tmp_path: Path) -> None:
+    one.write(tmp_path / "deep" / "r.json")
+    found = read_result(tmp_path / "deep" / "r.json")
+    assert isinstance(found, ProbeResult)
+    assert found == one
+    assert {"python", "torch", "outrider"} <= set(found.versions)
+
+
+def test_nothing_else_is_left_in_the_folder(one: ProbeResult, tmp_path: Path) -> None:
+    one.write(tmp_path / "r.json")
+    one.write(tmp_path / "r.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_the_machine_is_described_without_names_and_paths(one: ProbeResult, tmp_path: Path) -> None:
+    one.write(tmp_path / "r.json")
+    text = (tmp_path / "r.json").read_text()
+    assert str(Path.home()) not in text
+    assert __import__("socket").gethostname() not in json.loads(text)["machine"].values()
+
+
+def test_no_number_becomes_null(one: ProbeResult, tmp_path: Path) -> None:
+    """JSON has no NaN; a field that may lack its number must allow None."""
+    one.model_copy(update={"answer": float("nan")}).write(tmp_path / "r.json")
+    found = read_result(tmp_path / "r.json")
+    assert isinstance(found, ProbeResult)
+    assert found.answer is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "prob"}, "unknown kind 'prob'. Did you mean 'probe'"), ({"schema_version": 2}, "schema version 2"),
+        ({"speedup": {"value": 1, "low": "x", "high": 2}}, r"damaged: speedup.low"), ({"extra": 1}, r"damaged: extra"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(one: ProbeResult, tmp_path: Path, change: dict[str, object], words: str) -> None:
+    path = tmp_path / "r.json"
+    one.write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=words):
+        read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "is not JSON"), ("[1]", "is no result"), ('{"a": 1}', "is no result")]
+)
+def test_files_that_are_no_results(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read_result(tmp_path / "r.json")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_result(tmp_path / "r.json")
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        Interval(value=1, low=0, high=2, width=2)  # type: ignore[call-arg]
+
+
+def test_a_folder_that_cannot_be_written(one: ProbeResult, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        one.write(tmp_path / "file" / "r.json")
+
+
+def test_every_kind_that_is_there_says_its_own_name() -> None:
+    """A table entry that points at another class would read files as something else."""
+    for kind, place in results.KINDS.items():
+        if kind == "probe":
+            continue
+        module, name = place.split(":")
+        try:
+            found = __import__("importlib").import_module(module)
+        except ModuleNotFoundError:
+            continue  # not written yet
+        assert getattr(found, name).model_fields["kind"].default == kind
