@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +13,13 @@ from outrider.cli.bench_options import (
     AnswerOptions,
     ComparedOptions,
     EnoughOptions,
-    MachineOptions,
     PromptOptions,
     ServerOptions,
     changed,
     make_plan,
 )
-from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, shown_progress
-from outrider.cli.options import with_groups
+from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, journal_path, shown_progress
+from outrider.cli.options import MachineOptions, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from outrider.lab.journal import Journal
 
 INTERRUPTED = 130
-UNFINISHED = "outrider-bench.unfinished.jsonl"
 Target = Annotated[
     str,
     typer.Argument(help="'demo', a local folder, a hub id, or the URL of an OpenAI-compatible server.", show_default=False),
@@ -54,7 +53,7 @@ def bench(
     if unused:
         where = "when a server is measured: what it runs is set there" if is_server else "without a server's URL as the target"
         raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing {where}")
-    path = journal_path(output.out)
+    path = journal_path(output.out, "bench")
     if path.exists() and not resume:
         sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
     try:
@@ -75,11 +74,6 @@ def bench(
     return 0
 
 
-def journal_path(out: Path | None) -> Path:
-    """Beside the result, else in the current folder; gone when the run is finished."""
-    return Path(UNFINISHED) if out is None else out.with_name(f"{out.stem}.unfinished.jsonl")
-
-
 def _bench_model(
     target: str, compared: ComparedOptions, prompts: PromptOptions, answers: AnswerOptions, enough: EnoughOptions,
     machine: MachineOptions, path: Path, resume: bool,
@@ -88,7 +82,8 @@ def _bench_model(
     from outrider.lab.bench.run import run_bench
 
     plan = make_plan(target, machine, compared, prompts, answers, enough)
-    options, workload = machine.options(target), prompts.load(target)
+    options = replace(machine.options(target), lossy=compared.lossy)
+    workload = prompts.load(target)
     quieten_libraries()
     with shown_progress() as progress:
         return run_bench(

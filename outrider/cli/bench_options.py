@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import MODEL, SAMPLING, CompileMode
+from outrider.cli.options import SAMPLING, MachineOptions
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.build import Options
     from outrider.lab.bench.plan import Plan
     from outrider.lab.server.options import LoadOptions
     from outrider.lab.workload.types import Workload
@@ -26,27 +25,6 @@ def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineOptions:
-    """Which models run where."""
-
-    draft: Annotated[str | None, _option(MODEL, "Draft model for the drafters that want one.", show_default=False)] = None
-    lossy: Annotated[bool, _option(MODEL, "Allow verifiers that change the text.", "--lossy")] = False
-    dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
-    device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
-    threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
-    compile: Annotated[CompileMode, _option(MODEL, "Compiled passes: made once per model, then cached.")] = "auto"
-    max_model_len: Annotated[int | None, _option(MODEL, "Longest prompt plus answer.", show_default="the model's")] = None
-    revision: Annotated[str | None, _option(MODEL, "Branch, tag or commit on the hub.", show_default=False)] = None
-    trust_remote_code: Annotated[bool, _option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")] = False
-
-    def options(self, target: str) -> Options:
-        """For `load_models`."""
-        from outrider.build import Options
-
-        return Options(target=target, **{field.name: getattr(self, field.name) for field in fields(self)})
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComparedOptions:
     """Configurations and cells."""
 
@@ -57,6 +35,7 @@ class ComparedOptions:
             metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
         ),
     ] = None  # fmt: skip
+    lossy: Annotated[bool, _option(COMPARED, "Allow verifiers that change the text.", "--lossy")] = False
     batch_sizes: Annotated[str, _option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
     context_lengths: Annotated[
         str | None,
@@ -180,7 +159,7 @@ def make_plan(
         context_lengths=tuple(numbers("--context-lengths", compared.context_lengths or "", int)),
         prompts=prompts.prompts, sampling=answers.params(), seed=answers.seed, rounds=enough.rounds,
         max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.precision,
-        max_other_cpu=enough.max_other_cpu, lossy=machine.lossy,
+        max_other_cpu=enough.max_other_cpu, lossy=compared.lossy,
     )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ class Tuner:
         family = next((one for one in self._best_families(found) if one.configuration.drafter in SEARCHED), None)
         if family is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
             return
-        costs = step_costs(found.probes[family.label])
+        costs = step_costs(found.probes[family.label], self._plan.batch_size)
         best = max((one for one in found.forecasts if one.family == family.label), key=lambda one: one.speedup)
         texts = [
             Text(sample.tokens, answer, sample.task, sample.id)

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from outrider.build import Options
-from outrider.cli import bench as verb
 from outrider.cli.bench_options import (
     AnswerOptions,
     ComparedOptions,
     EnoughOptions,
-    MachineOptions,
     PromptOptions,
     make_plan,
     numbers,
 )
+from outrider.cli.options import MachineOptions
 from outrider.errors import ConfigError
 from outrider.lab.bench import run, servers
 from outrider.lab.bench.plan import Plan
@@ -136,16 +135,16 @@ def test_a_finished_run_leaves_the_result_and_no_journal(
     assert cli("bench", "demo", "--out", "r.json").code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
     assert cli("bench", "demo").code == 0
-    assert asked[1]["path"] == Path(verb.UNFINISHED)
+    assert asked[1]["path"] == Path("outrider-bench.unfinished.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
 
 
 def test_an_interrupted_run_is_not_thrown_away_in_silence(
     cli: Callable[..., Any], asked: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    Journal.open(tmp_path / verb.UNFINISHED, {"plan": 1}, resume=False)
+    Journal.open(tmp_path / "outrider-bench.unfinished.jsonl", {"plan": 1}, resume=False)
     assert "--resume would have gone on" in cli("bench", "demo").err
-    Journal.open(tmp_path / verb.UNFINISHED, {"plan": 1}, resume=False)
+    Journal.open(tmp_path / "outrider-bench.unfinished.jsonl", {"plan": 1}, resume=False)
     found = cli("bench", "demo", "--resume")
     assert "would have gone on" not in found.err
     assert asked[-1]["resume"] is True
