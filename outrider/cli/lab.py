@@ -96,7 +96,8 @@ def shown_progress() -> Iterator[Progress]:
     """A bar on stderr, with the time left; lines where stderr is no terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with contextlib.redirect_stdout(sys.stderr), Bars(*columns, console=console, speed_estimate_period=600) as bars:
+    bars = Bars(*columns, console=console, speed_estimate_period=600, disable=not console.is_terminal)
+    with contextlib.redirect_stdout(sys.stderr), bars:
         yield _Shown(bars)
 
 

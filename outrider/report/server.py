@@ -11,8 +11,15 @@ from outrider.report.text import number
 MILLISECONDS = 1000
 MOST_FAILURES = 5  # shown of each server
 PERCENTILES_HELP = "percentiles over the answers, linear between neighbours; of fewer than 100 p99 is close to the largest"
+SPEEDUP_HELP = (
+    "tokens/s of a request here / there, sums over the pairs (where tokens are not counted: seconds there / here of pairs with "
+    "the same text); 95 % bootstrap interval over pairs"
+)
 LABEL = Column("server", "left")
-LOAD = Column("load", "left", "requests in flight (a new one as soon as one ends), or requests per second as a Poisson process")
+LOAD = Column("load", "left")
+LOAD_EXPLAINED = Column(
+    "load", "left", "requests in flight (a new one as soon as one ends), or requests per second as a Poisson process"
+)
 
 
 def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
@@ -39,7 +46,7 @@ def _servers(measurements: Sequence[ServerMeasurement]) -> Table:
 def _throughput(measurements: Sequence[ServerMeasurement]) -> Table:
     columns = [
         LABEL,
-        LOAD,
+        LOAD_EXPLAINED,
         Column("answered", help="requests that were answered to their end, of those asked for"),
         Column("tokens/s", help="completion tokens of all answers, as the server counts them / seconds in which requests ran"),
         Column("requests/s", help="answers / the same seconds"),
@@ -124,7 +131,7 @@ def _comparison(measurement: ServerMeasurement) -> Iterator[Block]:
     columns = [
         LOAD,
         Column("pairs", help="requests that both servers answered"),
-        Column("speedup", help="tokens/s of a request here / there, sums over the pairs; 95 % bootstrap interval over pairs"),
+        Column("speedup", help=SPEEDUP_HELP),
         Column("throughput", help="tokens/s of the whole load here / there; where requests come at a rate, both follow the rate"),
         Column("same text", help="pairs with the same greedy text, character by character; - when texts were sampled"),
     ]
@@ -177,7 +184,7 @@ def _plots(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
 
 
 def _troubles(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    """Failures and notes, each under the server's name."""
+    """Failures, then all notes, each under the server's name."""
     for one in measurements:
         failures = [failure for level in one.levels for failure in level.failures]
         if failures or not one.complete:
@@ -188,8 +195,8 @@ def _troubles(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
                 tone="caution",
             )
             yield Bullets([f"request {failure.id}: {failure.message}" for failure in failures[:MOST_FAILURES]])
-        if notes := [*one.notes, *_level_notes(one)]:
-            yield Bullets([f"{one.label}: {note}" for note in notes])
+    if notes := [f"{one.label}: {note}" for one in measurements for note in (*one.notes, *_level_notes(one))]:
+        yield Bullets(notes)
 
 
 def _level_notes(measurement: ServerMeasurement) -> list[str]:

@@ -104,7 +104,7 @@ class Client:
     def _failure(self, request_id: str, error: Exception, stream: Stream) -> Failure:
         kind, words = _told(error, self._timeout_s)
         message = one_line(self.endpoint.clean(f"{self.endpoint.root}: {words}"), 400)
-        status = error.status if isinstance(error, _StatusError) else None
+        status = error.status if isinstance(error, _StatusError | BadStreamError) else None
         return Failure(id=request_id, kind=kind, message=message, status=status, num_chunks=len(stream.chunks_s))
 
 

@@ -30,6 +30,7 @@ GENERATED = {
 STEPS, DRAFTED, ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 SGLANG_STEPS, SGLANG_REQUESTS = "spec_verify_calls", "num_requests"
+CACHE_ASKED, CACHE_FOUND = "prefix_cache_queries", "prefix_cache_hits"  # vLLM: prompt tokens looked up, and found
 GAUGES = ("spec_accept_length", "spec_accept_rate")
 SWITCHES = {
     "llamacpp": "llama-server shows its counters with --metrics",
@@ -58,6 +59,8 @@ class Window(Record):
 
     speculation: Speculation | None = None
     num_generated: int | None = None
+    num_prompt_tokens: int | None = None  # that were looked up in the prefix cache
+    num_cached_tokens: int | None = None  # of them found there
     gauges: dict[str, float] = Field(default_factory=dict)  # as they stood at the end
     notes: list[str] = Field(default_factory=list)
     numbers: list[int] = Field(default_factory=list)  # of the load's windows that lie within
@@ -129,7 +132,11 @@ def difference(before: Reading, after: Reading) -> Window:
         notes.append("the server counted no speculative step")
     if after.gauges:
         notes.append("gauges are the server's running averages: they reach back before this level and cannot be cut to it")
-    return Window(speculation=counts, num_generated=generated, gauges=after.gauges, notes=notes)
+    asked, cached = (_change(before, after, name) for name in (CACHE_ASKED, CACHE_FOUND))
+    return Window(
+        speculation=counts, num_generated=generated, num_prompt_tokens=asked, num_cached_tokens=cached, gauges=after.gauges,
+        notes=notes,
+    )  # fmt: skip
 
 
 def _vllm(before: Reading, after: Reading) -> Speculation | None:

@@ -1,4 +1,8 @@
-"""What a server is: engine, version, model, and whether it shows its counters. All of it asked, none of it assumed."""
+"""What a server is: engine, version, model, and whether it shows its counters. All of it asked, none of it assumed.
+
+An engine is told by the prefix of its counters, else by the owner of its model, else by the title of the API's own description
+(llama-cpp-python calls the owner "me" and the API "llama.cpp Python API").
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ VERSIONS = {  # engine -> (path, name of the version in its JSON)
     "llamacpp": ("/props", "build_info"),
 }
 UNKNOWN = "unknown"
+UNTITLED = "FastAPI"  # what FastAPI calls an API that was given no title
 
 
 async def discover(client: Client) -> ServerInfo:
@@ -25,12 +30,16 @@ async def discover(client: Client) -> ServerInfo:
     model = _chosen(models, client.endpoint.model, client.endpoint.url)
     reading, reason = await read(client, model, owner)
     engine = (reading.engine if reading else None) or owner or UNKNOWN
+    version = await _version(client, engine) if engine in VERSIONS else None
+    if engine not in VERSIONS:
+        title, version = await _titled(client)
+        engine = title or engine
     notes = [reason] if reason else []
     if reading is not None and reading.engine is None:
         notes.append("the server's /metrics has no counters of vLLM, SGLang, llama.cpp or Outrider")
     return ServerInfo(
         engine=engine,
-        version=await _version(client, engine),
+        version=version,
         model=model,
         metrics=reading is not None and reading.engine is not None,
         notes=notes,
@@ -64,12 +73,20 @@ def _chosen(models: list[str], wanted: str | None, url: str) -> str:
 
 
 async def _version(client: Client, engine: str) -> str | None:
-    if engine not in VERSIONS:
-        return None
     path, name = VERSIONS[engine]
     response = await client.get(path)
     value = (_json(response) or {}).get(name) if response.status_code == 200 else None
     return one_line(str(value), 80) if value else None
+
+
+async def _titled(client: Client) -> tuple[str | None, str | None]:
+    """(title, version) that the API gives itself, where it describes itself at all."""
+    response = await client.get("/openapi.json")
+    info = (_json(response) or {}).get("info") if response.status_code == 200 else None
+    title, version = (info.get("title"), info.get("version")) if isinstance(info, dict) else (None, None)
+    if not isinstance(title, str) or not title or title == UNTITLED:
+        return None, None
+    return one_line(title, 40), one_line(version, 80) if isinstance(version, str) else None
 
 
 def _json(response: Any) -> dict[str, Any] | None:

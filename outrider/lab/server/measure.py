@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
+from outrider.lab.server import salt
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.compare import compare
 from outrider.lab.server.counters import Reading, difference, read, read_settled
@@ -68,7 +69,8 @@ async def _measure(
             client = await stack.enter_async_context(Client(endpoint, timeout_s=options.timeout_s))
             info = await discover(client)
             alone = sum(other.root == endpoint.root for other in endpoints.values()) == 1
-            notes = [*info.notes, *([] if alone else [SAME]), *([] if options.sampling.is_greedy else [SAMPLED])]
+            said = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, salt.NOTE: salt.is_salted(info.engine, options)}
+            notes = [*info.notes, *(note for note, is_so in said.items() if is_so)]
             servers.append(_Server(label, client, info, info.metrics and alone, notes))
         run = _Run(servers, requests, options, kept, progress)
         for level in options.levels:
@@ -124,12 +126,16 @@ class _Run:
             await self._close_window(server, level, reading, numbers)
 
     def results(self) -> list[ServerMeasurement]:
-        """Raises the first failure when there is nothing else to tell."""
+        """Raises the first failure when there is nothing else to tell, or when a server refused everything."""
         levels = [[self._measured(server, level) for level in self._options.levels] for server in self._servers]
         failures = [failure for mine in levels for level in mine for failure in level.failures]
         failures += [self._cold] if self._cold else []
         if failures and not any(level.answers for mine in levels for level in mine):
             raise raised(failures[0])
+        for mine in levels:
+            errors = [raised(failure) for level in mine for failure in level.failures]
+            if errors and not any(level.answers for level in mine) and all(isinstance(one, RequestError) for one in errors):
+                raise errors[0]
         return [self._result(server, mine, levels[0]) for server, mine in zip(self._servers, levels, strict=True)]
 
     async def _warm_up(self, server: _Server, level: Level) -> Reading | None:
@@ -138,8 +144,9 @@ class _Run:
         at_once = level.concurrency or 1
         number = max(self._options.warmup, at_once) if self._options.warmup else 0
         requests = [_lukewarm(self._requests[place % len(self._requests)]) for place in range(number)]
-        sampling = replace(self._options.sampling, max_tokens=min(self._options.sampling.max_tokens, WARMUP_TOKENS))
-        options = replace(self._options, sampling=sampling)
+        options = salt.salted(server.info.engine, self._options)
+        sampling = replace(options.sampling, max_tokens=min(options.sampling.max_tokens, WARMUP_TOKENS))
+        options = replace(options, sampling=sampling)
         cold, received = await server.reading(), 0
         for start in range(0, number, at_once):
             asked = [(one.id, *options.body(one, server.info.model)) for one in requests[start : start + at_once]]
@@ -182,7 +189,8 @@ class _Run:
         def keep(answer: Answer) -> None:
             self._kept.add_answer(server.label, level, answer)
 
-        return Load(server.label, server.client, server.info.model, self._options, level, keep, self._progress, failures)
+        options = salt.salted(server.info.engine, self._options)
+        return Load(server.label, server.client, server.info.model, options, level, keep, self._progress, failures)
 
     async def _close_window(self, server: _Server, level: Level, before: Reading | None, numbers: list[int]) -> None:
         if before is None or server is self.given_up:

@@ -36,7 +36,7 @@ def _vllm(chunk: dict[str, Any]) -> Speculation | None:
         num_steps=_count(stats, "num_spec_steps"),
         num_draft_tokens=_count(stats, "num_draft_tokens"),
         num_accepted_tokens=_count(stats, "num_accepted_draft_tokens"),
-        num_full_steps=_full_steps(stats.get("acceptance_histogram_by_draft_length")),
+        num_full_steps=_full_steps(stats),
         accepted_per_position=_positions(stats.get("acceptance_histogram")),
     )
 
@@ -83,11 +83,15 @@ def _positions(histogram: Any) -> list[int]:
     return [sum(histogram[kept:]) for kept in range(1, len(histogram))]
 
 
-def _full_steps(by_length: Any) -> int | None:
-    """Steps that kept all of their draft: the last bucket of every length."""
-    if not isinstance(by_length, dict) or not all(_counts(histogram) for histogram in by_length.values()):
+def _full_steps(stats: dict[str, Any]) -> int | None:
+    """Steps that kept all of their draft: the last bucket of every length, or of all where every draft had the full length."""
+    by_length, histogram = stats.get("acceptance_histogram_by_draft_length"), stats.get("acceptance_histogram")
+    if isinstance(by_length, dict) and all(_counts(one) for one in by_length.values()):
+        return sum(one[-1] for one in by_length.values() if one)
+    steps, drafted = _count(stats, "num_spec_steps"), _count(stats, "num_draft_tokens")
+    if steps is None or not _counts(histogram) or not histogram or drafted != steps * (len(histogram) - 1):
         return None
-    return sum(histogram[-1] for histogram in by_length.values() if histogram)
+    return int(histogram[-1])
 
 
 def _inside(tree: dict[str, Any], *names: str) -> dict[str, Any] | None:

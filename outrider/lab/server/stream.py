@@ -22,9 +22,10 @@ TEXTS = ("reasoning_content", "reasoning", "content")
 class BadStreamError(Exception):
     """The server sent something that is no chunk (`kind` malformed), or said itself that it failed (aborted)."""
 
-    def __init__(self, message: str, kind: str = "malformed") -> None:
+    def __init__(self, message: str, kind: str = "malformed", status: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.status = status  # of HTTP, where an error names one: vLLM refuses some parameters only after it has said 200
 
 
 @dataclass
@@ -68,7 +69,8 @@ class Stream:
             return
         chunk = _object(data)
         if chunk.get("error") or event == "error":
-            raise BadStreamError(f"the server reported an error in the stream: {error_text(chunk)}", "aborted")
+            message = f"the server reported an error in the stream: {error_text(chunk)}"
+            raise BadStreamError(message, "aborted", _status(chunk.get("error")))
         self._take(_first_choice(chunk), now)
         self._usage |= _dictionary(chunk, "usage")
         self._timings |= _dictionary(chunk, "timings")
@@ -129,6 +131,11 @@ def _first_choice(chunk: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise BadStreamError(f"an event of the stream has choices that are no list of objects: {one_line(str(choices), SHOWN)}")
     return choices[0] if choices else {}
+
+
+def _status(error: Any) -> int | None:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if type(code) is int and 400 <= code < 600 else None
 
 
 def _dictionary(chunk: dict[str, Any], name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from outrider.lab.server.counters import Window
 from outrider.lab.server.types import Answer, Failure, Level, LevelMeasurement, Percentiles
 
 SHARES = (50, 90, 99)
+BURST_TOKENS, BURST_TPOT_S = 16, 0.0002  # no model streams 16 tokens faster than that, one after the other
 OTHERS = 1.02  # times the tokens received: a server that generated more served somebody else too
 
 
@@ -80,13 +81,34 @@ def _notes(level: Level, answers: Sequence[Answer], windows: Sequence[Window] | 
     uncounted = sum(answer.num_tokens is None for answer in answers)
     if uncounted:
         notes.append(f"{uncounted} of {len(answers)} answers came without token counts (usage): rates per token are left out")
-    cached = sum(answer.num_cached_tokens or 0 for answer in answers)
-    prompts = sum(answer.num_prompt_tokens or 0 for answer in answers)
-    if cached and prompts:
-        notes.append(f"{cached / prompts:.0%} of the prompt tokens came from the server's prefix cache: first tokens come early")
+    if share := _cached_share(answers, windows or ()):
+        notes.append(f"{share:.0%} of the prompt tokens came from the server's prefix cache: first tokens come early")
+    if bursts := sum(map(_came_at_once, answers)):
+        notes.append(
+            f"{bursts} of {len(answers)} answers came nearly at once: the server, or something before it, held the stream back, "
+            "and their time to first token is that of the whole answer"
+        )
     if level.concurrency is not None and 0 < len(answers) < level.concurrency:
         notes.append(f"{len(answers)} requests cannot keep {level.concurrency} in flight: at most {len(answers)} were")
     return notes
+
+
+def _cached_share(answers: Sequence[Answer], windows: Sequence[Window]) -> float:
+    """Of the prompt tokens, as the answers say; else as the server's counters do. 0 where neither does."""
+    cached = sum(answer.num_cached_tokens or 0 for answer in answers)
+    prompts = sum(answer.num_prompt_tokens or 0 for answer in answers)
+    if not cached:
+        cached = sum(window.num_cached_tokens or 0 for window in windows)
+        prompts = sum(window.num_prompt_tokens or 0 for window in windows)
+    return cached / prompts if prompts else 0.0
+
+
+def _came_at_once(answer: Answer) -> bool:
+    """Many tokens in no time, or in a chunk or two."""
+    tokens = answer.num_tokens or 0
+    if tokens < BURST_TOKENS or answer.tpot_s is None:
+        return False
+    return answer.tpot_s < BURST_TPOT_S or tokens >= BURST_TOKENS * len(answer.chunks_s)
 
 
 def _doubts(answers: Sequence[Answer], windows: Sequence[Window]) -> list[str]:

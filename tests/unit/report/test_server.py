@@ -114,6 +114,25 @@ def test_one_server_against_another() -> None:
     )
 
 
+def test_uncounted_speedups_say_what_they_are() -> None:
+    compared = LevelComparison(level=Level(concurrency=1), num_pairs=2, speedup=1.5, throughput_ratio=None, num_identical=2)
+    table = tables(measured("spec", level(), baseline="plain", comparisons=[compared]))["spec against plain, request by request"]
+    assert table.rows == [["1 at once", "2", "1.50", "-", "2 of 2"]]
+    assert "seconds there / here" in table.columns[2].help
+
+
+def test_a_column_is_explained_once() -> None:
+    """`load` is in every table."""
+    found = tables(measured("one", level(counts=COUNTS)))
+    assert sum(bool(column.help) for table in found.values() for column in table.columns if column.heading == "load") == 1
+
+
+def test_all_notes_are_one_list() -> None:
+    found = blocks([measured("one", level(), notes=["this"]), measured("two", level(), notes=["that"])])
+    (bullets,) = [block for block in found if isinstance(block, Bullets)]
+    assert list(bullets.items) == ["one: this", "two: that"]
+
+
 def test_load_curves_need_two_loads() -> None:
     assert not [block for block in blocks([measured("one", level(1))]) if isinstance(block, Plot)]
     curves = [

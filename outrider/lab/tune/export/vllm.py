@@ -1,4 +1,9 @@
-"""vLLM's `speculative_config` (keys of 0.2x; its batch-size table is `num_speculative_tokens_per_batch_size`)."""
+"""vLLM's `speculative_config`; its batch-size table is `num_speculative_tokens_per_batch_size`. Keys checked with 0.32's parser.
+
+`rejection_sample_method: block` is not in it. vLLM's model runner V1 (the default of older versions, and of any without Triton)
+takes the key and does not have the method; worse, it then drafts greedily whatever `draft_sample_method` says, and accepts with
+p alone. Token by token, both runners do what they are told.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
     if choice.drafter == "draft-model":
         found["model"] = advice.draft
         if advice.sampled:  # its default takes the draft's favourite and accepts it with p alone
-            found |= {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
+            found["draft_sample_method"] = "probabilistic"
     elif choice.drafter == "ngram":
         found |= {
             "prompt_lookup_max": int(choice.options.get("max_ngram", 4)),
@@ -58,6 +63,8 @@ def _notes(choice: Choice, advice: Advice) -> list[str]:
         notes.append("The draft's vocabulary must have the target's size.")
     if advice.sampled:
         notes.append("min_p and logit_bias are refused while it speculates.")
+        if choice.drafter == "draft-model":
+            notes.append('Model runner V2 has "rejection_sample_method": "block", which accepts more; V1 ignores it and loses.')
     if len(choice.schedule) > 1:
         notes.append("The batch-size table is ignored under data parallelism.")
     return notes

@@ -36,6 +36,10 @@ class Fake:
     cached: int = 0
     models: tuple[str, ...] = (MODEL,)
     key: str | None = None
+    title: str | None = None  # of its API, in /openapi.json
+    prefix_cache: set[tuple[str | None, str]] | None = None  # (salt, prompt) it has seen; counted on its page, vLLM's only
+    looked_up: int = 0  # prompt tokens, 10 of each
+    found: int = 0
     faults: dict[int, str] = field(default_factory=dict)
     text: Callable[[dict[str, Any]], str] | None = None
     late_counting_s: float = 0.0
@@ -110,6 +114,9 @@ class Fake:
             if self.engine == "llamacpp":
                 generated = "tokens_predicted_total"
             lines = _counter(f"{prefix}:{generated}", self.generated)
+            if self.prefix_cache is not None:
+                lines += _counter(f"{prefix}:prefix_cache_queries_total", self.looked_up)
+                lines += _counter(f"{prefix}:prefix_cache_hits_total", self.found)
             if self.speculates:
                 lines += _counter(f"{prefix}:spec_decode_num_drafts_total", self.steps)
                 lines += _counter(f"{prefix}:spec_decode_num_draft_tokens_total", self.drafted)
@@ -153,6 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, fake.page().encode(), "text/plain; version=0.0.4")
         elif self.path in ("/version", "/server_info"):
             self._json(200, {"version": "1.2.3"})
+        elif self.path == "/openapi.json" and fake.title:
+            self._json(200, {"openapi": "3.1.0", "info": {"title": fake.title, "version": "0.3"}})
         elif self.path == "/props":
             self._json(200, {"build_info": "b9999-abc"})
         else:
@@ -164,6 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
         with fake.lock:
             number = len(fake.seen)
             fake.seen.append({"path": self.path, **body})
+            if fake.prefix_cache is not None:
+                known = (body.get("cache_salt"), json.dumps(body.get("prompt") or body["messages"]))
+                fake.looked_up += 10
+                fake.found += 10 * (known in fake.prefix_cache)
+                fake.prefix_cache.add(known)
             fake.in_flight += 1
             fake.most_in_flight = max(fake.most_in_flight, fake.in_flight)
         self.is_counted = True
@@ -261,6 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk(b"data: [1, 2]\n\n")
         elif fault == "error":
             self._event({"error": {"message": "EngineCore died", "code": 500}})
+        elif fault == "refusal":
+            self._event({"error": {"message": "min_p is not yet supported", "code": 400}})
         elif fault == "stall":
             time.sleep(1.5)
         elif fault == "heartbeat":

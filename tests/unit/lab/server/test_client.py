@@ -97,7 +97,8 @@ def failure_of(fault: str, **facts: Any) -> Failure:
         ("no-finish", "dropped", None, "before its end", ServerError),
         ("garbage", "malformed", None, "not JSON", ServerError),
         ("list", "malformed", None, "no JSON object", ServerError),
-        ("error", "aborted", None, "EngineCore died", ServerError),
+        ("error", "aborted", 500, "EngineCore died", ServerError),
+        ("refusal", "aborted", 400, "min_p is not yet supported", RequestError),
         ("abort", "aborted", None, "gave the request up", ServerError),
     ],
 )
@@ -208,6 +209,19 @@ def test_a_server_without_counters_says_how_to_get_them() -> None:
         info = found(fake.url)
     assert (info.engine, info.metrics) == ("llamacpp", False)
     assert "--metrics" in info.notes[0]
+
+
+def test_an_api_with_a_title_is_called_by_it() -> None:
+    """llama-cpp-python calls the owner of its model "me". A title that nobody chose is none."""
+    with Fake(engine="me", metrics=False, title="llama.cpp Python API") as fake:
+        info = found(fake.url)
+        assert (info.engine, info.version) == ("llama.cpp Python API", "0.3")
+        fake.title = "FastAPI"
+        info = found(fake.url)
+        assert (info.engine, info.version) == ("me", None)
+    with Fake(engine="vllm", title="llama.cpp Python API") as fake:
+        info = found(fake.url)
+        assert (info.engine, info.version) == ("vllm", "1.2.3")
 
 
 def test_an_unknown_engine_keeps_its_own_name() -> None:

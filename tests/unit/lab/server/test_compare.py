@@ -104,6 +104,39 @@ def test_speedup_over_different_numbers_of_tokens() -> None:
     assert compared.num_identical is None
 
 
+def test_without_token_counts_the_same_text_is_as_many_tokens() -> None:
+    """Texts that differ may differ in length: they are left out."""
+    base = level(answer(1, 2.0, None), answer(2, 4.0, None), answer(3, 8.0, None))
+    other = level(answer(1, 1.0, None), answer(2, 1.0, None), answer(3, 100.0, None, text="else"))
+    compared = compare(base, other, greedy=True)
+    assert compared.speedup == pytest.approx(6.0 / 2.0)
+    assert compared.throughput_ratio is None
+    empty = compare(level(answer(1, 2.0, None, text="")), level(answer(1, 1.0, None, text="")), greedy=True)
+    assert empty.speedup is None
+
+
+def test_with_token_counts_texts_do_not_matter() -> None:
+    base = level(answer(1, 2.0, 10), answer(2, 4.0, None))
+    other = level(answer(1, 1.0, 20, text="else"), answer(2, 1.0, None))
+    assert compare(base, other, greedy=True).speedup == pytest.approx(4.0)
+
+
+def test_streams_that_were_held_back_are_noticed() -> None:
+    """A token every 0.1 ms, or 32 tokens in two chunks: no model did that. 15 tokens may be one long step."""
+
+    def one(tokens: int, *chunks_s: float) -> list[str]:
+        return level(
+            Answer(id="1", chunks_s=list(chunks_s), seconds=chunks_s[-1], text="a", num_tokens=tokens),
+            answer(2, tokens=10),
+        ).notes
+
+    assert any("1 of 2 answers came nearly at once" in note for note in one(31, 1.0, *[1.0 + 0.0001 * n for n in range(1, 31)]))
+    assert any("nearly at once" in note for note in one(32, 0.5, 1.0))
+    assert one(31, *[1.0 + 0.001 * n for n in range(31)]) == []
+    assert one(31, 0.5, 1.0) == []
+    assert one(15, 1.0) == []
+
+
 def test_only_requests_that_both_answered_count() -> None:
     base = level(answer(1, 1.0), answer(2, 100.0))
     other = level(answer(3, 7.0), answer(1, 0.5, text="else"))

@@ -59,7 +59,7 @@ def test_one_server_at_two_levels() -> None:
         assert level.gap_s.n == 8 * 4
         assert level.gap_s.p50 <= level.gap_s.p90 <= level.gap_s.p99
         assert level.tpot_s is not None
-        assert 0.04 / 12 <= level.tpot_s.p50 < 0.02
+        assert 0.035 / 12 <= level.tpot_s.p50 < 0.02  # the first chunk may come late, the last no earlier
         assert level.counted is not None
         assert (level.counted.num_steps, level.counted.tau) == (8 * 4, 3.0)
         assert level.reported is None
@@ -200,8 +200,8 @@ def test_a_server_that_goes_away_between_levels() -> None:
         assert len(fake.seen) == 1 + 6 + 2
     assert [len(level.answers) for level in result.levels] == [6, 0]
     assert not result.complete
-    assert "dropped" in result.notes[0]
-    assert "6 requests" in result.notes[1]
+    assert "dropped" in result.notes[-2]
+    assert "6 requests" in result.notes[-1]
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
@@ -309,6 +309,49 @@ def test_a_warm_prefix_cache_is_noticed() -> None:
         (result,) = measure(fake, number=4, concurrency=(8,))
     assert any("50%" in note for note in result.levels[0].notes)
     assert any("cannot keep 8 in flight" in note for note in result.levels[0].notes)
+
+
+def test_prompts_that_come_again_are_new_to_vllms_prefix_cache() -> None:
+    """At every level and in every run, warm-ups included; in one level they are of one kind, so what they share is found."""
+    with Fake(prefix_cache=set()) as fake:
+        for _ in range(2):
+            (result,) = measure(fake, number=4, concurrency=(1, 2))
+        assert fake.found == 0
+        salts = [body["cache_salt"] for body in fake.seen if not body["prompt"].startswith("Warming")]
+        assert [len(set(salts[start : start + 4])) for start in range(0, 16, 4)] == [1, 1, 1, 1]
+        assert len(set(salts)) == 4
+    assert any("cache_salt" in note for note in result.notes)
+    assert not any("prefix cache" in note for level in result.levels for note in level.notes)
+
+
+def test_a_salt_of_the_users_own_is_kept() -> None:
+    """Or none: then the cache answers, and the counters show it though the answers do not."""
+    with Fake(prefix_cache=set()) as fake:
+        (result,) = measure(fake, number=4, concurrency=(1, 2), extra={"cache_salt": None})
+        assert not any("cache_salt" in body for body in fake.seen)
+    assert not any("cache_salt" in note for note in result.notes)
+    assert any("100% of the prompt tokens" in note for note in result.levels[1].notes)
+    assert not any("of the prompt tokens" in note for note in result.levels[0].notes)
+    with Fake() as fake:
+        measure(fake, number=1, extra={"cache_salt": "mine"})
+        assert {body["cache_salt"] for body in fake.seen} == {"mine"}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "llamacpp", "outrider"])
+def test_engines_that_know_no_salt_get_none(engine: str) -> None:
+    """A server may refuse a field that it does not know."""
+    with Fake(engine=engine) as fake:
+        (result,) = measure(fake, number=1)
+        assert not any("cache_salt" in body for body in fake.seen)
+    assert not any("cache_salt" in note for note in result.notes)
+
+
+def test_a_server_that_refuses_everything_is_an_error() -> None:
+    """vLLM with speculation refuses min_p, and says so only in the stream: nothing is left to compare with."""
+    with Fake(speculates=False) as plain, Fake(faults=dict.fromkeys(range(100), "refusal")) as spec:
+        with pytest.raises(RequestError, match="min_p is not yet supported"):
+            measure(plain, spec, number=4)
+        assert len(plain.seen) == 1 + 4
 
 
 def test_one_server_under_two_labels_has_no_counters() -> None:

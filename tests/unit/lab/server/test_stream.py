@@ -100,6 +100,16 @@ def test_an_error_in_the_stream_is_the_servers_own(event: dict[str, Any]) -> Non
     assert error.value.kind == "aborted"
 
 
+@pytest.mark.parametrize(
+    ("code", "status"), [(400, 400), (503, 503), (200, None), (0, None), ("rate_limit", None), (True, None), (None, None)]
+)
+def test_an_error_may_name_its_status(code: Any, status: int | None) -> None:
+    """OpenAI's own codes are words, and a number need not be one of HTTP."""
+    with pytest.raises(BadStreamError) as error:
+        played({"error": {"message": "no", "code": code}})
+    assert error.value.status == status
+
+
 def test_a_request_that_was_given_up_is_no_answer() -> None:
     with pytest.raises(BadStreamError, match="abort"):
         played(text("a"), text("", "abort"))
@@ -184,6 +194,21 @@ def test_vllm_histograms_give_positions_and_tested_tokens() -> None:
     assert counts.tau == pytest.approx(1.2325581395348837)
     assert counts.draft_utilisation == pytest.approx(0.07751937984496124)
     assert counts.alpha == pytest.approx(10 / (10 + 40))  # 40 steps rejected something
+
+
+def test_steps_that_kept_their_draft_are_known_of_full_drafts_alone() -> None:
+    """vLLM's summary has one histogram: with a shorter draft in it, its last bucket is not all that were kept whole."""
+    stats = {"num_spec_steps": 4, "num_accepted_draft_tokens": 5, "num_draft_tokens": 12, "acceptance_histogram": [1, 1, 2, 0]}
+    whole = speculation_of({"metrics": {"speculative_decoding": stats}})
+    assert whole is not None
+    assert (whole.num_full_steps, whole.alpha) == (0, 5 / 9)
+    lacking: list[dict[str, Any]] = [
+        {"num_draft_tokens": 11}, {"acceptance_histogram": []}, {"acceptance_histogram": None}, {"num_spec_steps": None},
+    ]  # fmt: skip
+    for other in lacking:
+        counts = speculation_of({"metrics": {"speculative_decoding": stats | other}})
+        assert counts is not None
+        assert (counts.num_full_steps, counts.alpha) == (None, None)
 
 
 def test_sglang_meta_under_old_and_new_names() -> None:

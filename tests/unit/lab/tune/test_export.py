@@ -16,9 +16,9 @@ from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.result import Recommendation, Tried, TuneResult, Words
 
 VLLM_KEYS = {  # of SpeculativeConfig, as far as we write them
-    "method", "model", "num_speculative_tokens", "draft_sample_method", "rejection_sample_method", "prompt_lookup_max",
-    "prompt_lookup_min", "num_speculative_tokens_per_batch_size", "suffix_decoding_max_tree_depth",
-    "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
+    "method", "model", "num_speculative_tokens", "draft_sample_method", "prompt_lookup_max", "prompt_lookup_min",
+    "num_speculative_tokens_per_batch_size", "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
 }  # fmt: skip
 ENGINES = ("vLLM", "SGLang", "TensorRT-LLM", "transformers", "llama.cpp")
 SPEEDUPS = {"draft-model k=5": 2.0, "draft-model k=3": 1.8, "ngram k=4 max_ngram=3": 1.3, "suffix k=6": 1.4, "quantised k=2": 1.1}
@@ -74,9 +74,13 @@ def test_vllm_draft_model() -> None:
 
 
 def test_vllm_samples_from_the_draft_s_law() -> None:
-    """Its default draws nothing: a sampled target would accept with p alone."""
-    found = vllm_config(result(temperature=0.7))
-    assert (found["draft_sample_method"], found["rejection_sample_method"]) == ("probabilistic", "block")
+    """Its default draws nothing: a sampled target would accept with p alone. So does its model runner V1 when told `block`."""
+    sampled = result(temperature=0.7)
+    found = vllm_config(sampled)
+    assert found["draft_sample_method"] == "probabilistic"
+    assert "rejection_sample_method" not in found
+    assert any("block" in note and "V1 ignores it" in note for note in words(sampled)["vLLM"].notes)
+    assert not any("block" in note for note in words(result())["vLLM"].notes)
 
 
 def test_vllm_table_covers_every_batch_size_once() -> None:
@@ -89,7 +93,7 @@ def test_vllm_table_covers_every_batch_size_once() -> None:
 
 
 def test_a_table_never_asks_for_more_than_the_bound() -> None:
-    """vLLM and TensorRT-LLM refuse a line above num_speculative_tokens / max_draft_len."""
+    """vLLM cuts a line above num_speculative_tokens down without a word; TensorRT-LLM refuses one above max_draft_len."""
     made = result("draft-model k=3", {"draft-model k=3": 1.9, "draft-model k=5": 1.2}, schedule=[(4, "draft-model k=5", 5)])
     assert [line[2] for line in vllm_config(made)["num_speculative_tokens_per_batch_size"]] == [3, 3]
 

@@ -1,0 +1,86 @@
+"""Tuning the embedded pair, as a user does: from prompts to a settings file that `generate` loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.cli.app import run
+from outrider.lab.result import read_result
+from outrider.lab.tune.result import TuneResult
+from outrider.settings_file import read_settings
+
+pytestmark = pytest.mark.slow
+COMMAND = "tune demo --drafters draft-model,ngram --prompts 5 --max-new-tokens 24 --load 2 --threads 1 --compile off"
+
+
+def tune(folder: Path, *more: str) -> TuneResult:
+    out = folder / "tune.json"
+    assert run([*COMMAND.split(), "--out", str(out), *more]) == 0
+    result = read_result(out)
+    assert isinstance(result, TuneResult)
+    return result
+
+
+def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "settings.json"
+    result = tune(tmp_path, "--settings-out", str(settings), "--html", str(tmp_path / "tune.html"))
+    assert {one.family for one in result.families} >= {"draft-model", "ngram", "draft-model tree=best-first"}
+    assert not [one.failure for one in result.families if one.failure]
+    assert all(one.identical == one.texts for one in result.confirmed), "greedy texts are plain decoding's"
+    assert len(result.overall_speedup) == result.num_members, "everything was forecast"
+    assert [one.batch_size for one in result.schedule] == [2]
+    assert {one.engine for one in result.advice} >= {"vLLM", "llama.cpp"}
+    assert "Tuning demo" in capsys.readouterr().out
+    assert not (tmp_path / "tune.unfinished.jsonl").exists(), "finished"
+    options = read_settings(settings).options
+    llm = LLM("demo", compile="off", **options)
+    assert llm.config["drafter"] == options["drafter"]
+    assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
+
+
+def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C costs one run; the same command with --resume runs what is missing only."""
+    from outrider.lab.tune import tune as stages
+
+    real, runs = stages.run_probe, []
+
+    def interrupted(*arguments: object) -> object:
+        runs.append(1)
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(stages, "run_probe", interrupted)
+    out = tmp_path / "tune.json"
+    assert run([*COMMAND.split(), "--out", str(out)]) == 130
+    kept = (tmp_path / "tune.unfinished.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"].split(" / ")[0] for line in kept[1:]] == ["probe none", "probe draft-model"]
+    result = tune(tmp_path, "--resume")
+    num_probes = len(result.families) + 1 + 3  # plain decoding; at 2 rows plain decoding and two families
+    assert len(runs) == num_probes + 1, "the interrupted one ran twice, the two before it once"
+
+
+def test_another_command_cannot_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tune.unfinished.jsonl").write_text(json.dumps({"plan": {"verb": "bench"}}) + "\n")
+    assert run([*COMMAND.split(), "--out", str(tmp_path / "tune.json"), "--resume"]) == 2
+    assert "another plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--drafters", "medusa"], "cannot tune medusa here"),
+        (["--prompts", "2"], "needs 4 prompts"),
+        (["--load", "two"], "--load takes whole numbers"),
+        (["--temperature", "-1"], "temperature"),
+    ],
+)
+def test_bad_input_is_one_line(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "demo", *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
