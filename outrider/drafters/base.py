@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from outrider.models.lm import LM
 from outrider.models.load import LoadedModel
 from outrider.rows import Row, Rows
 from outrider.settings import NoSettings
@@ -51,6 +52,12 @@ class Drafter(ABC):
     def notes(self) -> list[str]:
         """What a person should know about how this one drafts, one line each."""
         return []
+
+    @property
+    def model(self) -> LM | None:
+        """The model whose law this drafter guesses from, in the target's token ids: given the text so far, its logits under
+        the row's sampling options are the law behind the next guess. None where there is no such model (`lab/explain`)."""
+        return None
 
     @classmethod
     def drafts_trees(cls, settings: Any) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
+from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.settings import parse_settings, setting
 from outrider.survival import ChainSurvival
@@ -145,6 +146,10 @@ class CompositeDrafter(Drafter):
     @property
     def notes(self) -> list[str]:
         return [note for part in self.parts for note in part.drafter.notes]
+
+    @property
+    def model(self) -> LM | None:
+        return next((part.drafter.model for part in self.parts if part.drafter.model is not None), None)
 
     def start(self, row: Row) -> None:
         self._numbers.append(next(self._started))

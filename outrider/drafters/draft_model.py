@@ -41,6 +41,10 @@ class ModelDrafter(Drafter):
         self._confidence = confidence or ConfidenceSettings()
         self._committed: list[int] = []  # per row, tokens it had when it was last drafted for
 
+    @property
+    def model(self) -> LM | None:
+        return self.lm
+
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         return cls(*draft_model_of(setup))

@@ -1,0 +1,131 @@
+"""Numbers at every output position: how likely its token was to either model, how sure they were, how far they disagreed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from outrider.lab.explain.causes import Drafting, Ledger, account
+from outrider.lab.explain.laws import FinishedText, Laws
+from outrider.lab.recording import Step
+
+NUMBERS = (
+    "p_token", "q_token", "p_draft", "q_draft", "p_entropy", "q_entropy", "tv", "tv_open", "outside", "rank_draft", "rank_token",
+)  # fmt: skip
+NONE = -1  # where there is no token
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Columns over the output positions of one text. NaN and -1 where there is no number or token.
+
+    Laws are those in force for sampled rows; greedy rows show temperature 1 without filters.
+    """
+
+    token: np.ndarray  # (n,) int
+    draft: np.ndarray  # (n,) int: the draft token tested there; of several siblings, the kept one or the first
+    siblings: np.ndarray  # (n,) int: draft tokens that stood there
+    p_best: np.ndarray  # (n,) int: favourites
+    q_best: np.ndarray
+    guess: np.ndarray  # (n,) int: what a deterministic draft says
+    p_token: np.ndarray  # (n,) float: probabilities of the text's token
+    q_token: np.ndarray
+    p_draft: np.ndarray  # of the tested draft token
+    q_draft: np.ndarray
+    p_entropy: np.ndarray  # nats
+    q_entropy: np.ndarray
+    tv: np.ndarray  # 1 - sum min(p, q)
+    tv_open: np.ndarray  # the same without top-k, top-p and min-p
+    outside: np.ndarray  # mass of p on tokens that the draft can never say
+    rank_draft: np.ndarray  # of the tested draft token in p, 1 = likeliest
+    rank_token: np.ndarray  # of the text's token in q
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    @property
+    def has_law(self) -> bool:
+        """Whether the draft's law is known anywhere."""
+        return bool(np.isfinite(self.q_entropy).any())
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """One text with everything that is known about it."""
+
+    text: FinishedText
+    steps: Sequence[Step]
+    positions: Positions
+    ledger: Ledger
+
+
+def annotate(text: FinishedText, steps: Sequence[Step], laws: Iterable[Laws], drafting: Drafting) -> Annotated:
+    """`laws`: of every output position, in order; only those of one step are held at a time."""
+    total = len(text.output)
+    ledger, rows = Ledger.empty(total), _Rows(total)
+    stream = iter(laws)
+    for number, step in enumerate(steps):
+        here = list(islice(stream, step.taken))
+        own = replace(drafting, seed=drafting.seed + number)
+        ledger.add(step, account(step, here, total - step.start, own))
+        tested = tested_tokens(step)
+        for level, law in enumerate(here):
+            rows.add(step.start + level, law, tested[level] if level < len(tested) else [])
+    return Annotated(text, steps, rows.done(), ledger)
+
+
+def tested_tokens(step: Step) -> list[list[int]]:
+    """At every token that the step took: the draft tokens that stood there, the kept one first."""
+    parents = step.parents if step.parents is not None else range(-1, len(step.tokens) - 1)
+    found = []
+    for level, node in enumerate([-1, *step.path][: step.taken]):
+        there = [child for child, parent in enumerate(parents) if parent == node]
+        kept = step.path[level] if level < len(step.path) else None
+        found.append([step.tokens[child] for child in sorted(there, key=lambda child: child != kept)])
+    return found
+
+
+class _Rows:
+    """Positions, one at a time."""
+
+    def __init__(self, size: int) -> None:
+        self._ints = {name: np.full(size, NONE) for name in ("token", "draft", "siblings", "p_best", "q_best", "guess")}
+        self._numbers = {name: np.full(size, np.nan) for name in NUMBERS}
+
+    def add(self, place: int, law: Laws, tested: list[int]) -> None:
+        ints, numbers = self._ints, self._numbers
+        ints["token"][place], ints["siblings"][place], ints["p_best"][place] = law.token, len(tested), law.p_best
+        p, q = law.p_soft, law.q
+        numbers["p_token"][place], numbers["p_entropy"][place] = p[law.token], entropy(p)
+        if tested:
+            ints["draft"][place] = tested[0]
+            numbers["p_draft"][place], numbers["rank_draft"][place] = p[tested[0]], rank(p, tested[0])
+        if q is None:
+            return
+        assert law.q_best is not None
+        ints["q_best"][place], ints["guess"][place] = law.q_best, NONE if law.guess is None else law.guess
+        numbers["q_token"][place], numbers["q_entropy"][place] = q[law.token], entropy(q)
+        numbers["rank_token"][place], numbers["tv"][place] = rank(q, law.token), 1 - np.minimum(p, q).sum()
+        opened = law.opened()
+        assert opened.q is not None
+        numbers["tv_open"][place] = 1 - np.minimum(opened.p_soft, opened.q).sum() if law.filtered else numbers["tv"][place]
+        numbers["outside"][place] = 0.0 if law.outside is None else p[law.outside].sum()
+        if tested:
+            numbers["q_draft"][place] = q[tested[0]]
+
+    def done(self) -> Positions:
+        return Positions(**self._ints, **self._numbers)
+
+
+def entropy(law: np.ndarray) -> float:
+    """In nats."""
+    mass = law[law > 0]
+    return float(-(mass * np.log(mass)).sum())
+
+
+def rank(law: np.ndarray, token: int) -> int:
+    """1 for the likeliest; equals share the better rank."""
+    return 1 + int((law > law[token]).sum())

@@ -1,0 +1,309 @@
+"""Where a step's tokens went: every token that it could have had and did not, charged to a cause. The parts add up exactly.
+
+A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). At every node of its kept path one of
+two things happened:
+
+    it had children, with b = P(one is kept) before they were drawn and the coins tossed.  Failing costs `lost` tokens, so
+        (1 - kept) lost = [(1 - b) + (b - kept)] lost
+        1 - b    what was to be expected: the draft's part, split further below
+        b - kept    luck: 0 on average, whatever happened before (a martingale difference)
+    it had none.  The draft ended: because the drafter stopped, because the tree has no node there, or because it was whole.
+
+    1 - b = (1 - bound) + (bound - b)       bound: what the best lossless rule would keep of these children (`transport.py`)
+    1 - bound = vocabulary + filters + tree budget + draft
+        vocabulary     mass of p on tokens that the draft can never say
+        filters        what top-k, top-p and min-p change: (1 - bound) with them less without them; negative where they help
+        tree budget    what one more sibling would carry (trees only)
+        draft          the rest: p and q disagree. For one drawn child all of it is their total variation, 1 - sum min(p, q)
+
+Under block verification and traversal a node is entered with its path weight a, and b is the share kept given that the path is:
+(1 - E[...]) / a of `transport.py`. Token-level rejection of a drawn chain keeps less than the best rule for whole chains, which
+is block verification (Sun et al. 2403.10444): its nodes are weighted with W = P(prefix kept by block) / P(kept by token), so that
+the gap is unbiased, node by node possibly negative. Trees are compared node by node, with the weight they are entered with.
+
+Greedy rows are the case p in {0, 1}: no luck, no gap. docs/explain.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from outrider.errors import CapabilityError
+from outrider.lab.explain.laws import Laws
+from outrider.lab.explain.transport import Children, bound_share, child_weight, kept_share, race_share
+from outrider.lab.recording import Step
+
+DRAFT, VOCABULARY, FILTERS, STOPPED, TREE_BUDGET, LENGTH, VERIFIER, LUCK = range(8)
+CAUSES = ("draft", "vocabulary", "filters", "stopped", "tree-budget", "length", "verifier", "luck")
+FAINTEST = 1e-9  # path weight below which rounding would decide
+# (position, levels, path weight, whether tokens are drawn) -> expected tokens kept of a draft that goes on; None: not known
+GainAlong = Callable[[int, int, float, bool], float | None]
+
+
+class Rule(Enum):
+    """How a verifier decides on sampled rows."""
+
+    TOP_DOWN = "node by node"
+    PATHS = "whole paths"
+    RACE = "shared noise"
+
+
+RULES = {
+    "token": Rule.TOP_DOWN, "multi-round": Rule.TOP_DOWN, "block": Rule.PATHS, "traversal": Rule.PATHS, "gumbel": Rule.RACE,
+}  # fmt: skip
+
+
+def rule_of(verifier: str, *, is_greedy: bool) -> Rule:
+    """On greedy rows all lossless verifiers decide alike. Raises CapabilityError for a rule that is not known here."""
+    if is_greedy:
+        return Rule.TOP_DOWN
+    if verifier not in RULES:
+        raise CapabilityError(
+            f"the causes of rejections are separated for the verifiers {', '.join(RULES)}, not for '{verifier}'; with "
+            "--temperature 0 all lossless verifiers decide alike"
+        )
+    return RULES[verifier]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A kept path that ended although more was asked for: what an unbroken draft would have brought is split later."""
+
+    level: int
+    lost: int  # tokens
+    weight: float  # path weight there
+    cause: int
+    drawn: bool
+
+
+@dataclass
+class Account:
+    """One step. `parts[i]` are the tokens lost at the node before the step's i-th token, by cause."""
+
+    ideal: float
+    parts: np.ndarray  # (taken, causes)
+    expected: np.ndarray  # (taken,) b; NaN where nothing was tested
+    lost: np.ndarray  # (taken,) what failing there costs
+    kept: list[bool | None]  # per token; None where nothing was tested
+    ended: Ended | None = None
+
+
+@dataclass
+class _Walk:
+    """The state along a step's kept path."""
+
+    weight: float = 1.0  # a: what the best rule would enter the node with
+    ratio: float = 1.0  # W; 1 but for token-level rejection of drawn chains
+    node: int = -1
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a step's record does not say."""
+
+    rule: Rule
+    replacement: bool = False
+    seed: int = 0  # of simulations
+    draws: bool = False  # sampled rows: whether the drafter draws from its law where it is asked for one token more
+
+
+def account(step: Step, laws: Sequence[Laws], remaining: int, drafting: Drafting) -> Account:
+    """`laws`: of the positions that the step filled. `remaining`: tokens of the text from the step's start on."""
+    tree = _Tree(step, drafting.replacement, draws=not laws[0].is_greedy)
+    ideal = min(tree.depth + 1, remaining)
+    found = Account(
+        float(ideal), np.zeros((step.taken, len(CAUSES))), np.full(step.taken, np.nan), np.zeros(step.taken), [None] * step.taken
+    )
+    walk = _Walk()
+    for level in range(step.taken):
+        lost, law = ideal - level - 1, laws[level]
+        children = tree.children(walk.node)
+        if children is None:
+            _end(found, level, lost, law, walk, tree, drafting, remaining)
+            break
+        kept = tree.place_of(step.path[level]) if level < len(step.path) else None
+        found.kept[level], found.lost[level] = kept is not None, lost
+        found.expected[level], found.parts[level] = _node(law, children, walk, kept is not None, tree, drafting)
+        found.parts[level] *= lost
+        if kept is None:
+            break
+        _enter(law, children, walk, kept, tree, drafting)
+        walk.node = step.path[level]
+    return found
+
+
+class _Tree:
+    """A step's draft as children of nodes."""
+
+    def __init__(self, step: Step, replacement: bool, *, draws: bool) -> None:
+        """`draws`: False for greedy rows, where a "drawn" token is the only one with mass, which is the same as placed."""
+        self._step, self._replacement = step, replacement
+        self._sampled = step.sampled if draws and step.sampled is not None else [False] * len(step.tokens)
+        self.is_chain = step.parents is None
+        parents = step.parents if step.parents is not None else list(range(-1, len(step.tokens) - 1))
+        self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+        levels = [0]
+        for node, parent in enumerate(parents):
+            self._children[parent + 1].append(node)
+            levels.append(levels[parent + 1] + 1)
+        self.depth = step.asked if self.is_chain else max(*levels, min(step.asked, 1))
+        self.num_levels = max(levels)
+        self._parents = parents
+
+    @property
+    def draws(self) -> bool:
+        return any(self._sampled)
+
+    def children(self, node: int) -> Children | None:
+        """None for a leaf."""
+        nodes = self._children[node + 1]
+        if not nodes:
+            return None
+        return Children(
+            [self._step.tokens[child] for child in nodes], [self._sampled[child] for child in nodes], self._replacement
+        )
+
+    def place_of(self, node: int) -> int:
+        """Among its siblings."""
+        return self._children[self._parents[node] + 1].index(node)
+
+
+def _node(
+    law: Laws, children: Children, walk: _Walk, kept: bool, tree: _Tree, drafting: Drafting
+) -> tuple[float, np.ndarray]:
+    """b, and the parts of 1 - kept."""
+    expected, judged = _expected(law, children, walk, drafting)
+    bound = bound_share(law.p, law.q, judged, walk.weight, drafting.seed)
+    parts = np.zeros(len(CAUSES))
+    opened = law.opened()
+    reachable = bound if opened is law else bound_share(opened.p, opened.q, judged, walk.weight, drafting.seed)
+    parts[FILTERS] = reachable - bound
+    parts[VOCABULARY] = _outside(opened, judged)
+    if not tree.is_chain and law.q is not None:
+        parts[TREE_BUDGET] = _one_more(opened, judged, walk.weight, drafting.seed) - reachable
+    parts[DRAFT] = 1 - reachable - parts[VOCABULARY] - parts[TREE_BUDGET]
+    parts *= walk.ratio
+    parts[VERIFIER] = (1 - expected) - walk.ratio * (1 - bound)
+    parts[LUCK] = expected - kept
+    return expected, parts
+
+
+def _expected(law: Laws, children: Children, walk: _Walk, drafting: Drafting) -> tuple[float, Children]:
+    """b, and the children as the bound must see them: the winners of a race are drawn from q, without replacement."""
+    if drafting.rule is Rule.RACE and law.q is not None:
+        raced = Children(children.tokens, [True] * len(children.tokens))
+        return race_share(law.p, law.q, len(children.tokens), drafting.seed), raced
+    weight = walk.weight if drafting.rule is Rule.PATHS else 1.0
+    return kept_share(law.p, law.q, children, weight, drafting.seed), children
+
+
+def _outside(law: Laws, children: Children) -> float:
+    if law.outside is None:
+        return 0.0
+    missing = law.outside.copy()
+    missing[children.placed] = False
+    return float(law.p[missing].sum())
+
+
+def _one_more(law: Laws, children: Children, weight: float, seed: int) -> float:
+    """The bound with one more sibling: drawn where siblings are, else the draft's next favourite."""
+    assert law.q is not None
+    drawn, token = children.num_drawn > 0, -1
+    if not drawn:
+        rest = law.q.copy()
+        rest[children.placed] = -1
+        token = int(rest.argmax())
+    more = Children([*children.tokens, token], [*children.drawn, drawn], children.replacement)
+    return bound_share(law.p, law.q, more, weight, seed)
+
+
+def _enter(law: Laws, children: Children, walk: _Walk, kept: int, tree: _Tree, drafting: Drafting) -> None:
+    """Take the weights along to the kept child."""
+    if law.is_greedy or drafting.rule is Rule.RACE:
+        return
+    joint = drafting.rule is Rule.PATHS or (tree.is_chain and tree.draws)
+    if not joint:
+        return
+    weight = max(child_weight(law.p, law.q, children, walk.weight, kept), FAINTEST)
+    if drafting.rule is Rule.TOP_DOWN:
+        alone = max(child_weight(law.p, law.q, children, 1.0, kept), FAINTEST)
+        walk.ratio *= weight / walk.weight / alone
+    walk.weight = weight
+
+
+def _end(
+    found: Account, level: int, lost: int, law: Laws, walk: _Walk, tree: _Tree, drafting: Drafting, remaining: int
+) -> None:
+    """The kept path has no child here."""
+    drawn = tree.draws or (drafting.draws and not tree.num_levels)
+    if level >= tree.depth:
+        gain = _next_share(law, walk.weight, drafting, drawn) if remaining > level + 1 else 0.0
+        found.ideal += gain
+        found.parts[level, LENGTH] = gain
+    elif lost > 0:
+        cause = STOPPED if tree.is_chain or not tree.num_levels else TREE_BUDGET
+        found.ended = Ended(level, lost, walk.weight if drafting.rule is Rule.PATHS else 1.0, cause, drawn)
+        found.parts[level, cause] = lost
+
+
+def _next_share(law: Laws, weight: float, drafting: Drafting, drawn: bool) -> float:
+    """P(one draft token more would have been kept)."""
+    if law.q is None:
+        return 0.0
+    if law.guess is not None:
+        return float(law.guess == law.token)
+    if not drawn:
+        return float(law.p[law.q_best])
+    one = Children.one(drawn=True)
+    return kept_share(law.p, law.q, one, weight if drafting.rule is Rule.PATHS else 1.0, drafting.seed)
+
+
+@dataclass
+class Ledger:
+    """All steps of one text; rows are output positions."""
+
+    parts: np.ndarray  # (n, causes)
+    expected: np.ndarray  # (n,)
+    lost: np.ndarray  # (n,)
+    level: np.ndarray  # (n,) draft tokens kept before it in its step
+    kept: np.ndarray  # (n,) 1 kept, 0 not, -1 nothing was tested
+    ideal: float = 0.0
+    taken: int = 0
+    steps: int = 0
+    ended: list[tuple[int, Ended]] = field(default_factory=list)  # (position, what ended)
+
+    @classmethod
+    def empty(cls, size: int) -> Ledger:
+        return cls(
+            np.zeros((size, len(CAUSES))), np.full(size, np.nan), np.zeros(size), np.zeros(size, dtype=int), np.full(size, -1)
+        )
+
+    def add(self, step: Step, one: Account) -> None:
+        """Steps in their order."""
+        here = slice(step.start, step.start + step.taken)
+        self.parts[here], self.expected[here], self.lost[here] = one.parts, one.expected, one.lost
+        self.level[here] = np.arange(step.taken)
+        self.kept[here] = [-1 if kept is None else int(kept) for kept in one.kept]
+        self.ideal += one.ideal
+        self.taken += step.taken
+        self.steps += 1
+        if one.ended is not None:
+            self.ended.append((step.start + one.ended.level, one.ended))
+
+    def split_ends(self, gain_along: GainAlong) -> None:
+        """Of what a path's early end cost, the part that an unbroken draft would not have brought either is the draft's."""
+        for position, ended in self.ended:
+            gain = gain_along(position, ended.lost, ended.weight, ended.drawn)
+            if gain is not None:
+                self.parts[position, ended.cause] -= ended.lost - gain
+                self.parts[position, DRAFT] += ended.lost - gain
+
+    @property
+    def luck_variance(self) -> float:
+        """Of the sum of luck, had the same tests been made: sum of lost^2 b (1 - b)."""
+        b = np.nan_to_num(self.expected)
+        return float((self.lost**2 * b * (1 - b)).sum())

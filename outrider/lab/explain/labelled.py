@@ -1,0 +1,115 @@
+"""An annotated text with its words: what each token added to the text, its kind, its section, its fate, what was lost to what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.lab.explain.annotate import NONE, Annotated
+from outrider.lab.explain.causes import CAUSES, LENGTH, LUCK, STOPPED
+from outrider.lab.explain.regions import token_kinds, token_sections
+from outrider.lab.explain.result import LETTERS, TextColumns
+from outrider.text import Detokenizer
+
+PROMPT_END = 400  # characters of the prompt that decide about sections and sentences
+LEAST_LOST = 0.005  # tokens; what is smaller has no cause
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One text, ready to be counted and shown."""
+
+    annotated: Annotated
+    id: str
+    task: str
+    prompt: str
+    pieces: list[str]
+    kinds: list[str]
+    sections: list[str]
+    fates: list[str]  # "accepted", "correction", "bonus" or "plain"
+
+    @property
+    def lost(self) -> np.ndarray:
+        """(n,) tokens lost at each position, luck left out."""
+        parts = self.annotated.ledger.parts
+        return parts.sum(1) - parts[:, LUCK]
+
+    @property
+    def lost_to_rejections(self) -> np.ndarray:
+        """(n,) the same without what short drafts lost."""
+        return self.lost - self.annotated.ledger.parts[:, [STOPPED, LENGTH]].sum(1)
+
+    @property
+    def causes(self) -> list[str | None]:
+        """The largest part at each position, luck left out."""
+        parts = self.annotated.ledger.parts.copy()
+        parts[:, LUCK] = 0
+        best = parts.argmax(1)
+        return [CAUSES[cause] if parts[place, cause] > LEAST_LOST else None for place, cause in enumerate(best.tolist())]
+
+
+def labelled(annotated: Annotated, tokenizer: Any, origins: Sequence[str], *, id: str = "", task: str = "other") -> Labelled:
+    """`origins`: `Completion.origins`."""
+    text = annotated.text
+    prompt = tokenizer.decode(list(text.prompt), skip_special_tokens=False)
+    pieces = token_pieces(tokenizer, text.prompt, text.output)
+    end = prompt[-PROMPT_END:]
+    kinds, sections = token_kinds(end, pieces), token_sections(end, pieces)
+    return Labelled(annotated, id, task, prompt, pieces, kinds, sections, list(origins))
+
+
+def token_pieces(tokenizer: Any, prompt: Sequence[int], output: Sequence[int]) -> list[str]:
+    """The text that each token adds; joined they are the answer."""
+    detokenizer = Detokenizer(tokenizer, list(prompt))
+    pieces = [detokenizer.push(token) for token in output]
+    if pieces:
+        pieces[-1] += detokenizer.flush()
+    return pieces
+
+
+def one_token(tokenizer: Any, token: int) -> str:
+    """A token by itself, as the tokenizer writes it; the end of text by its name."""
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    return text if text and "\ufffd" not in text else str(tokenizer.convert_ids_to_tokens(token) or f"#{token}")
+
+
+def as_columns(one: Labelled, tokenizer: Any) -> TextColumns:
+    """For the result."""
+    positions, ledger = one.annotated.positions, one.annotated.ledger
+    rejected = ledger.kept == 0
+    draft = [
+        one_token(tokenizer, token) if no and token != NONE else ""
+        for token, no in zip(positions.draft.tolist(), rejected.tolist(), strict=True)
+    ]
+    letters = {name: {word: letter for letter, word in table.items()} for name, table in LETTERS.items()}
+    return TextColumns(
+        id=one.id, task=one.task, prompt=one.prompt, pieces=_named_ends(one, tokenizer),
+        fate="".join(letters["fate"][fate] for fate in one.fates), kind="".join(letters["kind"][kind] for kind in one.kinds),
+        section="".join(letters["section"][section] for section in one.sections),
+        cause="".join("." if cause is None else letters["cause"][cause] for cause in one.causes),
+        level=ledger.level.tolist(), draft=draft, siblings=positions.siblings.tolist(), kept_chance=numbers(ledger.expected),
+        p_token=numbers(positions.p_token), q_token=numbers(positions.q_token), p_draft=numbers(positions.p_draft),
+        q_draft=numbers(positions.q_draft), p_entropy=numbers(positions.p_entropy), q_entropy=numbers(positions.q_entropy),
+        disagreement=numbers(positions.tv), rank_draft=_ranks(positions.rank_draft), rank_token=_ranks(positions.rank_token),
+        lost=numbers(one.lost),
+    )  # fmt: skip
+
+
+def numbers(column: np.ndarray) -> list[float | None]:
+    """Three significant digits; None where there is no number."""
+    return [float(f"{value:.3g}") if np.isfinite(value) else None for value in column.tolist()]
+
+
+def _ranks(column: np.ndarray) -> list[int | None]:
+    return [int(value) if np.isfinite(value) else None for value in column.tolist()]
+
+
+def _named_ends(one: Labelled, tokenizer: Any) -> list[str]:
+    """The pieces; a last token that adds no text (the end of text) shows its name."""
+    pieces = list(one.pieces)
+    if pieces and not pieces[-1]:
+        pieces[-1] = one_token(tokenizer, one.annotated.text.output[-1])
+    return pieces

@@ -1,0 +1,276 @@
+"""Both models' laws at every position of a finished text, from one more pass of each over it (teacher forcing).
+
+Every node that a step tested follows kept tokens only, so its context is the text itself: what the step saw there can be had
+again, for all positions, the untested ones included. Filters, penalties and biases are the row's own, through `distribution`.
+
+Where the draft's law comes from:
+
+    Drafter.model       that model reads the text in chunks, as the target does
+    ... on a KVView     (early exit) step by step, before the target: it runs on what the target has committed, as while decoding
+    none, but it runs a model (universal)       the drafter itself is asked for one token at every position
+    none                there is no law: what it proposes are point masses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import Drafter
+from outrider.kv.view import KVView
+from outrider.models.lm import LM
+from outrider.models.vocabulary import fit_width
+from outrider.rows import Row, Rows
+from outrider.sampling.distribution import BatchSampling, History, distribution, greedy_choice
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import RowStreams
+from outrider.text import StopStrings
+from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
+
+CHUNK_NUMBERS = 1 << 20  # tokens times vocabulary of one chunk: bounds the memory of its laws (8 MB each)
+MAX_CHUNK = 128  # tokens
+
+
+@dataclass(frozen=True)
+class FinishedText:
+    """What was said, and how it was sampled."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+    params: SamplingParams
+    limit: int  # most tokens the output could have had
+    seed: int = 0
+    coupled: bool = False  # said with the drafter-invariant verifier: the noise is known again
+    step_lengths: Sequence[int] = ()  # tokens that each step took
+
+
+@dataclass(frozen=True)
+class Laws:
+    """One output position: p is the target's law, q the draft's; None where there is none."""
+
+    token: int  # that stands there
+    is_greedy: bool
+    p_soft: np.ndarray  # (V,) of sampled rows the law in force; of greedy ones temperature 1 without filters
+    q: np.ndarray | None  # (V,) likewise
+    p_open: np.ndarray  # (V,) without top-k, top-p and min-p; the same array where none is used
+    q_open: np.ndarray | None
+    outside: np.ndarray | None  # (V,) bool: tokens that the draft can never say; None: there are none
+    p_best: int  # favourites, penalties and biases included
+    q_best: int | None
+    guess: int | None  # what a deterministic draft says here; None where the draft draws, or is unknown
+
+    @cached_property
+    def p(self) -> np.ndarray:
+        """(V,) the law that the text's token was drawn from: a point mass where decoding is greedy."""
+        if not self.is_greedy:
+            return self.p_soft
+        point = np.zeros_like(self.p_soft)
+        point[self.token] = 1
+        return point
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter stands between the open laws and those in force."""
+        return self.p_open is not self.p_soft
+
+    def opened(self) -> Laws:
+        """The same position without filters."""
+        return replace(self, p_soft=self.p_open, q=self.q_open) if self.filtered else self
+
+
+class Source(Protocol):
+    """Where the draft's logits come from."""
+
+    def chunks(self) -> list[int] | None:
+        """Lengths it wants the text cut into; None: any."""
+
+    def logits(self, first: int, last: int) -> Tensor | None:
+        """(1, last - first, V) before the output tokens first .. last - 1; None where it has no law there."""
+
+    def close(self) -> None: ...
+
+
+@torch.inference_mode()
+def forced_laws(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[Laws]:
+    """One `Laws` per output token. The models must be idle: no rows in their caches."""
+    laws = _LawMaker(target, text)
+    source = _source(target, drafter, text)
+    reader = _Reader(target, text)
+    try:
+        for first, last in _cuts(text, source.chunks() if source else None, target):
+            drafted = source.logits(first, last) if source else None
+            yield from laws.of(first, reader.logits(first, last), drafted)
+    finally:
+        if source:
+            source.close()
+        reader.close()
+
+
+def _source(target: LM, drafter: Drafter, text: FinishedText) -> Source | None:
+    model = drafter.model
+    if model is not None:
+        return _Viewer(model, text) if isinstance(model.kv, KVView) else _Reader(model, text, target.shape.vocab_size)
+    return _Asked(drafter, text, target) if drafter.needs_draft or drafter.needs_module else None
+
+
+def _cuts(text: FinishedText, wanted: list[int] | None, target: LM) -> Iterator[tuple[int, int]]:
+    """(first, last) of each chunk of the output."""
+    size = max(1, min(MAX_CHUNK, CHUNK_NUMBERS // target.shape.vocab_size, target.limits.max_tokens_per_pass))
+    total, first = len(text.output), 0
+    for length in wanted or [size] * -(-total // size):
+        yield first, min(first + length, total)
+        first += length
+
+
+class _Reader:
+    """A model reads the text with a cache of its own."""
+
+    def __init__(self, lm: LM, text: FinishedText, vocab_size: int | None = None) -> None:
+        self._lm = lm
+        self._tokens = [*text.prompt, *text.output]
+        self._num_prompt = len(text.prompt)
+        self._width = vocab_size
+        lm.kv.add_row()
+        lm.catch_up([list(text.prompt)])
+
+    def chunks(self) -> list[int] | None:
+        return None
+
+    def logits(self, first: int, last: int) -> Tensor | None:
+        begin = self._num_prompt + first - 1
+        tokens = self._tokens[begin : self._num_prompt + last - 1]
+        if self._width is not None and begin + len(tokens) >= self._lm.shape.context_length:
+            return None  # a drafter stops where its model's context ends
+        found = self._lm.forward(torch.tensor([tokens], device=self._lm.device))
+        self._lm.kv.advance(0, len(tokens))
+        return found if self._width is None else fit_width(found, self._width)
+
+    def close(self) -> None:
+        self._lm.kv.swap_remove(0)
+
+
+class _Viewer:
+    """A model on the target's own cache: it writes behind what is committed, and the target, which reads after it, overwrites."""
+
+    def __init__(self, lm: LM, text: FinishedText) -> None:
+        self._lengths = list(text.step_lengths)
+        self._lm = lm
+        self._tokens = [*text.prompt, *text.output]
+        self._num_prompt = len(text.prompt)
+
+    def chunks(self) -> list[int]:
+        return self._lengths
+
+    def logits(self, first: int, last: int) -> Tensor:
+        view = self._lm.kv
+        assert isinstance(view, KVView)
+        if not view.num_rows:
+            view.add_row()
+        view.follow()
+        tokens = self._tokens[self._num_prompt + first - 1 : self._num_prompt + last - 1]
+        return self._lm.forward(torch.tensor([tokens], device=self._lm.device))
+
+    def close(self) -> None:
+        if self._lm.kv.num_rows:
+            self._lm.kv.swap_remove(0)
+
+
+class _Asked:
+    """The drafter itself, at temperature 1 without filters, one token at every position: its law's logarithms are logits."""
+
+    def __init__(self, drafter: Drafter, text: FinishedText, target: LM) -> None:
+        self._drafter, self._text = drafter, text
+        self._rows = Rows(target.shape.vocab_size, target.device)
+        params = SamplingParams(temperature=1.0, max_tokens=len(text.output) + 2)
+        row = Row(
+            request=0, tokens=list(text.prompt), num_prompt=len(text.prompt), params=params, seed=0,
+            max_tokens=len(text.prompt) + len(text.output) + 2, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+        )  # fmt: skip
+        self._rows.add(row)
+        drafter.start(row)
+
+    def chunks(self) -> list[int]:
+        return [1] * len(self._text.output)
+
+    def logits(self, first: int, last: int) -> Tensor | None:
+        draft = self._drafter.propose(self._rows, [1])
+        found = None if draft.probs is None else draft.probs[:, :1].log()
+        lists = VerdictLists([[-1] * draft.num_nodes], [0], [self._text.output[first]], [draft.num_nodes == 0])
+        verdict = Verdict.of_lists(lists, draft.num_nodes, draft.tokens.device)
+        nothing = torch.empty(1, draft.num_nodes + 1, self._rows.vocab_size, device="meta")
+        self._rows.append(draft, verdict, nothing)
+        self._drafter.commit(self._rows, draft, verdict, TargetOutput(nothing))
+        return found
+
+    def close(self) -> None:
+        self._drafter.stop(0)
+
+
+class _LawMaker:
+    """From logits to laws, as the decoder does it: in fp32, along the text."""
+
+    def __init__(self, target: LM, text: FinishedText) -> None:
+        self._text, self._size, self._device = text, target.shape.vocab_size, target.device
+        params = text.params
+        is_open = params.is_greedy or (params.top_k <= 0 and params.top_p == 1 and params.min_p == 0)
+        no_filters = replace(params, top_k=0, top_p=1.0, min_p=0.0)
+        drawn = replace(no_filters, temperature=1.0) if params.is_greedy else params
+        self._best = self._sampling(replace(params, temperature=0.0))
+        self._drawn = self._sampling(drawn)
+        self._open = None if is_open else self._sampling(no_filters)
+        self._noise = RowStreams(text.seed) if text.coupled and not params.is_greedy else None
+
+    def of(self, first: int, target: Tensor | None, draft: Tensor | None) -> Iterator[Laws]:
+        """`target` and `draft` (1, T, V): logits of the output positions from `first` on."""
+        assert target is not None
+        count = target.shape[1]
+        output, greedy = self._text.output, self._text.params.is_greedy
+        history, chain = self._context(first, count)
+        p = self._laws(target, self._drawn, history, chain)
+        p_open = p if self._open is None else self._laws(target, self._open, history, chain)
+        p_best = greedy_choice(target, self._best, history, chain)[0].tolist()
+        q, q_open, q_best, outside = None, None, [None] * count, None
+        if draft is not None:
+            q = self._laws(draft, self._drawn, history, chain)
+            q_open = q if self._open is None else self._laws(draft, self._open, history, chain)
+            q_best = greedy_choice(draft, self._best, history, chain)[0].tolist()
+            silent = torch.isneginf(draft[0, 0])
+            outside = silent.cpu().numpy() if bool(silent.any()) else None
+        for place in range(count):
+            own = None if q is None else q[place]
+            yield Laws(
+                output[first + place], greedy, p[place], own, p_open[place] if self._open else p[place],
+                own if self._open is None or q_open is None else q_open[place], outside, p_best[place], q_best[place],
+                self._guess(first + place, own, q_best[place]),
+            )  # fmt: skip
+
+    def _guess(self, place: int, q: np.ndarray | None, favourite: int | None) -> int | None:
+        if q is None or self._text.params.is_greedy:
+            return favourite
+        if self._noise is None:
+            return None
+        noise = self._noise.gumbel(len(self._text.prompt) + place, self._size).numpy()
+        with np.errstate(divide="ignore"):
+            return int((np.log(q) + noise).argmax())
+
+    def _laws(self, logits: Tensor, sampling: BatchSampling, history: History | None, chain: Draft) -> list[np.ndarray]:
+        law = distribution(logits, sampling, history, chain)[0].double()
+        return list((law / law.sum(-1, keepdim=True)).cpu().numpy())
+
+    def _context(self, first: int, count: int) -> tuple[History | None, Draft]:
+        """What penalties count: the text before the chunk, and the chunk's own tokens as the path of a draft."""
+        output = self._text.output
+        tokens = torch.tensor([list(output[first : first + count - 1])], dtype=torch.int64, device=self._device)
+        chain = Draft(tokens.view(1, count - 1), torch.tensor([count - 1], device=self._device))
+        if not self._text.params.needs_history:
+            return None, chain
+        return History.start([list(self._text.prompt)], [list(output[:first])], self._size, self._device), chain
+
+    def _sampling(self, params: SamplingParams) -> BatchSampling:
+        return BatchSampling.of([params], self._size, self._device)

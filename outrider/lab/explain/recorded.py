@@ -1,0 +1,81 @@
+"""What decoding one prompt leaves behind: plain data, from which everything else can be worked out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from outrider.lab.explain.costs import Witness
+from outrider.lab.explain.laws import FinishedText
+from outrider.lab.recording import Step
+from outrider.lab.runner import Contender
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt, as token ids."""
+
+    tokens: Sequence[int]
+    id: str = ""  # unique in its run
+    task: str = "other"
+    max_tokens: int | None = None  # fewer than the run's, where its log asked for fewer
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One prompt's run."""
+
+    output: list[int]
+    origins: list[str]  # per token: "accepted", "correction", "bonus" or "plain"
+    steps: list[Step]
+    seed: int
+    draft_s: list[float] = field(default_factory=list)  # per step, seconds in the drafter
+    replacement: bool = False  # siblings may repeat
+    other_cpu: float = 0.0  # share of the processors that others used meanwhile, 0..1
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Recording:
+        return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Counters, no times."""
+        stats = DecodeStats()
+        for step in self.steps:
+            stats.count_step(len(step.tokens), min(step.taken, len(step.path)), step.taken, rejected=not step.complete)
+        return stats
+
+
+def record(contender: Contender, witness: Witness, question: Question, params: SamplingParams) -> Recording:
+    """Decode one prompt. `witness` must decorate the contender's control."""
+    try:
+        trace = contender.run([list(question.tokens)], params)[0]
+    finally:
+        draft_s, replacement = witness.take()
+    done = trace.completion
+    return Recording(
+        list(done.token_ids), list(done.origins), trace.steps, done.seed, draft_s, replacement, trace.other_cpu
+    )
+
+
+def finished_text(contender: Contender, question: Question, recording: Recording, params: SamplingParams) -> FinishedText:
+    """What was said, and how."""
+    return FinishedText(
+        prompt=list(question.tokens), output=recording.output, params=params,
+        limit=min(contender.built.context - len(question.tokens), params.max_tokens), seed=recording.seed,
+        coupled=contender.built.decoder.verifier.coupled, step_lengths=[step.taken for step in recording.steps],
+    )  # fmt: skip
+
+
+def params_of(params: SamplingParams, question: Question, number: int) -> SamplingParams:
+    """Of the number-th prompt: each sampled one has a seed of its own."""
+    most = params.max_tokens if question.max_tokens is None else min(params.max_tokens, question.max_tokens)
+    if params.is_greedy or params.seed is None:
+        return replace(params, max_tokens=most)
+    return replace(params, max_tokens=most, seed=(params.seed + number) % 2**64)

@@ -1,0 +1,154 @@
+"""What kind of text a token is, and in which part of the answer it stands: by rules on characters, no model.
+
+Kinds, the first that fits wins:
+
+    tool call     inside <tool_call> ... </tool_call>, after <|python_tag|> or [TOOL_CALLS], or in a JSON object or array
+                  that begins with a quoted key
+    code          inside ``` fences or `quotes`, or on a line that reads like a program
+    number        digits, with their inner points, commas and signs of percent and currency before or behind
+    name          a capitalised word that does not begin a sentence; also words with capitals inside (JSON, iPhone)
+    word          any other run of letters
+    punctuation   any other visible character
+    whitespace    nothing visible
+
+A token has the kind of its first visible character. Sections: "thinking" between <think> and </think>, or before the answer where
+the answer is marked by "####", "Answer:", "final answer" or "the answer is" at the start of a line or sentence; "answer" behind
+that; "text" where nothing is marked.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+KINDS = ("tool call", "code", "number", "name", "word", "punctuation", "whitespace")
+SECTIONS = ("thinking", "answer", "text")
+
+_TOOL = re.compile(
+    r"<tool_call>.*?(?:</tool_call>|\Z)|<function=.*?(?:</function>|\Z)|(?:<\|python_tag\|>|\[TOOL_CALLS\]).*?(?=\n\n|\Z)",
+    re.DOTALL,
+)
+_JSON_START = re.compile(r"[{\[]\s*(?:\{\s*)?\"[^\"\n]*\"\s*:")
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_QUOTED = re.compile(r"`[^`\n]+`")
+_CODE_STARTS = re.compile(
+    r"(?:async\s+)?def\s+\w+\s*\(|class\s+\w+\s*[(:{]|import\s+[\w.*{]+|from\s+[\w.]+\s+import\b|@\w[\w.]*$|>>>\s|#include\b|//|"
+    r"(?:assert|raise|yield|del|const|let|var|public|private|static|func|fn|struct|impl|package)\s+\w|return(?:\s|;|$)"
+)
+_BLOCK_STARTS = re.compile(r"(?:if|elif|while|for|with|except|try|else|finally)\b.*:$")
+_CODE_ENDS = re.compile(r"[=()\[\]].*;$|[)\w]\s*\{$|^[)\]}]+[,;]?$")
+_STATEMENT = re.compile(r"[\w.\[\]]+\s*(?:[-+*/|&%]|//|\*\*)?=[^=]|[\w.]+\(")  # code only where the line is indented
+_NUMBER = re.compile(r"[$€£¥]?\d(?:[\d]|[.,:/](?=\d))*%?")
+_WORD = re.compile(r"[^\W\d_](?:[^\W_]|['’-](?=[^\W\d_]))*")
+_SENTENCE_END = re.compile(r"(?:^|[.!?:\n•*#>\"“”(\-])[\s\"“”'(*_#>-]*$")
+_MARK = re.compile(
+    r"####|(?:^|(?<=[.!?]\s))[ \t*#]*(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:)|(?:^|(?<=[.!?]\s))[ \t*#]*final answer\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+_THINK = re.compile(r"<think>|</think>")
+
+
+def token_kinds(prompt_end: str, pieces: Sequence[str]) -> list[str]:
+    """The kind of each token from the text each one added (empty: the character comes with a later one). `prompt_end`: some text
+    before them, which decides what begins a sentence."""
+    labels = character_kinds(prompt_end + "".join(pieces))
+    starts = [len(prompt_end) + at for at in accumulate(map(len, pieces), initial=0)]
+    found: list[str] = []
+    for start, piece in zip(starts, pieces, strict=False):
+        visible = next((at for at, char in enumerate(piece) if not char.isspace()), None)
+        at = start + (visible or 0)
+        found.append(labels[at] if at < len(labels) else "whitespace")
+        if not piece:  # part of a character that a later token completes
+            found[-1] = labels[start] if start < len(labels) else "punctuation"
+    return found
+
+
+def token_sections(prompt_end: str, pieces: Sequence[str]) -> list[str]:
+    """The section of each token; an opened <think> may stand in `prompt_end`. Marks belong to the section they open."""
+    text = prompt_end + "".join(pieces)
+    cuts = section_starts(text, len(prompt_end))
+    places = [at for at, _ in cuts]
+    starts = [len(prompt_end) + at for at in accumulate(map(len, pieces), initial=0)]
+    ends = [start + max(0, len(piece) - 1) for start, piece in zip(starts, pieces, strict=False)]
+    return [cuts[bisect_right(places, end) - 1][1] for end in ends]
+
+
+def character_kinds(text: str) -> list[str]:
+    """One kind per character."""
+    labels = ["whitespace" if char.isspace() else "punctuation" for char in text]
+    for found in _WORD.finditer(text):
+        _fill(labels, found.span(), "name" if _is_name(found[0], text, found.start()) else "word")
+    for found in _NUMBER.finditer(text):
+        if found.start() == 0 or not (text[found.start() - 1].isalnum() and text[found.start()].isdigit()):
+            _fill(labels, found.span(), "number")
+    quoted = (found.span() for pattern in (_QUOTED, _FENCE) for found in pattern.finditer(text))
+    for span in (*_code_lines(text), *quoted):
+        _fill(labels, span, "code")
+    for span in (*(found.span() for found in _TOOL.finditer(text)), *_json_spans(text)):
+        _fill(labels, span, "tool call")
+    return labels
+
+
+def section_starts(text: str, answer_from: int = 0) -> list[tuple[int, str]]:
+    """(first character, section), the first of them at 0. Words that mark an answer count from `answer_from` on: "Answer:" at the
+    end of a prompt asks for one."""
+    marks = list(_THINK.finditer(text))
+    if marks:
+        first = "thinking" if marks[0][0] == "</think>" else "text"
+        return [(0, first), *((mark.start(), "thinking" if mark[0] == "<think>" else "answer") for mark in marks)]
+    answers = [mark.start() for mark in _MARK.finditer(text) if mark.start() >= answer_from]
+    return [(0, "thinking"), (answers[-1], "answer")] if answers else [(0, "text")]
+
+
+def _fill(labels: list[str], span: tuple[int, int], kind: str) -> None:
+    labels[span[0] : span[1]] = [kind] * (span[1] - span[0])
+
+
+def _code_lines(text: str) -> Iterator[tuple[int, int]]:
+    """Lines that read like a program. A lone statement counts where it is indented: "total = 5 * 3" may be arithmetic."""
+    start = 0
+    for line in text.splitlines(keepends=True):
+        words = line.strip()
+        indented = line.startswith(("  ", "\t")) and _STATEMENT.match(words)
+        begins = _CODE_STARTS.match(words) and not words.endswith((".", "?", "!"))
+        if words and (indented or begins or _BLOCK_STARTS.match(words) or _CODE_ENDS.search(words)):
+            yield start, start + len(line.rstrip("\r\n"))
+        start += len(line)
+
+
+def _is_name(word: str, text: str, start: int) -> bool:
+    if word in ("I", "I'm", "I'll", "I've", "I'd"):
+        return False
+    if any(char.isupper() for char in word[1:]):
+        return True
+    return word[0].isupper() and not _SENTENCE_END.search(text[max(0, start - 40) : start])
+
+
+def _json_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Objects and arrays whose first key is quoted, up to the bracket that closes them, or the end of the text."""
+    end = 0
+    for found in _JSON_START.finditer(text):
+        if found.start() >= end:
+            end = _closing(text, found.start())
+            yield found.start(), end
+
+
+def _closing(text: str, start: int) -> int:
+    depth, quoted, at = 0, False, start
+    while at < len(text):
+        char = text[at]
+        if quoted:
+            at += char == "\\"
+            quoted = char != '"'
+        elif char == '"':
+            quoted = True
+        elif char in "{[":
+            depth += 1
+        elif char in "}]":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    return len(text)

@@ -1,0 +1,293 @@
+"""The report of an explanation: what to do, what each cause cost, where; then the texts, coloured by fate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from outrider.lab.explain.result import CauseRow, Counterfactual, ExplainResult, GroupRow
+from outrider.lab.result import Interval
+from outrider.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Plot,
+    Series,
+    Table,
+    TokenText,
+    Tone,
+)
+from outrider.report.explain_text import costliest, token_text
+from outrider.report.text import number
+
+CAUSES = {
+    "draft": ("the draft disagrees", "p and q differ: for one drawn token their total variation, 1 - sum min(p, q)"),
+    "vocabulary": ("words the draft lacks", "mass of p on tokens that the draft can never say"),
+    "filters": ("filters", "what top-k, top-p and min-p change, by cutting other tokens from p than from q; negative where they "
+                "help"),
+    "stopped": ("the drafter stopped early", "less was drafted than asked for (a stop rule, nothing to copy), and more would "
+                "have been kept"),
+    "tree-budget": ("the tree is too small", "one more sibling, or a leaf as deep as the deepest, would have kept more"),
+    "length": ("the draft is too short", "everything was kept, and so would one more token have been"),
+    "verifier": ("the verifier's gap", "what the best lossless rule for the same draft would keep more (optimal transport; for a "
+                 "chain, block verification)"),
+    "luck": ("luck", "fewer tokens than the laws promise: draws and coins. 0 on average; the spread is one standard deviation"),
+}  # fmt: skip
+GROUP_COLUMNS = {
+    "tokens": "share of all output tokens", "kept / tested": "",
+    "expected": "mean probability of being kept, before draws and coins",
+    "lost": "tokens lost to rejections there; luck, and drafts that were too short, left out", "of all losses": "",
+    "TV": "mean total variation of the two laws over all positions (greedy: at temperature 1)",
+    "entropy": "mean of the target's, nats",
+}  # fmt: skip
+MOST_REJECTIONS = 12
+NOTHING = 0.0005  # tokens per step
+
+
+def document(result: ExplainResult) -> Document:
+    """Everything in it is in the result."""
+    blocks: list[Block] = [Paragraph(*_verdict(result)), *_advice(result), *_causes(result), *_where(result)]
+    blocks += [*_confusions(result), *_costliest(result), *_counterfactuals(result), *_texts(result), *_circumstances(result)]
+    return Document(f"Why drafts are rejected: {_name(result)}", _subtitle(result), tuple(blocks))
+
+
+def _name(result: ExplainResult) -> str:
+    return f"{result.target}, {result.configuration}"
+
+
+def _subtitle(result: ExplainResult) -> str:
+    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
+    words += [str(result.machine.get("cpu", "")), _sampled(result), f"{result.texts_read} texts of {result.workload}"]
+    return " · ".join(word for word in words if word)
+
+
+def _sampled(result: ExplainResult) -> str:
+    temperature = result.sampling.get("temperature", 0)
+    return "greedy" if not temperature else f"temperature {temperature:g}"
+
+
+def _verdict(result: ExplainResult) -> tuple[str, Tone]:
+    alpha = f", {result.alpha.value:.0%} of tested draft tokens are kept" if result.alpha else ""
+    biggest = max(result.causes, key=lambda row: row.tokens)
+    text = (
+        f"A step emits {number(result.tau.value)} tokens of {number(result.ideal / result.steps)} it could have{alpha}. "
+        f"The largest loss: {CAUSES[biggest.cause][0]}, {number(biggest.tokens_per_step)} tokens a step."
+    )
+    if biggest.tokens_per_step < NOTHING:
+        return f"A step emits {number(result.tau.value)} tokens, all that it could have{alpha}.", "good"
+    return text, "plain"
+
+
+def _advice(result: ExplainResult) -> Iterator[Block]:
+    yield Heading("What to do")
+    for line in result.advice:
+        yield Paragraph(f"{line.title}. {_sentence(line.evidence)}", line.tone)
+
+
+def _causes(result: ExplainResult) -> Iterator[Block]:
+    yield Heading("What was lost, to what")
+    always = ("draft",) if result.is_greedy else ("draft", "luck")  # greedy decoding tosses no coins
+    rows = [row for row in result.causes if abs(row.tokens_per_step) >= NOTHING or row.cause in always]
+    rows.sort(key=lambda row: (row.cause == "luck", -row.tokens))
+    lost = result.ideal - result.emitted
+    cells = [[CAUSES[row.cause][0], number(row.tokens, 1), *_cost(row), _share(row.tokens, lost)] for row in rows]
+    total = sum(row.tokens_per_s for row in rows if row.tokens_per_s is not None) if result.times else None
+    cells.append(["together", number(lost, 1), number(lost / result.steps), number(total, 1), "100%" if lost else "-"])
+    yield Table(
+        (
+            Column("cause", "left"),
+            Column("tokens lost", help="ideal - emitted, split exactly; ideal: tokens asked for + 1 per step, as far as the text "
+                   "goes, and the next token of drafts kept whole"),
+            Column("per step"),
+            Column("tokens/s", help="tokens lost / seconds of the steps: what the same time would have yielded more, before the "
+                   "price of what it takes"),
+            Column("share"),
+        ),
+        cells,
+    )  # fmt: skip
+    yield Bullets([f"{CAUSES[row.cause][0]}: {CAUSES[row.cause][1]}{_spread(row)}" for row in rows])
+
+
+def _cost(row: CauseRow) -> tuple[str, str]:
+    return number(row.tokens_per_step, 3), number(row.tokens_per_s, 1)
+
+
+def _spread(row: CauseRow) -> str:
+    return "" if row.spread is None else f" (here {row.tokens:+.1f} ± {row.spread:.1f})"
+
+
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.0%}" if total > 0 else "-"
+
+
+def _where(result: ExplainResult) -> Iterator[Block]:
+    yield Heading("Where")
+    levels = result.by_level
+    if levels:
+        yield Plot(
+            "Kept, by place in the draft", "draft token of the step", "kept / tested", [float(row.level) for row in levels],
+            (_observed([row.share for row in levels]), Series("expected", [row.expected for row in levels])),
+        )  # fmt: skip
+    entropies = [row for row in result.by_entropy if row.share]
+    if entropies:
+        yield Plot(
+            "Kept, by the target's entropy", "entropy of p, nats", "kept / tested", [row.name for row in entropies],
+            (_observed([row.share for row in entropies]),), kind="bar",
+        )  # fmt: skip
+    kinds = [row for row in result.by_kind if row.share]
+    if kinds:
+        yield Plot(
+            "Kept, by kind of text", "", "kept / tested", [row.name for row in kinds],
+            (_observed([row.share for row in kinds]),), kind="bar",
+        )  # fmt: skip
+    if result.by_section:
+        yield _groups("By part of the answer", "part", result.by_section, explained=False)
+    yield _groups("By kind of text", "kind", result.by_kind, explained=True)
+    if result.ranks and sum(row.rejections for row in result.ranks):
+        total = sum(row.rejections for row in result.ranks)
+        yield Table(
+            (
+                Column("rank", "left", help="of the text's token in the draft's law, 1 = likeliest. Rank 1 is rejected where the "
+                       "draft drew another token"),
+                Column("rejections"), Column("share"),
+            ),
+            [[row.rank, str(row.rejections), _share(row.rejections, total)] for row in result.ranks],
+            title="What stood there instead: how near the draft was",
+        )  # fmt: skip
+
+
+def _observed(shares: Sequence[Interval | None]) -> Series:
+    known = [share for share in shares if share is not None]
+    return Series(
+        "observed", [share.value for share in known], [share.low for share in known], [share.high for share in known]
+    )
+
+
+def _groups(title: str, heading: str, rows: Sequence[GroupRow], *, explained: bool) -> Table:
+    """`explained`: the columns' meaning is given; once on a page is enough."""
+    tokens, lost = sum(row.tokens for row in rows), sum(row.lost for row in rows)
+    columns = [Column(heading, "left")]
+    columns += [Column(name, help=meaning if explained else "") for name, meaning in GROUP_COLUMNS.items()]
+    cells = [
+        [
+            row.name, _share(row.tokens, tokens), _kept(row), number(row.expected), number(row.lost, 1),
+            _share(row.lost, lost), number(row.disagreement, 3), number(row.entropy, 3),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return Table(columns, cells, title=title)
+
+
+def _kept(row: GroupRow) -> str:
+    return "-" if row.share is None else f"{row.share.value:.2f} ({row.kept} of {row.tested})"
+
+
+def _confusions(result: ExplainResult) -> Iterator[Block]:
+    if result.confusions:
+        yield Table(
+            (Column("draft", "left"), Column("text", "left"), Column("times")),
+            [[repr(pair.draft), repr(pair.text), str(pair.count)] for pair in result.confusions],
+            title="The commonest rejections: what was drafted, and what the text says",
+        )
+
+
+def _costliest(result: ExplainResult) -> Iterator[Block]:
+    """Rejections one by one, with what stood before them."""
+    rows = costliest(result.texts, MOST_REJECTIONS)
+    if rows:
+        yield Table(
+            (
+                Column("before", "left"), Column("draft", "left"), Column("text", "left"), Column("kind", "left"),
+                Column("kept before", help="draft tokens kept before it in its step"),
+                Column("p draft", help="the target's probability of the draft token; 'p text': of the token that stands there; "
+                       "'q': the draft's"),
+                Column("q draft"), Column("p text"), Column("rank in p", help="of the draft token, 1 = likeliest"),
+                Column("entropy", help="of p and of q, nats"), Column("lost", help="tokens, luck left out"),
+            ),
+            rows, title="The costliest rejections",
+        )  # fmt: skip
+
+
+def _counterfactuals(result: ExplainResult) -> Iterator[Block]:
+    if not result.counterfactuals:
+        return
+    yield Heading("What other choices would have given")
+    yield Paragraph("Replayed from the recording, no model was run.")
+    chains = [one for one in result.counterfactuals if one.num_draft_tokens is not None]
+    if len(chains) > 2:
+        lengths = [float(one.num_draft_tokens or 0) for one in chains]
+        yield Plot(
+            "Tokens per step, by draft length", "draft tokens per step", "tokens per step", lengths,
+            (Series("tokens per step", [one.tokens_per_step for one in chains]),), baseline=1.0,
+        )  # fmt: skip
+        if any(one.tokens_per_s for one in chains):
+            yield Plot(
+                "Estimated tokens/s, by draft length", "draft tokens per step", "tokens/s", lengths,
+                (Series("estimated", [one.tokens_per_s for one in chains]),),
+            )
+    now = ["this run", number(result.tau.value), number(result.tokens_per_s, 1), "measured"]
+    rows = [now, *(_counterfactual(one) for one in result.counterfactuals)]
+    best = max(
+        (place for place, one in enumerate(result.counterfactuals) if one.tokens_per_s and one.family != "temperature"),
+        key=lambda place: result.counterfactuals[place].tokens_per_s or 0.0, default=None,
+    )  # fmt: skip
+    yield Table(
+        (
+            Column("choice", "left"), Column("tokens per step"),
+            Column("tokens/s", help="estimated from the times of this run"), Column("certainty", "left"),
+        ),
+        rows, marked=frozenset() if best is None else frozenset([best + 1]),
+    )  # fmt: skip
+    methods = dict.fromkeys((one.family, one.method, one.limits) for one in result.counterfactuals)
+    yield Bullets([f"{family}: {method}; {limits}" for family, method, limits in methods])
+
+
+def _counterfactual(one: Counterfactual) -> list[str]:
+    name = one.name + (" (this run)" if one.current else "")
+    return [name, number(one.tokens_per_step), number(one.tokens_per_s, 1), "exact steps" if one.exact else "expectation"]
+
+
+def _texts(result: ExplainResult) -> Iterator[Block]:
+    if not result.texts:
+        return
+    yield Heading("The texts")
+    yield Paragraph(
+        "Point at a token, or tap it, for its numbers: p is the target, q the draft. "
+        + ("Greedy decoding keeps what both models like best; p and q are shown at temperature 1. " if result.is_greedy else "")
+        + "'chance' is the probability that a draft token was kept, before it was drawn."
+    )
+    for text in result.texts:
+        yield TokenText(_text_title(text.id, text.task), token_text(text))
+
+
+def _text_title(name: str, task: str) -> str:
+    return f"{name} ({task})" if name and task not in ("", "other") else name or "Text"
+
+
+def _circumstances(result: ExplainResult) -> Iterator[Block]:
+    yield Heading("How it was found")
+    items = [
+        f"{result.emitted} tokens in {result.steps} steps, {result.drafted} draft tokens, {result.tested} tested, "
+        f"{result.accepted} accepted; verifier {result.verifier}; "
+        + ", ".join(f"{name} {value}" for name, value in result.sampling.items()),
+        "laws come from one more pass of each model over the finished text; what a step tested there it saw with the same "
+        "text before it" if result.has_law else
+        "the drafter copies: its tokens are placed, not drawn, and have no law; a placed token is kept with the probability "
+        "that the target gives it",
+    ]  # fmt: skip
+    if result.times is not None:
+        times = result.times
+        items.append(
+            f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting (mean of {times.steps} steps; "
+            "each text's first one, which reads the prompt, left out)"
+        )
+    items += [_sentence(note) for note in result.notes]
+    if result.command:
+        items.append(f"command: {result.command}")
+    yield Bullets(items)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

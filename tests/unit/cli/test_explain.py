@@ -1,0 +1,93 @@
+"""`outrider explain`, as typed: options reach the library, none is accepted and ignored, and the demo is explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.lab.explain import explain as library
+from outrider.lab.result import read_result
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the library was asked for; then Ctrl-C."""
+    calls: list[dict[str, Any]] = []
+
+    def explain(options: Any, configuration: Any, questions: Any, params: Any, path: Path, **more: Any) -> Any:
+        calls.append({"options": options, "configuration": configuration, "params": params, "path": path, **more})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library, "explain", explain)
+    return calls
+
+
+def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    found = cli(
+        "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6", "--tree", "2x2",
+        "--verifier", "multi-round", "--temperature", "0.7", "--top-p", "0.9", "--seed", "4", "--max-new-tokens", "33",
+        "--threads", "1", "--compile", "off", "--workload", "demo", "--prompts", "3", "--show-tokens", "77", "--resume",
+        "--out", str(tmp_path / "e.json"),
+    )  # fmt: skip
+    assert found.code == 130
+    call = asked[0]
+    assert call["configuration"].label == "draft-model k=6 tree=2x2 verifier=multi-round"
+    assert (call["options"].target, call["options"].draft, call["options"].threads) == ("demo", "demo", 1)
+    assert (call["params"].temperature, call["params"].top_p, call["params"].seed, call["params"].max_tokens) == (0.7, 0.9, 4, 33)
+    assert (call["resume"], call["max_shown"], call["workload"]) == (True, 77, "demo")
+    assert call["path"] == tmp_path / "e.unfinished.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "drafter"),
+    [(["demo"], "draft-model"), (["somewhere", "--draft", "there"], "draft-model"), (["somewhere"], "ngram")],
+)
+def test_auto_is_what_it_is_elsewhere(cli: Cli, asked: list[dict[str, Any]], arguments: list[str], drafter: str) -> None:
+    cli("explain", *arguments, "--workload", "embedded")
+    assert asked[0]["configuration"].drafter == drafter
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "hello", "--workload", "demo"], "give one of them"),
+        (["demo", "--drafter", "none"], "nothing to explain"),
+        (["demo", "--verifier", "typical", "--lossy"], "lossy"),
+        (["demo", "--drafter", "nonsense"], "nonsense"),
+        (["demo", "--workload", "missing.jsonl"], "does not exist"),
+        (["demo", "--html", "no/such/folder/x.html"], "does not exist"),
+        (["demo", "--temperature", "-1"], "temperature"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, arguments: list[str], words: str) -> None:
+    found = cli("explain", *arguments)
+    assert found.code == 2
+    assert words in found.err
+    assert "Traceback" not in found.err
+
+
+def test_the_demo(cli: Cli, tmp_path: Path) -> None:
+    """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
+    found = cli(
+        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:", "--compile", "off",
+        "--max-new-tokens", "40", "--json", "--out", "e.json", "--html", "e.html",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert (result["kind"], result["texts_read"], result["workload"]) == ("explain", 1, "your prompt")
+    assert result["command"].startswith("outrider ")
+    assert sum(row["tokens"] for row in result["causes"]) == pytest.approx(result["ideal"] - result["emitted"], abs=1e-6)
+    assert read_result(tmp_path / "e.json").kind == "explain"
+    assert "Why drafts are rejected" in (tmp_path / "e.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "e.unfinished.jsonl").exists()

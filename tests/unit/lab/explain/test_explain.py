@@ -1,0 +1,169 @@
+"""The whole of it on small pairs: results that add up, can be read again, go on after an interruption, and refusals by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider.build import Options
+from outrider.errors import CapabilityError, ConfigError
+from outrider.lab.configuration import Configuration
+from outrider.lab.explain import explain as explain_module
+from outrider.lab.explain.explain import check, explain
+from outrider.lab.explain.recorded import Question, Recording, record
+from outrider.lab.explain.result import LETTERS, ExplainResult
+from outrider.lab.result import read_result
+from outrider.lab.runner import Runner
+from outrider.sampling.params import SamplingParams
+from tests.unit.lab.explain.pairs import PROMPTS, save_pair
+
+GREEDY = SamplingParams(max_tokens=30)
+WARM = SamplingParams(max_tokens=30, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return save_pair(tmp_path_factory.mktemp("pair"), noise=0.12)
+
+
+def questions(runner: Runner) -> list[Question]:
+    return [Question(tokens, f"q{number}") for number, tokens in enumerate(PROMPTS)]
+
+
+def explained(
+    pair: tuple[str, str], configuration: str, params: SamplingParams, folder: Path, **extra: object
+) -> ExplainResult:
+    wanted = Configuration.parse(configuration)
+    draft = pair[1] if wanted.parts().wants_draft else None
+    options = Options(pair[0], draft=draft, dtype="float32", compile="off", threads=1)
+    result, journal = explain(options, wanted, questions, params, folder / "journal", **extra)  # type: ignore[arg-type]
+    journal.close()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("configuration", "params"),
+    [
+        ("draft-model k=4", GREEDY), ("draft-model k=4 verifier=token", WARM), ("draft-model k=6 tree=2x2", WARM),
+        ("ngram k=4", WARM), ("universal k=3 method=reencode", GREEDY), ("composite k=6 parts=draft-model+suffix", GREEDY),
+        ("draft-model k=4 stop=entropy stop_below=0.6", GREEDY), ("draft-model k=auto:4", GREEDY),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_results_add_up(pair: tuple[str, str], tmp_path: Path, configuration: str, params: SamplingParams) -> None:
+    result = explained(pair, configuration, params, tmp_path)
+    assert sum(row.tokens for row in result.causes) == pytest.approx(result.ideal - result.emitted, abs=1e-6)
+    assert result.emitted == sum(len(text.pieces) for text in result.texts)
+    assert result.tested == sum(row.tested for row in result.by_kind)
+    assert result.accepted == sum(row.kept for row in result.by_kind) == sum(row.kept for row in result.by_level)
+    assert sum(row.tokens for row in result.by_entropy) == result.emitted
+    assert result.tau.value == pytest.approx(result.emitted / result.steps)
+    for text in result.texts:
+        for name, table in LETTERS.items():
+            letters = getattr(text, name)
+            assert len(letters) == len(text.pieces)
+            assert set(letters) <= {*table, "."}
+        assert len(text.lost) == len(text.p_token) == len(text.draft) == len(text.pieces)
+    assert result.has_law == ("draft-model" in configuration)
+    assert (result.has_law and result.is_chain) == any(one.current for one in result.counterfactuals)
+    assert not (tmp_path / "journal").exists()
+    path = tmp_path / "result.json"
+    result.write(path)
+    assert read_result(path) == result.model_validate_json(result.model_dump_json())
+
+
+def test_a_result_stays_small(pair: tuple[str, str], tmp_path: Path) -> None:
+    """700 bytes a token at most, so that 4000 tokens stay below 3 MB; and no more tokens are shown than asked for."""
+    result = explained(pair, "draft-model k=4", WARM, tmp_path)
+    path = tmp_path / "result.json"
+    result.write(path)
+    bare = result.model_copy(update={"texts": []})
+    assert (path.stat().st_size - len(bare.model_dump_json(indent=1))) / result.emitted < 700
+    few = explained(pair, "draft-model k=4", WARM, tmp_path, max_shown=31)
+    assert len(few.texts) == 1
+    assert few.emitted == result.emitted
+    assert any("the first 1 of 3" in note for note in few.notes)
+
+
+def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str], tmp_path: Path) -> None:
+    same = [Question(PROMPTS[0], str(number)) for number in range(2)]
+    texts = []
+    for _ in range(2):
+        options = Options(pair[0], draft=pair[1], dtype="float32", compile="off", threads=1)
+        result, journal = explain(options, Configuration.parse("draft-model k=4"), lambda _: same, WARM, tmp_path / "j")
+        journal.close()
+        texts.append([text.pieces for text in result.texts])
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was decoded is not decoded again, and the result is that of a run in one piece."""
+    whole = explained(pair, "draft-model k=4", WARM, tmp_path)
+    decoded: list[str] = []
+
+    def counted(contender: object, witness: object, question: Question, params: SamplingParams) -> Recording:
+        if len(decoded) == 2:
+            raise KeyboardInterrupt
+        decoded.append(question.id)
+        return record(contender, witness, question, params)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(explain_module, "record", counted)
+    with pytest.raises(KeyboardInterrupt):
+        explained(pair, "draft-model k=4", WARM, tmp_path)
+    assert decoded == ["q0", "q1"]
+    monkeypatch.setattr(explain_module, "record", lambda *a: decoded.append(a[2].id) or record(*a))
+    with pytest.raises(ConfigError, match="another plan"):
+        explained(pair, "draft-model k=3", WARM, tmp_path, resume=True)
+    result = explained(pair, "draft-model k=4", WARM, tmp_path, resume=True)
+    assert decoded == ["q0", "q1", "q2"]
+    assert result.texts == whole.texts
+    assert [row.tokens for row in result.causes] == [row.tokens for row in whole.causes]
+
+
+def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
+    from outrider.lab.explain.costs import Witness
+    from tests.unit.lab.explain.pairs import contender_of
+
+    contender = contender_of(pair, "draft-model k=6 tree=parallel:2")
+    witness = Witness(contender.recorder)
+    contender.built.decoder.control = witness
+    recording = record(contender, witness, Question(PROMPTS[0]), replace(WARM, seed=1))
+    assert Recording.from_json(recording.as_json()) == recording
+    assert recording.replacement
+    assert len(recording.draft_s) == len(recording.steps)
+    assert all(0 < drafting < step.seconds for drafting, step in list(zip(recording.draft_s, recording.steps, strict=True))[1:])
+    assert recording.stats.emitted == len(recording.output)
+
+
+def test_refusals(pair: tuple[str, str], tmp_path: Path) -> None:
+    """By name, and those that need no model before any is read."""
+    for text, params, error, words in [
+        ("none", GREEDY, ConfigError, "nothing to explain"),
+        ("ngram verifier=typical", GREEDY, CapabilityError, "lossy"),
+    ]:
+        with pytest.raises(error, match=words):
+            check(Configuration.parse(text), params, lossy="typical" in text)
+    with pytest.raises(CapabilityError, match="one by one"):
+        explained(pair, "composite k=6 parts=draft-model+suffix verifier=gumbel", WARM, tmp_path)
+    options = Options(pair[0], dtype="float32", compile="off", threads=1)
+    with pytest.raises(ConfigError, match="no prompt"):
+        explain(options, Configuration.parse("ngram"), lambda _: [], GREEDY, tmp_path / "journal")
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    """The embedded pair, as `outrider explain demo` runs it: at its own length the replay is the recording."""
+    def asked(runner: Runner) -> list[Question]:
+        text = "Question: A cake costs $2 and a cup costs $5. Olivia buys 6 cakes and 5 cups. How much is it?\nAnswer:"
+        return [Question(runner.tokenizer(text)["input_ids"], "cakes", "reasoning")]
+
+    options, params = Options("demo", compile="off", threads=1), SamplingParams(max_tokens=60)
+    result, journal = explain(options, Configuration.parse("draft-model k=5"), asked, params, tmp_path / "journal")
+    journal.close()
+    current = next(one for one in result.counterfactuals if one.current)
+    assert (current.steps, current.exact) == (result.steps, True)
+    assert {row.name for row in result.by_kind} >= {"number", "word", "punctuation"}
+    assert "".join(result.texts[0].pieces).strip().startswith("The cakes cost")
+    assert result.advice
