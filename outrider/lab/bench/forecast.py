@@ -82,7 +82,7 @@ def middle(several: Sequence[Times]) -> Times:
 
 def predicted(own: Sequence[RunNote], plain: Sequence[RunNote], times: Times, plain_times: Times) -> Predicted | None:
     """None where something was not timed, or nothing was decoded."""
-    costs, plain_costs = Costs.of(times), Costs.of(plain_times)
+    costs, plain_costs = Costs.of(times), _plain_costs(times, plain_times)
     if costs is None or plain_costs is None:
         return None
     steps = outside = tokens = 0
@@ -101,6 +101,12 @@ def predicted(own: Sequence[RunNote], plain: Sequence[RunNote], times: Times, pl
         speedup=plain_step_s * tokens / seconds, tau=tokens / steps, step_s=seconds / steps, plain_step_s=plain_step_s,
         extrapolated_share=outside / steps,
     )  # fmt: skip
+
+
+def _plain_costs(times: Times, plain_times: Times) -> Costs | None:
+    """Of steps that draft nothing, from the configuration's own sweep: what slowed it slowed them too, and divides out. Plain
+    decoding's own sweep stands in where it had none."""
+    return Costs.of({rows: found for rows, found in times.items() if "0" in found}) or Costs.of(plain_times)
 
 
 def _calmest(
@@ -158,4 +164,4 @@ def _lengths(contender: Contender, most: int | str | None) -> list[int]:
     bound = int(str(most).rpartition(":")[2])
     if str(most).startswith("auto"):
         return sorted({0, 1, max(1, bound // 4), max(1, bound // 2), bound})
-    return sorted({max(1, bound // 2), bound})
+    return sorted({0, max(1, bound // 2), bound})
