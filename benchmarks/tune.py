@@ -47,9 +47,12 @@ def seconds_per_token(contender: Contender, samples: Sequence[Sample]) -> list[f
     return found
 
 
-def measure(options: Options, workload: str, temperature: float, prompts: int, fresh: int, max_tokens: int) -> dict[str, Any]:
+def measure(
+    options: Options, workload: str, temperature: float, prompts: int, fresh: int, max_tokens: int, *, own_weights: bool
+) -> dict[str, Any]:
     """All three parts at one temperature."""
-    request = TuneRequest(SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True), prompts, load_sizes=())
+    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+    request = TuneRequest(sampling, prompts, load_sizes=(), own_weights=own_weights)
     space = choose_space(options, request)
     runner = Runner(options, [family.largest for family in space.families], print)
     wider = TuneRequest(request.sampling, prompts + fresh)
@@ -123,9 +126,10 @@ def main(
     pair: Annotated[str, typer.Option(help="Model pair.")] = "shared",
     workload: Annotated[str, typer.Option(help="Prompts.")] = "gsm8k",
     temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1",
-    prompts: Annotated[int, typer.Option(help="That tuning and the exhaustive search see.")] = 24,
-    fresh: Annotated[int, typer.Option(help="That nobody has seen.")] = 24,
-    max_tokens: Annotated[int, typer.Option()] = 64,
+    prompts: Annotated[int, typer.Option(help="That tuning and the exhaustive search see.")] = 16,
+    fresh: Annotated[int, typer.Option(help="That nobody has seen.")] = 16,
+    max_tokens: Annotated[int, typer.Option()] = 48,
+    own_weights: Annotated[bool, typer.Option(help="Also quantised and early-exit drafts, which are slow here.")] = False,
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
     compile: Annotated[str, typer.Option()] = "on",
@@ -138,7 +142,10 @@ def main(
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, mlp, 0)
     options = Options(str(wide), draft=str(draft), dtype="bfloat16", threads=threads, compile=compile)
-    cells = [measure(options, workload, float(t), prompts, fresh, max_tokens) for t in temperatures.split(",")]
+    cells = [
+        measure(options, workload, float(t), prompts, fresh, max_tokens, own_weights=own_weights)
+        for t in temperatures.split(",")
+    ]
     models = {"target": model_name(target), "draft": model_name(draft), "inflation": inflation}
     content = {"models": models, "cells": cells}
     path = write_result("tune", content, threads)

@@ -10,11 +10,19 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.bench import bench
+from outrider.cli.certify import certify
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
+from outrider.cli.estimate import estimate
+from outrider.cli.explain import explain
 from outrider.cli.generate import generate
 from outrider.cli.ls import ls
+from outrider.cli.reasoning import reasoning
+from outrider.cli.replay import replay
+from outrider.cli.report import report
+from outrider.cli.tune import tune
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
@@ -31,7 +39,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(top_level)
-    for verb in (generate, chat, demo, ls, doctor):
+    for verb in (generate, chat, demo, ls, doctor, estimate, report, bench, tune, replay, certify, explain, reasoning):
         app.command()(verb)
     return app
 

@@ -1,0 +1,1 @@
+"""A certificate of losslessness for one pair of models with its settings: what is proved, what is tested and with which power."""

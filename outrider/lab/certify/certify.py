@@ -1,0 +1,139 @@
+"""`certify`: all sections, in the order of their price, then the verdict.
+
+    subject = Subject.open(Options("demo", drafter="draft-model", verifier="block"))
+    result = certify(subject, load_workload("demo", limit=8), CertifyPlan())
+
+What was finished before an interruption comes from the journal; the plan that a journal is checked against is `identity`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from outrider.errors import ConfigError
+from outrider.lab.certify.exact import exact_law
+from outrider.lab.certify.first_token import first_token
+from outrider.lab.certify.greedy import greedy
+from outrider.lab.certify.invariance import invariance, not_claimed
+from outrider.lab.certify.law import FALSE_ALARMS, POWER, sampled_law
+from outrider.lab.certify.places import find_spots
+from outrider.lab.certify.result import LEFT_OUT, CertifyResult, FirstTokenLaw, Greedy, SampledLaw, verdict_of
+from outrider.lab.certify.subject import Subject
+from outrider.lab.certify.units import Units
+from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.types import Workload
+from outrider.sampling.params import SamplingParams
+from outrider.version import __version__
+
+MOST_PLACES = 8
+LOSSY = "the verifier is lossy"
+NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes what the model says"
+
+
+@dataclass(frozen=True)
+class CertifyPlan:
+    """How much evidence. Raises ConfigError for what makes no sense."""
+
+    samples: int = 4000  # continuations of each sampler
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"samples must be at least 1, got {self.samples}")
+
+    @property
+    def drawing(self) -> SamplingParams:
+        """Options of the sampled sections: greedy text has no law, so there they are at temperature 1."""
+        return replace(self.sampling, temperature=1.0) if self.sampling.is_greedy else self.sampling
+
+
+def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[list[int]]:
+    """Prompts as the target reads them. Raises ConfigError where one does not fit the context together with its answer."""
+    tokenizer = subject.built.target.tokenizer
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    most = plan.sampling.max_tokens
+    prepared = prepare(workload, tokenizer, context=subject.built.context, max_tokens=most, chat_template=has_template)
+    return [prompt.tokens for prompt in prepared.prompts]
+
+
+def identity(subject: Subject, prompts: Sequence[list[int]], plan: CertifyPlan) -> dict[str, Any]:
+    """What a resumed run must have in common with the interrupted one."""
+    return {
+        "settings": {name: str(value) for name, value in settings_of(subject).items()},
+        "prompts": hashlib.sha256(repr(list(prompts)).encode()).hexdigest(),
+        "plan": asdict(plan),
+        "outrider": __version__,
+    }
+
+
+def settings_of(subject: Subject) -> dict[str, Any]:
+    """How it is decoded, resolved; models under the names that the user gave them."""
+    config = {**subject.built.config(), "target": subject.asked.target}
+    if subject.built.draft is not None:
+        config["draft"] = subject.asked.draft or "demo draft"
+    config.pop("max_num_seqs")  # the certificate decodes both alone and in batches
+    return config
+
+
+def certify(
+    subject: Subject, workload: Workload, prompts: Sequence[list[int]], plan: CertifyPlan, units: Units, command: str = ""
+) -> CertifyResult:
+    """Every section that applies; `prompts` are `tokens_of` the workload."""
+    began = time.perf_counter()
+    verifier, lossless = subject.speculative.verifier, subject.is_lossless
+    exact = exact_law(verifier, trees=subject.built.draws_trees, progress=units.progress)
+    text, answers = greedy(subject, list(prompts), plan.sampling, units)
+    if lossless:
+        spots = find_spots(subject, prompts, answers, plan.drawing, MOST_PLACES, units.progress)
+        first = first_token(subject, spots, plan.drawing, units)
+        sampled = sampled_law(subject, spots, plan.drawing, plan.samples, plan.seed, units)
+        same = invariance(subject, prompts, plan.drawing, plan.seed, units)
+    else:
+        text, first, sampled, same = _lossy(text), _no_first_token(), _no_law(plan), not_claimed(NOT_CERTIFIED)
+    result = CertifyResult(
+        command=command, verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
+        workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.max_tokens, seed=plan.seed,
+        exact_law=exact, first_token=first, greedy=text, sampled_law=sampled, invariance=same,
+        notes=_notes(subject, workload, plan, sampled), elapsed_s=time.perf_counter() - began,
+    )  # fmt: skip
+    verdict, reasons = verdict_of(result.sections, lossless=lossless)
+    return result.model_copy(update={"verdict": verdict, "reasons": reasons})
+
+
+def _lossy(section: Greedy) -> Greedy:
+    """Measured all the same: how far such a verifier goes."""
+    runs = [run for run in section.runs if run.name.startswith("speculative")]
+    same, total = sum(run.num_identical for run in runs), sum(run.num_prompts for run in runs)
+    return section.model_copy(
+        update={"status": "not claimed", "why": f"{LOSSY}: {same} of {total} greedy texts are plain decoding's"}
+    )
+
+
+def _no_first_token() -> FirstTokenLaw:
+    return FirstTokenLaw(status="not claimed", why=NOT_CERTIFIED, limit=0.0, max_total_variation=None, places=[])
+
+
+def _no_law(plan: CertifyPlan) -> SampledLaw:
+    return SampledLaw(
+        status="not claimed", why=NOT_CERTIFIED, temperature=plan.drawing.temperature, false_alarms=FALSE_ALARMS, power=POWER,
+        num_samples=0, num_tokens=0, origins={}, places=[], tests=[], detectable_total_variation=None,
+    )  # fmt: skip
+
+
+def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledLaw) -> list[str]:
+    notes = [*subject.built.notes, *workload.notes]
+    if plan.sampling.is_greedy:
+        notes.append("no --temperature was given: greedy text is tested as such, the sampled sections at temperature 1")
+    if str(subject.built.options.num_draft_tokens).startswith("auto"):
+        notes.append(f"the sampled sections ask for {subject.most_drafted} draft tokens a step, the most that auto may choose")
+    missing = [name for name in ("accepted", "correction", "bonus") if sampled.origins and not sampled.origins.get(name)]
+    if missing:
+        notes.append(f"among the tokens of the sampled law was no {' and no '.join(missing)} token")
+    if not subject.built.config()["exact"]:
+        notes.append("passes of different shapes differ by rounding here, so greedy texts may part at near-ties")
+    return notes

@@ -1,0 +1,172 @@
+"""Counted tokens against the laws they should have been drawn from: G-tests over many laws at once, and what they can see.
+
+Two views of the same draws, each with its cells:
+
+* **tokens**: a group is one beginning of the text: the tokens that followed it are n draws from one law. Tokens expected at least
+  MIN_EXPECTED times are cells of their own; rarer ones are put together, likeliest first, until a cell is expected often enough.
+  Where that leaves a single cell (a beginning drawn too rarely, or a law with one likely token) the draw goes by its *place*.
+* **preference**: the places of all draws, tokens in the order in which the draft prefers them to the target (q / p). What goes
+  wrong between a draft and its target moves probability along this order, so it shows here long before it shows in single tokens.
+
+A token's place in its own law is the probability of the tokens before it, plus a random share of its own: uniform on [0, 1) when
+the law is right, whichever law it was. So draws from many laws make one group of cells.
+
+G = 2 sum O ln(O / E) over all cells, each group's share divided by Williams' factor, is then chi-squared with cells minus
+groups degrees of freedom, given how often each beginning was drawn. Under another law it is noncentral with 2 n KL >= 4 n TV^2
+(Pinsker), so the smallest total variation that is found with a given probability follows from the noncentral chi-squared
+distribution. A difference inside one cell cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import optimize, stats
+
+MIN_EXPECTED = 5.0  # per cell; below it G is no longer chi-squared
+PREFERENCE_CELLS = 10
+
+
+@dataclass
+class Table:
+    """Cells of the tests of one position."""
+
+    groups: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # observed, expected
+    num_draws: int = 0
+    impossible: int = 0  # tokens of probability 0
+    _places: list[float] = field(default_factory=list)  # of draws without a group
+    _preferred: list[float] = field(default_factory=list)  # of all draws, in the order of the draft's preference
+
+    def add(self, law: np.ndarray, drawn: Sequence[int], rng: np.random.Generator, draft: np.ndarray | None = None) -> None:
+        """Tokens `drawn` from `law` (V,) fp64, which sums to 1; `draft` (V,) fp64, the drafter's own law there."""
+        tokens = np.asarray(drawn)
+        self.num_draws += len(tokens)
+        self.impossible += int((law[tokens] <= 0).sum())
+        observed, expected = cells(law, tokens)
+        if len(observed) > 1:
+            self.groups.append((observed, expected))
+        elif law.max() < 1:
+            self._places += places(law, tokens, rng, law)
+        if draft is not None and law.max() < 1:
+            ratio = np.divide(draft, law, where=law > 0, out=np.zeros_like(law))
+            self._preferred += places(law, tokens, rng, ratio)
+
+    def tokens(self, tolerated: float = 0.0) -> LawStatistic:
+        """The test of single tokens. `tolerated`: share of impossible tokens that does not end the matter."""
+        found = self._statistic([*self.groups, *_uniform(self._places, _halving(len(self._places)))])
+        return replace(found, p_value=0.0) if self.impossible > tolerated * self.num_draws else found
+
+    def preference(self) -> LawStatistic | None:
+        """The test in the draft's order; None where no draft law was given."""
+        if not self._preferred:
+            return None
+        num_cells = min(PREFERENCE_CELLS, int(len(self._preferred) / MIN_EXPECTED))
+        return self._statistic(_uniform(self._preferred, np.linspace(0, 1, num_cells + 1)))
+
+    def _statistic(self, groups: list[tuple[np.ndarray, np.ndarray]]) -> LawStatistic:
+        num_cells = sum(len(observed) for observed, _ in groups)
+        g, df = float(sum(_corrected(*group) for group in groups)), num_cells - len(groups)
+        num_uncertain = int(sum(observed.sum() for observed, _ in groups))
+        p_value = float(stats.chi2.sf(g, df)) if df else 1.0
+        return LawStatistic(self.num_draws, num_uncertain, num_cells, g, df, p_value, self.impossible)
+
+
+@dataclass(frozen=True)
+class LawStatistic:
+    """One finished G-test."""
+
+    num_draws: int
+    num_uncertain: int  # of those, from laws that leave a choice: all others can only be right or impossible
+    num_cells: int
+    g: float
+    df: int
+    p_value: float
+    impossible: int
+
+
+def cells(law: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(observed, expected) of one group, likeliest tokens first."""
+    order = np.argsort(-law, kind="stable")
+    expected = law[order] * len(tokens)
+    observed = np.bincount(tokens, minlength=len(law))[order]
+    alone = int((expected >= MIN_EXPECTED).sum())
+    ends = [*range(1, alone + 1), *_ends_of_rare(expected[alone:], alone)]
+    if not ends or expected[ends[-1] :].sum() > 0 or observed[ends[-1] :].any():  # too little is left for a cell
+        ends = [*ends[:-1], len(law)]
+    starts = [0, *ends[:-1]]
+    return np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)
+
+
+def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
+    """Where cells of rare tokens end; what is left over belongs to none."""
+    ends, total = [], 0.0
+    for index, value in enumerate(expected.tolist()):
+        total += value
+        if total >= MIN_EXPECTED:
+            ends.append(offset + index + 1)
+            total = 0.0
+    return ends
+
+
+def places(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
+    """Where tokens stand in their law when tokens are in the order of falling `score` (V,): uniform numbers in [0, 1)."""
+    order = np.argsort(-score, kind="stable")
+    before = np.empty_like(law)
+    before[order] = np.cumsum(law[order]) - law[order]
+    return np.clip(before[tokens] + rng.random(len(tokens)) * law[tokens], 0, np.nextafter(1, 0)).tolist()
+
+
+def _uniform(found: list[float], edges: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Places as one group of the cells between `edges`; none where they are too few for two."""
+    if len(edges) < 3:
+        return []
+    return [(np.histogram(found, bins=edges)[0], np.diff(edges) * len(found))]
+
+
+def _halving(num: int) -> np.ndarray:
+    """0, 1/2, 3/4, ... 1: cells halve towards 1, where the unlikely tokens are, while they are expected often enough."""
+    num_cuts = int(np.log2(max(1.0, num / MIN_EXPECTED)))
+    return np.array([*(1 - 0.5**cut for cut in range(num_cuts + 1)), 1.0])
+
+
+def _corrected(observed: np.ndarray, expected: np.ndarray) -> float:
+    """G of one group over Williams' factor (1976): cells expected few times make G a little too large."""
+    num, num_cells = observed.sum(), len(observed)
+    expected = expected * (num / expected.sum())  # the same total to the last bit, as scipy asks
+    factor = 1 + (num * (1 / expected).sum() - 1) / (6 * num * (num_cells - 1))
+    return stats.power_divergence(observed, expected, lambda_="log-likelihood").statistic / factor
+
+
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which hypotheses Holm's step-down procedure rejects, the chance of any false rejection being at most `level`."""
+    rejected = [False] * len(p_values)
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if p_values[index] > level / (len(p_values) - rank):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def detectable(found: LawStatistic, level: float, power: float) -> float | None:
+    """The smallest total variation, on average over the draws, that this test at `level` finds with probability `power`.
+
+    Where laws leave no choice one wrong token is enough. None: nothing was drawn.
+    """
+    if found.num_draws == 0:
+        return None
+    if found.df == 0:
+        return float(1 - (1 - power) ** (1 / found.num_draws))
+    threshold = stats.chi2.isf(level, found.df)
+    top = 1.0
+    while stats.ncx2.sf(threshold, found.df, top) < power:
+        top *= 2
+    noncentrality = optimize.brentq(lambda x: stats.ncx2.sf(threshold, found.df, x) - power, 0, top)
+    among_uncertain = float(np.sqrt(noncentrality / (4 * found.num_uncertain)))
+    return min(1.0, among_uncertain) * found.num_uncertain / found.num_draws
+
+
+def as_laws(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """fp64, normalised: what fp32 laws lack to 1 must not look like a bias."""
+    return [row.astype(np.float64) / row.sum(dtype=np.float64) for row in rows]

@@ -1,0 +1,189 @@
+"""Sampled text against the target's own conditionals: seeded continuations, counted, one G-test for each position.
+
+Half of the continuations begin with drafts of full length, half with drafts that end inside the tested tokens: so accepted
+tokens, corrections and bonus tokens are all among those. The conditionals come from teacher-forced passes, in which neither
+drafter nor verifier takes part. The plain sampler goes through the same test: where it fails, it is the test that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.kv.view import KVView
+from outrider.lab.certify.gtest import LawStatistic, Table, detectable, holm
+from outrider.lab.certify.places import Beginning, Spot, conditionals
+from outrider.lab.certify.result import LawTest, SampledLaw, Sampler, Status, View
+from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
+from outrider.lab.certify.units import Units
+from outrider.models.lm import LM
+from outrider.sampling.params import SamplingParams
+
+FALSE_ALARMS = 1e-3  # of a whole certificate
+POWER = 0.9
+DEPTH = 3  # tokens tested per continuation, at most
+MOST_ROWS = 64  # at a time
+MOST_BYTES = 1 << 28  # of laws of one batch
+FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top-k or top-p, where passes are not exact
+WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
+SAMPLERS: tuple[Sampler, ...] = ("speculative", "plain")
+Counts = Counter[Beginning]
+Tables = Mapping[tuple[Sampler, int], Table]  # by position, from 0
+
+
+def sampled_law(
+    subject: Subject, spots: Sequence[Spot], params: SamplingParams, num_samples: int, seed: int, units: Units
+) -> SampledLaw:
+    """`num_samples` continuations of each sampler, the same number at every place."""
+    depth = min(DEPTH, subject.most_drafted + 1)
+    each = -(-num_samples // len(spots))
+    size = _rows_at_once(subject)
+    chunks = [min(size, each - start) for start in range(0, each, size)]
+    units.progress.stage("sampled law", len(spots) * (2 * len(chunks) + 1))
+    tables: Tables = {(name, position): Table() for name in SAMPLERS for position in range(depth)}
+    origins: Counter[str] = Counter()
+    rng = np.random.default_rng(seed)
+    draft = _own_model(subject)
+    for place, spot in enumerate(spots):
+        counts = {name: Counter[Beginning]() for name in SAMPLERS}
+        for number, count in enumerate(chunks):
+            for which, name in enumerate(SAMPLERS):
+                seeds = _seeds([seed, place, number, which], count)
+                decoder = subject.plain if name == "plain" else subject.drafting
+                found = units.get(f"law/{name}/{place}/{number}", draw, subject, decoder, spot, params, seeds, depth)
+                counts[name] += _read(found["texts"])
+                origins += Counter(found["origins"])
+        _add(tables, subject.target, draft, spot, params, counts, rng)
+        units.progress.advance()
+    tests = _tests(tables, 0.0 if subject.built.config()["exact"] else FILTER_EDGE)
+    status, why = _judgement(tests, origins, each * len(spots), len(spots))
+    ours = [one.detectable_total_variation for one in tests if one.sampler == "speculative"]
+    return SampledLaw(
+        status=status, why=why, temperature=params.temperature, false_alarms=FALSE_ALARMS, power=POWER,
+        num_samples=each * len(spots), num_tokens=depth, origins=dict(origins), places=[spot.as_record() for spot in spots],
+        tests=tests, detectable_total_variation=max((one for one in ours if one is not None), default=None),
+    )  # fmt: skip
+
+
+# ------------------------------------------------ drawing
+
+
+@torch.inference_mode()
+def draw(
+    subject: Subject, decoder: WatchedDecoder, spot: Spot, params: SamplingParams, seeds: Sequence[int], depth: int
+) -> dict[str, Any]:
+    """One continuation per seed: how often each text of `depth` tokens was drawn, and where the speculative tokens came from."""
+    is_plain = decoder is subject.plain
+    rooms = [depth, max(depth, subject.most_drafted + 1)]  # the first cuts drafts short
+    rows = [
+        subject.row(number, spot.tokens, len(spot.prompt), params, seed, rooms[number % 2])
+        for number, seed in enumerate(seeds)
+    ]
+    try:
+        subject.join(decoder, rows)
+        while len(decoder.rows):
+            decoder.step()
+            for index in reversed(range(len(decoder.rows))):
+                row = decoder.rows[index]
+                if row.finish_reason or len(row.origins) >= depth:
+                    decoder.remove(index)
+    finally:
+        clear(decoder)
+    start = len(spot.tokens)
+    texts = Counter(" ".join(map(str, row.tokens[start : start + depth])) for row in rows)
+    origins = Counter(origin for row in rows for origin in row.origins[:depth])
+    return {"texts": dict(texts), "origins": {} if is_plain else dict(origins)}
+
+
+def _read(texts: Mapping[str, int]) -> Counts:
+    return Counter({tuple(map(int, text.split())): count for text, count in texts.items()})
+
+
+def _seeds(key: Sequence[int], count: int) -> list[int]:
+    """Row seeds that depend on the key alone."""
+    return [int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)]
+
+
+def _rows_at_once(subject: Subject) -> int:
+    laws = 4 * subject.target.shape.vocab_size * (subject.most_drafted + 1) * 2  # bytes of p and q of one row
+    return max(2, min(MOST_ROWS, MOST_BYTES // laws))
+
+
+# ------------------------------------------------ testing
+
+
+def _own_model(subject: Subject) -> LM | None:
+    """The model whose law the drafter draws from, where it has a cache of its own to be fed on."""
+    model = subject.speculative.drafter.model
+    return None if model is None or isinstance(model.kv, KVView) else model
+
+
+def _add(
+    tables: Tables, target: LM, draft: LM | None, spot: Spot, params: SamplingParams, counts: Mapping[Sampler, Counts],
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Everything drawn at one place goes into the tables."""
+    after = {name: followers(found) for name, found in counts.items()}
+    beginnings = sorted({beginning for found in after.values() for beginning in found}, key=lambda b: (len(b), b))
+    fed, width = longest(beginnings), target.shape.vocab_size
+    guesses = repeat(None) if draft is None else (law for _, law in conditionals(draft, spot, fed, params, width))
+    for (beginning, law), guess in zip(conditionals(target, spot, fed, params, width), guesses, strict=False):
+        for name, found in after.items():
+            if beginning in found:
+                tables[name, len(beginning)].add(law, found[beginning], rng, guess)
+
+
+def followers(texts: Mapping[Beginning, int]) -> dict[Beginning, list[int]]:
+    """Beginning -> the tokens that were drawn after it."""
+    after: dict[Beginning, list[int]] = {}
+    for text, count in texts.items():
+        for length in range(len(text)):
+            after.setdefault(text[:length], []).extend([text[length]] * count)
+    return after
+
+
+def longest(beginnings: Iterable[Beginning]) -> list[Beginning]:
+    """Those that no other one begins with: feeding them feeds all."""
+    known = set(beginnings)
+    inner = {one[:length] for one in known for length in range(len(one))}
+    return sorted(known - inner)
+
+
+def _tests(tables: Tables, tolerated: float) -> list[LawTest]:
+    found: dict[tuple[Sampler, int, View], LawStatistic] = {}
+    for (name, position), table in tables.items():
+        found[name, position, "tokens"] = table.tokens(tolerated)
+        if (preference := table.preference()) is not None:
+            found[name, position, "preference"] = preference
+    rejected = holm([one.p_value for one in found.values()], FALSE_ALARMS)
+    return [
+        LawTest(
+            sampler=name, view=view, position=position + 1, num_draws=one.num_draws, num_uncertain=one.num_uncertain,
+            num_cells=one.num_cells, g=one.g, df=one.df, p_value=one.p_value, rejected=no, impossible=one.impossible,
+            detectable_total_variation=detectable(one, FALSE_ALARMS / len(found), POWER),
+        )
+        for ((name, position, view), one), no in zip(found.items(), rejected, strict=True)
+    ]  # fmt: skip
+
+
+def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples: int, num_places: int) -> tuple[Status, str]:
+    what = f"{num_samples} continuations at {num_places} places"
+    if bad := [one for one in tests if one.rejected and one.sampler == "plain"]:
+        return "inconclusive", f"the plain sampler itself deviates at position {bad[0].position} (p = {bad[0].p_value:.1e})"
+    if bad := [one for one in tests if one.rejected]:
+        first = min(bad, key=lambda one: one.p_value)
+        beyond = f", {first.impossible} of them tokens that the target never says" if first.impossible else ""
+        return "failed", f"{what}: token {first.position} does not follow the target's law (p = {first.p_value:.1e}){beyond}"
+    if not any(origins.get(name) for name in ("accepted", "correction", "bonus")):
+        return "inconclusive", f"the drafter proposed nothing in {what}; choose prompts it has guesses for"
+    known = [one.detectable_total_variation for one in tests if one.sampler == "speculative"]
+    limits = [one for one in known if one is not None] or [1.0]
+    if max(limits) > WORST_DETECTABLE:
+        return "inconclusive", f"{what} are too few: only a total variation of {max(limits):.2f} would be found; raise --samples"
+    power = f"a total variation of {max(limits):.3f} would be found in {POWER:.0%} of cases"
+    return "passed", f"{what} follow the target's law; {power}"

@@ -1,0 +1,158 @@
+"""Where laws are tested: in the middle of the target's own answers, at tokens of which it was not sure.
+
+At a place where one token has all the probability every sampler looks right; where thousands share it, few draws say little
+about each. So those are taken whose entropy is nearest to WANTED, among those where the drafter proposes something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from outrider.lab.certify.gtest import as_laws
+from outrider.lab.certify.result import Place
+from outrider.lab.certify.subject import Seen, Subject, clear, share_prefix
+from outrider.lab.progress import Progress
+from outrider.models.lm import LM
+from outrider.models.vocabulary import fit_width
+from outrider.rows import Rows
+from outrider.sampling.distribution import BatchSampling, History, distribution
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
+
+WANTED = 1.5  # nats
+TRIES = 10  # tokens at which the drafter is asked, per place wanted
+CHUNK = 32  # tokens, or rows, of a teacher-forced pass
+
+Beginning = tuple[int, ...]  # tokens drawn so far
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place with its text."""
+
+    prompt_number: int
+    prompt: list[int]
+    output: list[int]  # tokens of the answer before the place
+    entropy: float
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt, *self.output]
+
+    def as_record(self) -> Place:
+        return Place(prompt=self.prompt_number, num_output_tokens=len(self.output), entropy_nats=self.entropy)
+
+
+def find_spots(
+    subject: Subject, prompts: Sequence[list[int]], answers: Sequence[list[int]], params: SamplingParams, count: int,
+    progress: Progress,
+) -> list[Spot]:  # fmt: skip
+    """At most `count`, the answers sharing them as evenly as they can."""
+    progress.stage("places to test", count)
+    candidates = [
+        Spot(number, prompt, answer[:place], entropy)
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        for place, entropy in enumerate(map(_entropy, laws_along(subject.target, prompt, answer, params)))
+    ]
+    candidates.sort(key=lambda spot: abs(spot.entropy - WANTED))
+    most = -(-count // len(prompts)) + 1  # of one answer
+    chosen: list[Spot] = []
+    for spot in candidates[: TRIES * count]:
+        mine = sum(one.prompt_number == spot.prompt_number for one in chosen)
+        if len(chosen) < count and mine < most and first_draft(subject, spot, params) is not None:
+            chosen.append(spot)
+            progress.advance()
+    return chosen or candidates[:count]
+
+
+def _entropy(law: np.ndarray) -> float:
+    """In nats."""
+    return float(stats.entropy(law))
+
+
+@torch.inference_mode()
+def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | None:
+    """What a first step at the place sees; None where the drafter proposes nothing."""
+    decoder, kept = subject.drafting, []
+
+    def keep(rows: Rows, seen: Seen, taken: list[int]) -> None:
+        kept.append(seen)
+
+    decoder.watch = keep
+    room = subject.most_drafted + 1
+    decoder.add(subject.row(0, spot.tokens, len(spot.prompt), params, seed=0, room=room))
+    try:
+        decoder.step()
+    finally:
+        decoder.watch = None
+        clear(decoder)
+    return kept[0] if kept[0].draft.lists[1][0] else None
+
+
+@torch.inference_mode()
+def laws_along(lm: LM, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
+    """The target's law before every token of an answer, (V,) fp64 each."""
+    row = lm.kv.add_row()
+    lm.catch_up([prompt])
+    text = [prompt[-1], *answer[:-1]]
+    try:
+        for start in range(0, len(text), CHUNK):
+            piece = text[start : start + CHUNK]
+            logits = lm.forward(torch.tensor([piece], device=lm.device))
+            yield from as_laws(_laws(logits, [piece[1:]], prompt, answer[:start], params)[0].cpu().numpy())
+            lm.kv.advance(row, len(piece))
+    finally:
+        lm.kv.swap_remove(row)
+
+
+@torch.inference_mode()
+def conditionals(
+    lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams, width: int
+) -> Iterator[tuple[Beginning, np.ndarray]]:
+    """The law (V,) fp64 after every beginning of every text, the empty one and the text itself included, once each.
+
+    Teacher-forced: the beginnings are fed as they are, no drafter and no verifier takes part. `width`: V, the target's; a
+    draft's logits are brought to it as its drafter does.
+    """
+    known: set[Beginning] = set()
+    for start in range(0, len(texts), CHUNK):
+        rows = texts[start : start + CHUNK]
+        laws = _teacher_forced(lm, spot, rows, params, width)
+        for text, own in zip(rows, laws, strict=True):
+            for length in range(len(text) + 1):
+                if text[:length] not in known:
+                    known.add(text[:length])
+                    yield text[:length], as_laws([own[length].cpu().numpy()])[0]
+
+
+def _teacher_forced(
+    lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams, width: int
+) -> Tensor:
+    """(B, longest + 1, V)"""
+    longest = max(map(len, texts))
+    fed = torch.tensor([[spot.tokens[-1], *text] + [0] * (longest - len(text)) for text in texts], device=lm.device)
+    for _ in texts:
+        lm.kv.add_row()
+    try:
+        share_prefix(lm, spot.tokens, len(texts))
+        return _laws(fit_width(lm.forward(fed), width), texts, spot.prompt, spot.output, params)
+    finally:
+        for row in reversed(range(len(texts))):
+            lm.kv.swap_remove(row)
+
+
+def _laws(
+    logits: Tensor, texts: Sequence[Sequence[int]], prompt: list[int], output: list[int], params: SamplingParams
+) -> Tensor:
+    """(B, M, V): `texts` follow prompt + output, one row each; penalties as for committed text."""
+    num_rows, width, size = logits.shape
+    tokens = torch.tensor([[*text] + [0] * (width - 1 - len(text)) for text in texts], dtype=torch.int64)
+    draft = Draft(tokens.view(num_rows, width - 1), torch.tensor([len(text) for text in texts]))
+    history = History.start([prompt] * num_rows, [output] * num_rows, size) if params.needs_history else None
+    return distribution(logits.cpu(), BatchSampling.of([params] * num_rows, size), history, draft)

@@ -1,0 +1,194 @@
+"""What a certificate says. Every section has a status, the reason for it in one line, and its numbers.
+
+    passed          what the section claims was found to hold
+    failed          it was found not to hold
+    inconclusive    the check could not tell (why it could not is in `why`)
+    not claimed     nobody promised it for these settings, or it does not apply
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from outrider.lab.result import Record, Result
+
+LEFT_OUT = "left out"  # how `why` begins in sections that were not run
+
+Status = Literal["passed", "failed", "inconclusive", "not claimed"]
+Verdict = Literal["lossless", "not lossless", "lossy", "inconclusive"]
+Sampler = Literal["speculative", "plain"]
+View = Literal["tokens", "preference"]
+Cause = Literal["rounding", "verifier", "state"]
+
+
+class Section(Record):
+    """One line of evidence."""
+
+    status: Status
+    why: str  # one sentence
+
+
+class CaseFound(Record):
+    """One enumerated case."""
+
+    kind: str  # of draft
+    name: str
+    total_variation: float | None  # None: the verifier raised
+    problem: str | None = None  # what it raised
+
+
+class ExactLaw(Section):
+    """The verifier's own code over every outcome of small pairs, in fp64, no random number involved."""
+
+    num_cases: int
+    limit: float  # of total variation, per case
+    max_total_variation: float | None
+    by_kind: dict[str, float | None]  # kind of draft -> largest total variation; None: it raised in a case
+    failures: list[CaseFound]  # over the limit; the first 20
+
+
+class Place(Record):
+    """A text of the pair's own at which laws were tested."""
+
+    prompt: int  # number of the prompt, from 0
+    num_output_tokens: int  # of the target's greedy answer that precede the place
+    entropy_nats: float  # of the target's law there, under the sampling options
+
+
+class FirstToken(Record):
+    """The exact law of one emitted token at one place."""
+
+    place: int  # number of the place, from 0
+    draft: Literal["drawn", "placed"]
+    covered: float  # probability of the outcomes that were enumerated
+    total_variation: float  # that they prove: sum of the probability they put on tokens beyond the target's
+
+
+class FirstTokenLaw(Section):
+    """Exact, on this pair's own laws over the whole vocabulary, in the precision of real runs; drafts of one token."""
+
+    limit: float
+    max_total_variation: float | None
+    places: list[FirstToken]
+
+
+class Difference(Record):
+    """The first place where two texts that should be equal are not."""
+
+    prompt: int
+    run: str  # which of the section's runs
+    position: int  # output token, from 0
+    expected: int | None  # token id; None: the text had ended
+    found: int | None
+    expected_text: str
+    found_text: str
+    gap: float | None  # the target's score of the expected token minus that of the found one, teacher-forced
+    spacing: float  # distance of neighbouring numbers of the model's dtype at the size of those logits (1 ulp)
+    gap_in_spacings: float | None
+    moved_in_spacings: float | None  # how far these two logits moved between the run's pass and the teacher-forced one
+    noise_in_spacings: float  # how far they move between teacher-forced passes of several shapes
+    cause: Cause  # see ties.py
+
+
+class Run(Record):
+    """Texts of one way to decode, compared with plain decoding of every prompt alone."""
+
+    name: str
+    num_identical: int
+    num_prompts: int
+    num_tokens: int
+
+
+class Greedy(Section):
+    """Token ids at temperature 0."""
+
+    runs: list[Run]
+    differences: list[Difference]
+
+
+class Invariance(Section):
+    """Token ids at the sampling temperature, same seeds, several drafters and lengths."""
+
+    runs: list[Run]
+    differences: list[Difference]
+
+
+class LawTest(Record):
+    """One G-test of drawn tokens against the target's teacher-forced conditionals, see gtest.py.
+
+    G = 2 sum O ln(O / E) over cells expected at least 5 times. View "tokens": a group of cells for each beginning that was drawn;
+    "preference": all draws, tokens in the order of the draft's q over the target's p.
+    """
+
+    sampler: Sampler
+    view: View
+    position: int  # of the token in the drawn continuation, from 1
+    num_draws: int
+    num_uncertain: int  # of those, from laws that leave a choice
+    num_cells: int
+    g: float
+    df: int  # degrees of freedom: cells minus groups
+    p_value: float
+    rejected: bool  # by Holm's procedure over all tests of the certificate
+    impossible: int  # tokens drawn to which the target gives probability 0
+    detectable_total_variation: float | None  # average over the draws; found with probability `power` at Holm's strictest level
+
+
+class SampledLaw(Section):
+    """Drawn continuations against the target's own conditionals."""
+
+    temperature: float
+    false_alarms: float  # chance that a faithful sampler fails any test of the certificate
+    power: float
+    num_samples: int  # continuations of each sampler
+    num_tokens: int  # tokens tested per continuation
+    origins: dict[str, int]  # of the speculative tokens: accepted, correction, bonus, plain
+    places: list[Place]
+    tests: list[LawTest]
+    detectable_total_variation: float | None  # the worst of the speculative tests
+
+
+class CertifyResult(Result):
+    """The certificate."""
+
+    kind: Literal["certify"] = "certify"
+    verdict: Verdict
+    reasons: list[str]  # why this verdict, one line each
+    settings: dict[str, Any]  # how it was decoded, resolved
+    sampling: dict[str, Any]  # options of the sampled sections
+    workload: str
+    num_prompts: int
+    max_new_tokens: int
+    seed: int
+    exact_law: ExactLaw
+    first_token: FirstTokenLaw
+    greedy: Greedy
+    sampled_law: SampledLaw
+    invariance: Invariance
+    elapsed_s: float = Field(ge=0)  # since it was started, or resumed
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        """By title, in the order of the report."""
+        return {
+            "Exact law of the verifier": self.exact_law,
+            "Exact law of the first token": self.first_token,
+            "Greedy text": self.greedy,
+            "Sampled law": self.sampled_law,
+            "Independence of the drafter": self.invariance,
+        }
+
+
+def verdict_of(sections: dict[str, Section], *, lossless: bool) -> tuple[Verdict, list[str]]:
+    """lossy: the verifier (or drafter) says so itself. not lossless: a section failed. inconclusive: none failed, but one
+    could not tell. lossless: all others. With the reasons."""
+    if not lossless:
+        measured = [f"{title}: {section.why}" for title, section in sections.items() if not section.why.startswith(LEFT_OUT)]
+        return "lossy", ["lossy by design: no certificate of losslessness can be given", *measured]
+    for status, verdict in (("failed", "not lossless"), ("inconclusive", "inconclusive")):
+        found = [f"{title}: {section.why}" for title, section in sections.items() if section.status == status]
+        if found:
+            return verdict, found  # type: ignore[return-value]
+    return "lossless", [f"{title}: {section.why}" for title, section in sections.items() if section.status == "passed"]

@@ -1,0 +1,159 @@
+"""What is certified: one decoder as it was configured, and plain decoding on the same loaded target, watched step by step.
+
+Plain decoding never uses the configured verifier: it has an empty draft and a built-in rule, which then only draws from the
+target's law. The coupled (drafter-invariant) case is the exception: its plain text is defined by its own noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from outrider.build import Built, Options, build
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.drafters.none import NoDrafter
+from outrider.errors import ConfigError, OutriderError
+from outrider.kv import KVCache
+from outrider.lab.certify.enumerate import UnsoundError
+from outrider.llm import LLM
+from outrider.models.lm import LM
+from outrider.rows import Row, Rows
+from outrider.sampling.distribution import distribution
+from outrider.sampling.params import SamplingParams
+from outrider.text import StopStrings
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import Verifier
+from outrider.verifiers.token import TokenVerifier
+
+
+@dataclass
+class Seen:
+    """What a step looked like from inside, for all its rows."""
+
+    draft: Draft
+    logits: Tensor  # (B, N+1, V)
+    laws: Tensor  # (B, N+1, V) as the verifier should see them
+    verdict: Verdict
+
+
+Watch = Callable[[Rows, Seen, list[int]], None]  # rows after the step, what was seen, tokens each row took
+
+
+class WatchedDecoder(Decoder):
+    """Decodes as any other, and tells `watch` what every step saw."""
+
+    watch: Watch | None = None
+    _seen: Seen | None = None
+
+    @classmethod
+    def like(cls, given: Decoder) -> WatchedDecoder:
+        """The same parts."""
+        return cls(given.target, given.drafter, given.verifier, given.control)
+
+    def _verify(self, logits: Tensor, draft: Draft) -> Verdict:
+        try:
+            verdict = super()._verify(logits, draft)
+        except OutriderError:
+            raise
+        except Exception as error:  # a verifier may be anybody's code: what it raises is about it, not a bug of ours
+            raise UnsoundError(f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}") from error
+        if self.watch is not None:
+            laws = distribution(logits, self.rows.sampling, self.rows.history, draft)
+            self._seen = Seen(draft, logits, laws, verdict)
+        return verdict
+
+    def _keep(self, verdict: Verdict, taken: list[int]) -> None:
+        super()._keep(verdict, taken)
+        if self.watch is not None and self._seen is not None:
+            self.watch(self.rows, self._seen, taken)
+            self._seen = None
+
+
+@dataclass
+class Subject:
+    """One configuration and its plain counterpart, on the same models, one call at a time."""
+
+    asked: Options  # as the user said it, for names
+    built: Built
+    speculative: WatchedDecoder
+    plain: WatchedDecoder
+
+    @classmethod
+    def open(cls, options: Options, status: Callable[[str], None] = lambda line: None) -> Subject:
+        """Load and check. Raises what `build` raises, and ConfigError where nothing is speculated."""
+        built = build(options, status)
+        given = built.decoder
+        if isinstance(given.drafter, NoDrafter):
+            raise ConfigError("drafter 'none' does not speculate, so there is nothing to certify; name another --drafter")
+        plain_rule: Verifier = given.verifier if given.verifier.coupled else TokenVerifier()
+        plain = WatchedDecoder(given.target, NoDrafter(), plain_rule, FixedLength(0))
+        return cls(options, built, WatchedDecoder.like(given), plain)
+
+    @cached_property
+    def drafting(self) -> WatchedDecoder:
+        """The speculative decoder, asking for the most nodes in every step: `auto` may find that drafting does not pay here."""
+        given = self.speculative
+        return WatchedDecoder(given.target, given.drafter, given.verifier, FixedLength(self.most_drafted))
+
+    @property
+    def is_lossless(self) -> bool:
+        """What verifier and drafter say of themselves."""
+        return self.speculative.verifier.lossless and self.speculative.drafter.lossless
+
+    @property
+    def target(self) -> LM:
+        return self.built.target.lm
+
+    @property
+    def most_drafted(self) -> int:
+        """Nodes that a step asks for at most."""
+        return int(str(self.built.options.num_draft_tokens).rpartition(":")[2])
+
+    def texts(
+        self, decoder: WatchedDecoder, prompts: Sequence[list[int]], params: Sequence[SamplingParams], *, together: int = 1
+    ) -> list[list[int]]:
+        """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at a time."""
+        options = replace(self.built.options, max_num_seqs=together)
+        done = LLM.around(replace(self.built, decoder=decoder, options=options)).generate(list(prompts), list(params))
+        return [completion.token_ids for completion in done]
+
+    def row(self, number: int, tokens: list[int], num_prompt: int, params: SamplingParams, seed: int, room: int) -> Row:
+        """A row in the middle of an answer: `tokens` up to here, `room` tokens still to come. Stop strings do not end it."""
+        eos = frozenset() if params.ignore_eos else self.built.target.eos_token_ids
+        return Row(
+            request=number, tokens=list(tokens), num_prompt=num_prompt, params=params, seed=seed,
+            max_tokens=min(self.built.context, len(tokens) + room), stop_tokens=eos | frozenset(params.stop_token_ids),
+            detokenizer=None, stops=StopStrings([]),
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:
+        """Rows with the same tokens join: the text is fed once and its keys and values copied, as a prefix cache would."""
+        for row in rows:
+            decoder.add(row)
+        share_prefix(decoder.target, rows[0].tokens, len(rows))
+        draft = self.built.draft
+        if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
+            share_prefix(draft.lm, rows[0].tokens, len(rows))
+
+
+def clear(decoder: Decoder) -> None:
+    """All rows leave."""
+    while len(decoder.rows):
+        decoder.remove(0)
+
+
+def share_prefix(lm: LM, tokens: list[int], num_rows: int) -> None:
+    """Feed all of `tokens` but the last one to row 0 and copy what its cache then holds to the first `num_rows` rows."""
+    lm.catch_up([tokens])
+    kv: KVCache = lm.kv
+    length = kv.lengths[0]
+    for store in (*kv.keys, *kv.values):
+        store[1:num_rows, :length] = store[0, :length]
+    for row in range(1, num_rows):
+        kv.advance(row, length - kv.lengths[row])

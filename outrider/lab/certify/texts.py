@@ -1,0 +1,101 @@
+"""Token ids of whole texts, compared: each prompt's plain text alone is what every other way to decode it must repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.lab.certify.result import Difference, Run, Status
+from outrider.lab.certify.subject import Subject, WatchedDecoder
+from outrider.lab.certify.ties import Comparison, difference
+from outrider.lab.certify.units import Units
+from outrider.sampling.params import SamplingParams
+
+MOST_EXPLAINED = 10  # differences per batch; each costs a few passes over the text
+CAUSES = {
+    "rounding": "a near-tie within the rounding of the model's dtype",
+    "verifier": "the token kept is not the one that the run's own scores favour",
+    "state": "the scores moved by more than rounding explains",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to decode all prompts."""
+
+    name: str
+    decoder: WatchedDecoder
+    together: int = 1  # prompts at a time
+    beside_sampled: bool = False  # a sampled row joins every batch, so greedy rows go through the verifier
+
+
+@dataclass
+class Texts:
+    """Prompts with their options, their plain texts, and the runs that were compared with them."""
+
+    subject: Subject
+    prompts: list[list[int]]
+    params: list[SamplingParams]  # of each prompt, seed included
+    units: Units
+    kind: str  # of the section, for the journal
+
+    def reference(self, decoder: WatchedDecoder) -> list[list[int]]:
+        """Every prompt alone."""
+        decoder.watch = None
+
+        def text(number: int) -> list[int]:
+            return self.subject.texts(decoder, [self.prompts[number]], [self.params[number]])[0]
+
+        return [self.units.get(f"{self.kind}/plain/{number}", text, number) for number in range(len(self.prompts))]
+
+    def compare(self, way: Way, expected: list[list[int]]) -> tuple[Run, list[Difference]]:
+        """Decode in batches and compare."""
+        differences: list[Difference] = []
+        identical = tokens = 0
+        for numbers in batches(len(self.prompts), way.together):
+            found = self.units.get(f"{self.kind}/{way.name}/{numbers[0]}", self._batch, way, numbers, expected)
+            differences += [Difference.model_validate(one) for one in found["differences"]]
+            identical += found["num_identical"]
+            tokens += found["num_tokens"]
+        return Run(name=way.name, num_identical=identical, num_prompts=len(self.prompts), num_tokens=tokens), differences
+
+    def _batch(self, way: Way, numbers: Sequence[int], expected: list[list[int]]) -> dict[str, Any]:
+        wanted = [expected[number] for number in numbers]
+        prompts, params = [self.prompts[n] for n in numbers], [self.params[n] for n in numbers]
+        comparison = way.decoder.watch = Comparison(wanted, {})
+        if way.beside_sampled:
+            prompts, params = [*prompts, prompts[0]], [*params, replace(params[0], temperature=1.0, seed=numbers[0])]
+        texts = self.subject.texts(way.decoder, prompts, params, together=len(prompts))[: len(numbers)]
+        way.decoder.watch = None
+        comparison.finish(texts)
+        differences = [
+            difference(self.subject, prompts[i], numbers[i], way.name, params[i], params[i].seed or 0, wanted[i], parting)
+            for i, parting in list(comparison.partings.items())[:MOST_EXPLAINED]
+        ]
+        return {
+            "num_identical": len(numbers) - len(comparison.partings),
+            "num_tokens": sum(map(len, texts)),
+            "differences": [one.model_dump() for one in differences],
+        }
+
+
+def batches(count: int, size: int) -> list[range]:
+    """0 .. count - 1 in groups."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def judge(runs: Sequence[Run], differences: Sequence[Difference]) -> tuple[Status, str]:
+    """Identical: passed. Different by rounding alone: nobody can say, since no verifier decided it. Else failed."""
+    tokens, total = sum(run.num_tokens for run in runs), sum(run.num_prompts for run in runs)
+    missing = total - sum(run.num_identical for run in runs)
+    if not missing:
+        ways = f"{len(runs)} ways to decode {runs[0].num_prompts} prompts"
+        return "passed", f"{tokens} tokens in {ways}: every token id is plain decoding's"
+    parted = f"{missing} of {total} texts differ from plain decoding's"
+    bad = [one for one in differences if one.cause != "rounding"]
+    if not bad:
+        return "inconclusive", f"{parted}, each at {CAUSES['rounding']}: neither identical nor wrong"
+    first = bad[0]
+    where = f"{first.run}, prompt {first.prompt}, token {first.position}"
+    return "failed", f"{parted}; {where}: {CAUSES[first.cause]}"

@@ -1,0 +1,167 @@
+"""Why two texts part that should be equal: a near-tie that rounding turned over, or something that must not happen.
+
+Three causes are told apart, by the scores the run itself saw at the first differing token, and by the target's scores when it is
+fed the common text once more, token by token as plain decoding does:
+
+    verifier   the run's own scores favour another token than the one it kept
+    rounding   they favour it, by a gap within the rounding of the model's dtype
+    state      they favour it because they moved by more than rounding can: cache, positions or masks are wrong
+
+Gaps are in spacings: the distance of neighbouring numbers of the model's dtype at the size of those logits (1 ulp).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.lab.certify.result import Cause, Difference
+from outrider.lab.certify.subject import Seen, Subject
+from outrider.models.lm import LM
+from outrider.rows import Rows
+from outrider.sampling.coupling import gumbel_choice
+from outrider.sampling.distribution import BatchSampling, History, distribution
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import RowStreams
+
+WIDE = 8  # tokens of the wide pass
+# Spacings that two correct orders of summation may differ by. Half types round every layer's output; in fp32 sums over
+# thousands of terms err by many spacings of their result.
+ROUNDING = {torch.bfloat16: 16.0, torch.float16: 16.0, torch.float32: 512.0, torch.float64: 512.0}
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where a run left the expected text, and what it saw there. None: one of the texts had ended."""
+
+    position: int  # output token, from 0
+    expected: int | None
+    found: int | None
+    logits: Tensor | None = None  # (V,) fp32, the run's own
+    choice: int | None = None  # what they favour
+
+
+@dataclass
+class Comparison:
+    """A `Watch` that compares rows with expected texts while they grow. `partings[request]` is the first difference."""
+
+    expected: list[list[int]]  # by request
+    partings: dict[int, Parting]
+
+    def __call__(self, rows: Rows, seen: Seen, taken: list[int]) -> None:
+        for index, row in enumerate(rows):
+            if row.request >= len(self.expected) or row.request in self.partings:
+                continue
+            begin = len(row.output) - taken[index]
+            wanted = self.expected[row.request][begin : len(row.output)]
+            news = row.output[begin:]
+            place = next((i for i, (a, b) in enumerate(zip(wanted, news, strict=False)) if a != b), None)
+            if place is not None:
+                column = [0, *(node + 1 for node in seen.verdict.lists.path[index])][place]
+                logits = seen.logits[index, column].float().cpu()
+                choice = chosen(seen.laws[index, column], row.params, row.seed, row.num_prompt + begin + place)
+                self.partings[row.request] = Parting(begin + place, wanted[place], news[place], logits, choice)
+
+    def finish(self, texts: list[list[int]]) -> None:
+        """Texts of which one is the beginning of the other."""
+        for number, (wanted, text) in enumerate(zip(self.expected, texts, strict=True)):
+            if number not in self.partings and wanted != text:
+                at = min(len(wanted), len(text))
+                self.partings[number] = Parting(at, _at(wanted, at), _at(text, at))
+
+
+def _at(text: list[int], place: int) -> int | None:
+    return text[place] if place < len(text) else None
+
+
+def chosen(law: Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    """The token that a law (V,) leads to: its largest when greedy, else the winner of the noise at that text position."""
+    if params.is_greedy:
+        return int(law.argmax())
+    return int(gumbel_choice(law.cpu(), RowStreams(seed).gumbel(position, law.shape[0])))
+
+
+def explain(subject: Subject, prompt: list[int], params: SamplingParams, seed: int, common: list[int], parting: Parting) -> dict:
+    """The fields of a `Difference` that come from scores. `common`: the output tokens before the difference."""
+    expected, found = parting.expected, parting.found
+    if expected is None or found is None or parting.logits is None:
+        return {"gap": None, "spacing": 0.0, "gap_in_spacings": None, "moved_in_spacings": None, "noise_in_spacings": 0.0,
+                "cause": "state"}  # fmt: skip
+    passes = teacher_forced(subject.target, [*prompt, *common], len(prompt))
+    reference, pair = passes[0], torch.tensor([expected, found])
+    unit = spacing(float(reference[pair].abs().max()), subject.target.dtype)
+    noise = max(float((other[pair] - reference[pair]).abs().max()) for other in passes) / unit
+    moved = float((parting.logits[pair] - reference[pair]).abs().max()) / unit
+    gap = _gap(reference, prompt, common, params, seed, expected, found)
+    in_spacings = None if gap is None else gap / unit
+    return {
+        "gap": gap, "spacing": unit, "gap_in_spacings": in_spacings, "moved_in_spacings": moved, "noise_in_spacings": noise,
+        "cause": _cause(parting, in_spacings, moved, ROUNDING.get(subject.target.dtype, 16.0)),
+    }  # fmt: skip
+
+
+def difference(
+    subject: Subject, prompt: list[int], number: int, run: str, params: SamplingParams, seed: int, expected: list[int],
+    parting: Parting,
+) -> Difference:  # fmt: skip
+    """Everything about one difference."""
+    found = explain(subject, prompt, params, seed, expected[: parting.position], parting)
+    return Difference(
+        prompt=number, run=run, position=parting.position, expected=parting.expected, found=parting.found,
+        expected_text=_text(subject, parting.expected), found_text=_text(subject, parting.found), **found,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def teacher_forced(lm: LM, tokens: list[int], num_prompt: int) -> list[Tensor]:
+    """Logits (V,) fp32 after `tokens` from passes of several shapes. First: the prompt, then token by token, as plain decoding
+    feeds them; then the whole text as a prompt; then the last tokens in one wide pass."""
+    found = []
+    for fed_first, width in ((num_prompt, 1), (len(tokens), 1), (max(1, len(tokens) - WIDE), WIDE + 1)):
+        row = lm.kv.add_row()
+        lm.catch_up([tokens[:fed_first]])
+        for begin in range(fed_first - 1, len(tokens), width):
+            piece = tokens[begin : begin + width]
+            logits = lm.forward(torch.tensor([piece], device=lm.device))
+            lm.kv.advance(row, len(piece))
+        found.append(logits[0, -1].float().cpu())
+        lm.kv.swap_remove(row)
+    return found
+
+
+def spacing(value: float, dtype: torch.dtype) -> float:
+    """The distance of neighbouring numbers of `dtype` at the size of `value`: 1 ulp."""
+    info = torch.finfo(dtype)
+    exponent = math.floor(math.log2(max(abs(value), info.tiny)))
+    return info.eps * 2.0**exponent
+
+
+def _gap(
+    logits: Tensor, prompt: list[int], common: list[int], params: SamplingParams, seed: int, expected: int, found: int
+) -> float | None:
+    """The score of `expected` minus that of `found`, in units of logits: penalties, bias and noise included, filters not."""
+    size = logits.shape[0]
+    soft = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    history = History.start([prompt], [common], size)
+    law = distribution(logits[None, None], BatchSampling.of([soft], size), history, dtype=torch.float64)[0, 0].log()
+    gap = float(law[expected] - law[found])
+    if not params.is_greedy:
+        noise = RowStreams(seed).gumbel(len(prompt) + len(common), size)
+        gap += params.temperature * float(noise[expected] - noise[found])
+    return gap if math.isfinite(gap) else None
+
+
+def _cause(parting: Parting, gap: float | None, moved: float, limit: float) -> Cause:
+    if parting.choice != parting.found:
+        return "verifier"
+    return "rounding" if gap is not None and moved <= limit and abs(gap) <= 2 * limit else "state"
+
+
+def _text(subject: Subject, token: int | None) -> str:
+    tokenizer = subject.built.target.tokenizer
+    if token is None:
+        return "(end)"
+    return str(token) if tokenizer is None else tokenizer.decode([token])

@@ -1,0 +1,29 @@
+"""Work in units that are finished once: with a journal, a unit done before an interruption is read instead of run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress, Quiet
+
+
+@dataclass
+class Units:
+    """Where finished units are kept, and who is told."""
+
+    journal: Journal | None = None
+    progress: Progress = field(default_factory=Quiet)
+
+    def get(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """The unit's value, plain JSON data: read, or what `run(*arguments)` returns."""
+        if self.journal is not None and key in self.journal:
+            value = self.journal[key]
+        else:
+            value = run(*arguments)
+            if self.journal is not None:
+                self.journal.add(key, value)
+        self.progress.advance()
+        return value

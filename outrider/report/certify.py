@@ -1,0 +1,196 @@
+"""The report of a certificate: the verdict, its reasons, and every section with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.lab.certify.result import (
+    CertifyResult,
+    Difference,
+    ExactLaw,
+    FirstTokenLaw,
+    Greedy,
+    Invariance,
+    Run,
+    SampledLaw,
+    Section,
+    Status,
+    Verdict,
+)
+from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table, Tone
+
+TONES: dict[Status | Verdict, Tone] = {
+    "passed": "good", "failed": "bad", "inconclusive": "caution", "not claimed": "plain",
+    "lossless": "good", "not lossless": "bad", "lossy": "caution",
+}  # fmt: skip
+HEADLINES: dict[Verdict, str] = {
+    "lossless": "Lossless: every check passed. What each of them shows, exactly or with which power, stands below.",
+    "not lossless": "Not lossless: a check failed.",
+    "lossy": "Lossy: this verifier changes what the model says, so no certificate of losslessness can be given.",
+    "inconclusive": "Inconclusive: nothing was found to be wrong, but a check could not tell.",
+}
+SETTINGS = (
+    "target", "draft", "drafter", "num_draft_tokens", "verifier", "dtype", "device", "threads", "compile", "exact",
+)  # fmt: skip
+SPACINGS = "in spacings of the model's dtype at the size of those logits (ulp)"
+CAUSES = {
+    "rounding": "rounding (a near-tie)",
+    "verifier": "the verifier (its own scores favour another token)",
+    "state": "cache, positions or masks (scores moved by more than rounding)",
+}
+
+
+def document(result: CertifyResult) -> Document:
+    """Everything in it is in the result."""
+    blocks: list[Block] = [
+        Paragraph(HEADLINES[result.verdict], TONES[result.verdict]),
+        *([] if result.verdict == "lossless" else [Bullets(result.reasons)]),  # the table has them all
+        _overview(result.sections),
+        Paragraph(_decoded(result)),
+        *_exact(result.exact_law),
+        *_first(result.first_token),
+        *_texts("Greedy text", "Token ids at temperature 0, compared with plain decoding of each prompt alone.", result.greedy),
+        *_sampled(result.sampled_law),
+        *_texts(
+            "Independence of the drafter",
+            "Token ids of seeded sampled texts, compared with plain decoding with the same seeds.",
+            result.invariance,
+        ),
+    ]
+    if result.notes:
+        blocks += [Heading("To keep in mind"), Bullets(result.notes)]
+    machine = result.machine.get("cpu", "?")
+    subtitle = f"{result.created:%Y-%m-%d}, outrider {result.versions.get('outrider', '?')}, {machine}, {result.elapsed_s:.0f} s"
+    return Document("Certificate of losslessness", subtitle, blocks)
+
+
+def _overview(sections: Mapping[str, Section]) -> Table:
+    rows = [[title, section.status, section.why] for title, section in sections.items()]
+    return Table([Column("Check", "left"), Column("Result", "left"), Column("Found", "left")], rows)
+
+
+def _decoded(result: CertifyResult) -> str:
+    settings = ", ".join(f"{name} {_word(result.settings[name])}" for name in SETTINGS if result.settings.get(name) is not None)
+    options = {**result.settings.get("drafter_options", {}), **result.settings.get("verifier_options", {})}
+    with_options = "".join(f", {name}={_word(value)}" for name, value in options.items() if value is not None)
+    return (
+        f"Settings: {settings}{with_options}. Prompts: {result.num_prompts} of {result.workload}, up to {result.max_new_tokens} "
+        f"new tokens; seed {result.seed}."
+    )
+
+
+def _word(value: Any) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _head(title: str, section: Section, about: str) -> list[Block]:
+    return [Heading(title), Paragraph(about), Paragraph(f"{section.status}: {section.why}", TONES[section.status])]
+
+
+def _exact(found: ExactLaw) -> list[Block]:
+    blocks = _head(
+        "Exact law of the verifier", found,
+        "The verifier's own code over every outcome of small pairs of random tables (3 or 4 tokens, drafts of 2 or 3), in fp64, "
+        f"no random number involved. A case passes below a total variation of {found.limit:.0e}.",
+    )  # fmt: skip
+    rows = [[kind, "raised" if worst is None else f"{worst:.1e}"] for kind, worst in found.by_kind.items()]
+    blocks.append(Table([Column("Kind of draft", "left"), Column("Largest total variation")], rows))
+    if found.failures:
+        failures = [[one.name, one.problem or f"{one.total_variation:.3g}"] for one in found.failures]
+        blocks.append(Table([Column("Case", "left"), Column("Total variation", "left")], failures, title="Cases that failed"))
+    return blocks
+
+
+def _first(found: FirstTokenLaw) -> list[Block]:
+    blocks = _head(
+        "Exact law of the first token", found,
+        "The verifier on this pair's own laws, whole vocabulary, precision of real runs: every draft of one token, every way its "
+        "coin can fall, added up instead of drawn.",
+    )  # fmt: skip
+    if found.places:
+        columns = [
+            Column("Place"), Column("Draft token", "left"),
+            Column("Enumerated", help="probability of the draft tokens that were tried"),
+            Column("Total variation", help="sum of the probability put on tokens beyond the target's; the limit is "
+                   f"{found.limit:.0e}"),
+        ]  # fmt: skip
+        rows = [
+            [str(one.place + 1), one.draft, f"{one.covered:.5f}", f"{one.total_variation:.1e}"] for one in found.places
+        ]
+        blocks.append(Table(columns, rows))
+    return blocks
+
+
+def _texts(title: str, about: str, found: Greedy | Invariance) -> list[Block]:
+    blocks = _head(title, found, about)
+    if found.runs:
+        blocks.append(_runs(found.runs))
+    if found.differences:
+        blocks.append(_differences(found.differences))
+    return blocks
+
+
+def _runs(runs: Sequence[Run]) -> Table:
+    columns = [Column("Decoded", "left"), Column("Identical texts"), Column("Tokens")]
+    return Table(columns, [[run.name, f"{run.num_identical} of {run.num_prompts}", str(run.num_tokens)] for run in runs])
+
+
+def _differences(differences: Sequence[Difference]) -> Table:
+    columns = [
+        Column("Decoded", "left"), Column("Prompt"), Column("Token"), Column("Plain says", "left"), Column("It says", "left"),
+        Column("Gap", help=f"the target's score of the plain token minus that of the other one, {SPACINGS}"),
+        Column("Moved", help=f"how far those scores are from plain decoding's, {SPACINGS}"),
+        Column("Noise", help=f"how far they move between teacher-forced passes of several shapes, {SPACINGS}"),
+        Column("Cause", "left"),
+    ]  # fmt: skip
+    rows = [
+        [
+            one.run, str(one.prompt + 1), str(one.position + 1), repr(one.expected_text), repr(one.found_text),
+            _spacings(one.gap_in_spacings), _spacings(one.moved_in_spacings), _spacings(one.noise_in_spacings), CAUSES[one.cause],
+        ]
+        for one in differences
+    ]  # fmt: skip
+    return Table(columns, rows, title="First differing token of each text")
+
+
+def _spacings(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _sampled(found: SampledLaw) -> list[Block]:
+    blocks = _head(
+        "Sampled law", found,
+        "Seeded continuations, counted, against the target's own conditionals from teacher-forced passes: G-tests for each "
+        f"position, at temperature {found.temperature:g}.",
+    )  # fmt: skip
+    if not found.tests:
+        return blocks
+    columns = [
+        Column("Sampler", "left"), Column("Token"),
+        Column("View", "left", help="tokens: single ones; preference: draws in the order of the draft's q over the target's p"),
+        Column("Draws"), Column("Uncertain", help="draws from laws that leave a choice; all others are right or impossible"),
+        Column("Cells"),
+        Column("G", help="2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor"),
+        Column("Freedom", help="cells minus groups; a group is one beginning of the text"), Column("p"),
+        Column("Finds", help=f"the smallest total variation, averaged over the draws, found with probability {found.power:g}"),
+        Column("Result", "left", help=f"Holm over all tests: a faithful sampler fails any once in {1 / found.false_alarms:.0f}"),
+    ]  # fmt: skip
+    rows = [
+        [
+            one.sampler, str(one.position), one.view, str(one.num_draws), str(one.num_uncertain), str(one.num_cells),
+            f"{one.g:.1f}", str(one.df), f"{one.p_value:.2g}",
+            "-" if one.detectable_total_variation is None else f"{one.detectable_total_variation:.3f}",
+            "deviates" if one.rejected else "follows",
+        ]
+        for one in found.tests
+    ]  # fmt: skip
+    marked = frozenset(place for place, one in enumerate(found.tests) if one.rejected)
+    blocks.append(Table(columns, rows, marked=marked))
+    entropies = [place.entropy_nats for place in found.places]
+    origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
+    blocks.append(Paragraph(
+        f"Speculative tokens tested: {origins}. Places: {len(found.places)}, with laws of {min(entropies):.2f} to "
+        f"{max(entropies):.2f} nats of entropy."
+    ))  # fmt: skip
+    return blocks

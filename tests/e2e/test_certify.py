@@ -1,0 +1,65 @@
+"""Certificates of the embedded pair, through the command line's own door, and one that must not be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.build import Options
+from outrider.lab.certify.certify import CertifyPlan, certify, tokens_of
+from outrider.lab.certify.result import CertifyResult
+from outrider.lab.certify.subject import Subject
+from outrider.lab.certify.units import Units
+from outrider.lab.workload.load import load_workload
+from outrider.registry import Entry
+from outrider.sampling.params import SamplingParams
+from outrider.verifiers import VERIFIERS
+
+PLAN = CertifyPlan(samples=320, sampling=SamplingParams(max_tokens=24))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyResult:
+    subject = Subject.open(Options(target="demo", compile="off", threads=1, **options))
+    workload = load_workload("demo", limit=prompts)
+    return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [
+    {"drafter": "draft-model", "verifier": "block"},
+    {"drafter": "draft-model", "verifier": "token"},
+    {"drafter": "draft-model", "verifier": "traversal", "drafter_options": {"tree": "2x2"}},
+    {"drafter": "draft-model", "verifier": "gumbel"},
+    {"drafter": "ngram"},
+], ids=lambda options: " ".join(map(str, options.values())))  # fmt: skip
+def test_the_embedded_pair_is_lossless(options: dict[str, Any]) -> None:
+    result = run(**options)
+    assert result.verdict == "lossless", result.reasons
+    assert result.sampled_law.origins["accepted"] > 20
+    assert result.settings["target"] == "demo"
+
+
+@pytest.mark.slow
+def test_with_the_users_own_sampling_options() -> None:
+    params = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.2, max_tokens=24)
+    assert run(CertifyPlan(320, params), drafter="draft-model").verdict == "lossless"
+
+
+@pytest.mark.slow
+def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a trained pair, whose laws are peaked."""
+    entry = Entry("tests.unit.lab.certify.broken:ResamplesFromTarget", "faulty")
+    monkeypatch.setitem(VERIFIERS._builtin, "resamples", entry)
+    result = run(drafter="draft-model", verifier="resamples")
+    assert result.verdict == "not lossless"
+    assert (result.exact_law.status, result.first_token.status, result.greedy.status) == ("failed", "failed", "passed")

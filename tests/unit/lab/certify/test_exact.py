@@ -1,0 +1,115 @@
+"""The bank of enumerated cases: silent about sound verifiers, loud about every injected fault."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from outrider.lab.certify.bank import bank
+from outrider.lab.certify.exact import LIMIT, cases_of, exact_law, judge
+from outrider.lab.certify.result import CaseFound
+from outrider.lab.progress import Quiet
+from outrider.sampling import traversal, tree
+from outrider.sampling.rng import Randomness
+from outrider.types import Draft, Verdict
+from outrider.verifiers import VERIFIERS
+from outrider.verifiers.base import Verifier
+from tests.contract.test_mutations import VERIFY_BUGS
+from tests.contract.test_mutations_trees import CertainSiblings, ForgetsTheMass, ForgetsTheSibling
+from tests.oracle import Verify
+from tests.unit.lab.certify import broken
+
+
+def section(verifier: Verifier, *, trees: bool = False) -> object:
+    return exact_law(verifier, trees=trees, progress=Quiet())
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
+def test_sound_verifiers_pass(name: str) -> None:
+    """A bank that accuses the innocent is switched off."""
+    verifier = VERIFIERS.load(name)()
+    found = section(verifier, trees=verifier.shape == "tree")
+    assert found.status == "passed"
+    assert found.max_total_variation < 1e-12
+    assert found.failures == []
+    assert found.num_cases == len(cases_of(verifier, trees=verifier.shape == "tree"))
+
+
+def test_cases_have_names_of_their_own() -> None:
+    """The journal and the report find a case by its name."""
+    names = [case.name for case in bank(trees=True)]
+    assert len(set(names)) == len(names)
+    assert len(names) > 100
+
+
+class Wrapped(Verifier):
+    """A bare `verify` function as a verifier."""
+
+    name, lossless = "wrapped", True
+
+    def __init__(self, rule: Verify) -> None:
+        self._rule = rule
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        if draft.probs is None or draft.num_nodes == 0:  # the injected rules know drawn drafts only
+            return VERIFIERS.load("token")().verify(draft, target_probs, rng, positions)
+        return self._rule(draft, target_probs, rng, positions)
+
+
+@pytest.mark.parametrize("rule", [rule for rule, _ in VERIFY_BUGS], ids=lambda rule: rule.__name__)
+def test_every_known_bug_of_chains_is_seen(rule: Verify) -> None:
+    """The mutations of the contract tests, through what a user runs."""
+    found = section(Wrapped(rule))
+    assert found.status == "failed"
+    assert found.failures[0].total_variation is None or found.failures[0].total_variation > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("traversal", ForgetsTheMass), ("traversal", ForgetsTheSibling), ("multi-round", CertainSiblings)],
+)
+def test_known_bugs_of_trees_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, fault: type[tree.Residuals]) -> None:
+    """They show on trees only, so the bank must have trees where the drafter grows them."""
+    monkeypatch.setattr(tree, "Residuals", fault)
+    monkeypatch.setattr(traversal, "Residuals", fault)
+    assert section(VERIFIERS.load(name)(), trees=True).status == "failed"
+
+
+@pytest.mark.parametrize("verifier", [broken.ResamplesFromTarget(), broken.DropsUnlikely(), broken.OwnDice()])
+def test_faulty_third_parties_fail(verifier: Verifier) -> None:
+    assert section(verifier).status == "failed"
+
+
+def test_numbers_used_twice_are_seen() -> None:
+    """Each step of this one is exact; only two of them in a row are not."""
+    found = section(broken.KeyedByPosition())
+    assert [one.name for one in found.failures] == ["two steps in a row"]
+    assert found.failures[0].total_variation == pytest.approx(0.0049, abs=1e-4)
+
+
+def test_a_verifier_that_raises_has_failed() -> None:
+    """With what it said, and without ending the certificate."""
+    found = section(broken.RaisesOnMixed())
+    assert found.status == "failed"
+    assert "IndexError: no such node" in found.why
+    assert found.by_kind["chain: drawn and placed"] is None
+    assert found.by_kind["chain: drawn"] < LIMIT
+
+
+def test_exact_on_small_vocabularies_passes_here() -> None:
+    """What this section cannot see is the sampled law's and the first token's to find."""
+    assert section(broken.ClipsRare()).status == "passed"
+
+
+@pytest.mark.parametrize("name", ["typical", "top-k"])
+def test_lossy_verifiers_are_measured_and_not_judged(name: str) -> None:
+    found = section(VERIFIERS.load(name)())
+    assert found.status == "not claimed"
+    assert found.max_total_variation > 0.1
+    assert "lossy" in found.why
+
+
+def test_no_number_is_no_pass() -> None:
+    """NaN compares false with everything."""
+    found = judge([CaseFound(kind="k", name="n", total_variation=float("nan"))], lossless=True)
+    assert found.status == "failed"

@@ -1,0 +1,208 @@
+"""The sampled law: drawn through the real engine, compared with teacher-forced conditionals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.lab.certify.law import FALSE_ALARMS, draw, followers, longest, sampled_law
+from outrider.lab.certify.places import Spot, conditionals, find_spots, laws_along
+from outrider.lab.certify.result import SampledLaw
+from outrider.lab.certify.subject import Subject
+from outrider.lab.certify.units import Units
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Quiet
+from outrider.sampling.params import SamplingParams
+from tests.unit.lab.certify.conftest import PROMPTS, Open, V
+
+WARM = SamplingParams(temperature=1.0)
+PENALISED = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.5, presence_penalty=0.7)
+
+
+def spots_of(subject: Subject, params: SamplingParams = WARM, count: int = 4) -> list[Spot]:
+    answers = [subject.texts(subject.plain, [p], [SamplingParams(max_tokens=10)])[0] for p in PROMPTS]
+    return find_spots(subject, PROMPTS, answers, params, count, Quiet())
+
+
+def section(subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM) -> SampledLaw:
+    return sampled_law(subject, spots_of(subject, params), params, samples, seed, Units())
+
+
+@pytest.mark.parametrize(("drafter", "verifier", "options"), [
+    ("draft-model", "block", {}),
+    ("draft-model", "traversal", {"drafter_options": {"tree": "2x2"}}),
+    ("draft-model", "gumbel", {}),
+    ("ngram", "token", {}),
+])  # fmt: skip
+def test_sound_decoding_passes(open_subject: Open, drafter: str, verifier: str, options: dict[str, Any]) -> None:
+    found = section(open_subject(drafter, verifier, **options))
+    assert found.status == "passed", found.why
+    assert {"accepted", "correction", "bonus"} <= set(found.origins)
+    assert found.num_samples == 600
+    assert 0.05 < found.detectable_total_variation < 0.25
+    positions = {(one.sampler, one.position) for one in found.tests}
+    assert positions == {(name, position) for name in ("speculative", "plain") for position in (1, 2, 3)}
+    views = {one.view for one in found.tests}
+    assert views == ({"tokens", "preference"} if drafter == "draft-model" else {"tokens"})
+
+
+def test_the_users_options_are_the_law_that_is_tested(open_subject: Open) -> None:
+    """Penalties and filters on both sides."""
+    assert section(open_subject(), params=PENALISED).status == "passed"
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("verifier", ["resamples", "drops", "clips"])
+def test_biased_verifiers_fail(open_subject: Open, verifier: str) -> None:
+    """The last of them is exact on every small vocabulary."""
+    found = section(open_subject(verifier=verifier), 1000)
+    assert found.status == "failed"
+    assert not any(one.rejected for one in found.tests if one.sampler == "plain")
+    assert "does not follow" in found.why
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_biased_drafter_fails(open_subject: Open) -> None:
+    """The verifier is sound; what it is told is not."""
+    assert section(open_subject("withholding"), 1000).status == "failed"
+
+
+def test_a_broken_reference_accuses_nobody(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where plain sampling fails the same test, the test is wrong, and no verdict follows from it."""
+    subject = open_subject()
+    spots = spots_of(subject)
+    cold = SamplingParams(temperature=0.7)
+
+    def colder(subject: Subject, decoder: Any, spot: Spot, params: Any, seeds: Any, depth: int) -> dict[str, Any]:
+        return draw(subject, decoder, spot, cold, seeds, depth)
+
+    monkeypatch.setattr("outrider.lab.certify.law.draw", colder)
+    found = sampled_law(subject, spots, WARM, 800, 0, Units())
+    assert found.status == "inconclusive"
+    assert "plain sampler itself deviates" in found.why
+
+
+def test_too_few_samples_pass_nothing(open_subject: Open) -> None:
+    found = section(open_subject(), 40)
+    assert found.status == "inconclusive"
+    assert "raise --samples" in found.why
+
+
+def test_nothing_drafted_passes_nothing(open_subject: Open) -> None:
+    """N-gram lookup on texts in which nothing repeats: then only plain sampling was tested."""
+    subject = open_subject("ngram", "block", drafter_options={"min_ngram": "3", "max_ngram": "3"})
+    spot = Spot(0, [5, 6, 7, 8, 9, 10], [], 3.0)
+    found = sampled_law(subject, [spot], WARM, 600, 0, Units())
+    assert found.status == "inconclusive"
+    assert "proposed nothing" in found.why
+
+
+def test_certain_laws_are_tested_by_every_draw(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly greedy: one token that the target never says is enough."""
+    subject, cold = open_subject(), SamplingParams(temperature=1e-4)
+    spots = spots_of(subject, cold)
+    found = sampled_law(subject, spots, cold, 200, 0, Units())
+    assert found.status == "passed"
+    assert found.detectable_total_variation < 0.05
+    real = subject.drafting.verifier.verify
+    monkeypatch.setattr(subject.drafting.verifier, "verify", lambda draft, p, rng, at: real(draft, p.roll(1, dims=-1), rng, at))
+    wrong = sampled_law(subject, spots, cold, 200, 0, Units())
+    assert wrong.status == "failed"
+    assert "never says" in wrong.why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", ["block", "gumbel"])
+def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str) -> None:
+    """Twelve certificates of one sound pair: none fails, and p-values are not crowded at 0."""
+    subject = open_subject(verifier=verifier)
+    spots = spots_of(subject)
+    found = [sampled_law(subject, spots, WARM, 400, seed, Units()) for seed in range(12)]
+    assert not any(one.rejected for section in found for one in section.tests)
+    p_values = np.array([one.p_value for section in found for one in section.tests])
+    assert (p_values < 0.01).mean() < 0.05
+    assert p_values.min() > FALSE_ALARMS / 100
+
+
+# ------------------------------------------------ its parts
+
+
+@pytest.mark.parametrize("params", [WARM, PENALISED], ids=["plain", "penalties"])
+def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: SamplingParams) -> None:
+    """Row by row, beginning by beginning: what a step of plain decoding would draw from after that text."""
+    subject = open_subject()
+    spot = Spot(0, PROMPTS[0], [44, 17], 3.0)
+    found = dict(conditionals(subject.target, spot, [(3, 9), (3, 44), (8,)], params, V))
+    assert set(found) == {(), (3,), (3, 9), (3, 44), (8,)}
+    for beginning, law in found.items():
+        seen: list[torch.Tensor] = []
+        subject.plain.watch = lambda rows, step, taken, seen=seen: seen.append(step.laws[0, 0])
+        tokens = [*spot.tokens, *beginning]
+        subject.plain.add(subject.row(0, tokens, len(spot.prompt), params, seed=0, room=2))
+        subject.plain.step()
+        subject.plain.remove(0)
+        assert np.allclose(law, seen[0].numpy(), atol=1e-5)
+        assert law.sum() == pytest.approx(1, abs=1e-12)
+    subject.plain.watch = None
+
+
+def test_laws_along_an_answer_are_the_conditionals(open_subject: Open) -> None:
+    """Two ways to the same laws, the first in chunks."""
+    subject = open_subject()
+    answer = list(range(10, 50))
+    along = list(laws_along(subject.target, PROMPTS[0], answer, PENALISED))
+    assert len(along) == 40
+    for place in (0, 5, 31, 32, 39):
+        law = dict(conditionals(subject.target, Spot(0, PROMPTS[0], answer[:place], 0.0), [()], PENALISED, V))[()]
+        assert np.allclose(along[place], law, atol=1e-5)
+    assert subject.target.kv.num_rows == 0
+
+
+def test_places_are_where_something_is_drafted(open_subject: Open) -> None:
+    subject = open_subject("ngram", "block")
+    spots = spots_of(subject, count=5)
+    assert 1 <= len(spots) <= 5
+    assert all(len(spot.output) < 10 for spot in spots)
+    assert max(sum(one.prompt_number == spot.prompt_number for one in spots) for spot in spots) <= 3
+
+
+def test_followers_and_longest() -> None:
+    after = followers({(1, 2): 3, (1,): 2, (4, 5): 1})
+    assert after == {(): [1, 1, 1, 1, 1, 4], (1,): [2, 2, 2], (4,): [5]}
+    assert longest([(), (1,), (1, 2), (3,)]) == [(1, 2), (3,)]
+
+
+def test_drafts_are_cut_for_half_of_the_rows(open_subject: Open) -> None:
+    """Otherwise no bonus token would be among the first three of drafts of five."""
+    subject = open_subject(num_draft_tokens=5)
+    found = draw(subject, subject.drafting, spots_of(subject)[0], WARM, list(range(60)), 3)
+    assert found["origins"]["bonus"] > 0
+    assert sum(found["texts"].values()) == 60
+    assert len(subject.drafting.rows) == 0
+
+
+def test_draws_depend_on_their_seeds_alone(open_subject: Open) -> None:
+    """Not on the batch: the same seeds in two halves."""
+    subject = open_subject()
+    spot = spots_of(subject)[0]
+    whole = draw(subject, subject.drafting, spot, WARM, list(range(20)), 3)["texts"]
+    halves = [draw(subject, subject.drafting, spot, WARM, list(part), 3)["texts"] for part in (range(10), range(10, 20))]
+    assert sum(whole.values()) == 20
+    merged = {text: sum(half.get(text, 0) for half in halves) for text in {*halves[0], *halves[1]}}
+    assert merged == whole
+
+
+def test_a_resumed_run_draws_what_is_missing_only(open_subject: Open, tmp_path: Any) -> None:
+    """Finished units come from the journal, and the result is the same."""
+    subject, path = open_subject(), tmp_path / "journal"
+    spots = spots_of(subject)
+    units = Units(Journal.open(path, {}, resume=False))
+    whole = sampled_law(subject, spots, WARM, 300, 0, units)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]))
+    resumed = sampled_law(subject, spots, WARM, 300, 0, Units(Journal.open(path, {}, resume=True)))
+    assert resumed == whole
+    assert len(path.read_text().splitlines()) == len(lines)
