@@ -13,6 +13,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's business
+settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

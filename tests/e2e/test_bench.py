@@ -77,8 +77,9 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     journal = tmp_path / "r.unfinished.jsonl"
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background inherit that it is ignored
+    )  # fmt: skip
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and not (journal.exists() and journal.read_text().count("\n") > 2):
         time.sleep(0.02)

@@ -114,7 +114,7 @@ def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path
     assert result.verdict == "inconclusive"
     assert [section.status for section in result.sections.values()][:3] == ["passed", "passed", "passed"]
     assert read_result(Path("c.json")) == result
-    assert json.loads(found.out)["command"].startswith("outrider ")
+    assert json.loads(found.out)["command"].startswith("outrider")
     assert sorted(path.name for path in here.iterdir()) == ["c.html", "c.json", "c.md"]
     assert "Inconclusive" in Path("c.md").read_text()
 

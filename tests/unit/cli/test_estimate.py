@@ -89,7 +89,7 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
     assert all("2.47x" in file.read_text() for file in files[1:])
     result = read_result(files[0])
     assert isinstance(result, EstimateResult)
-    assert result.command.startswith("outrider ")
+    assert result.command.startswith("outrider")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     assert found.code == 0, found.err
     result = json.loads(found.out)
     assert (result["kind"], result["texts_read"], result["workload"]) == ("explain", 1, "your prompt")
-    assert result["command"].startswith("outrider ")
+    assert result["command"].startswith("outrider")
     assert sum(row["tokens"] for row in result["causes"]) == pytest.approx(result["ideal"] - result["emitted"], abs=1e-6)
     assert read_result(tmp_path / "e.json").kind == "explain"
     assert "Why drafts are rejected" in (tmp_path / "e.html").read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ def test_out_of_the_box(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(found.out)["kind"] == result.kind == "reasoning"
     assert result.problems == 2  # type: ignore[attr-defined]
     assert result.workload.name == "demo"  # type: ignore[attr-defined]
-    assert result.command.startswith("outrider ")
+    assert result.command.startswith("outrider")
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Worked solutions: demo\n")
     assert "Decoding greedily, " in text

@@ -41,7 +41,7 @@ def test_every_drafter_that_needs_only_text(cli: Cli, here: Path) -> None:
     found = replayed(cli)
     assert [one.configuration for one in found.configurations] == ["ngram", "suffix", "ngram-cache"]
     assert (found.workload, found.tokenizer, found.num_texts, found.order) == ("log.jsonl", "demo", 12, "logged")
-    assert found.command.startswith("outrider ")
+    assert found.command.startswith("outrider")
     assert all(one.overall.emitted == found.num_tokens > 200 for one in found.configurations)
     assert all(one.overall.tau > 1.1 for one in found.configurations)
     assert set(found.configurations[0].by_task) == {"a", "b"}

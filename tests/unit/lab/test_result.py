@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -58,12 +59,12 @@ def test_the_machine_is_described_without_names_and_paths(one: ProbeResult, tmp_
     assert __import__("socket").gethostname() not in json.loads(text)["machine"].values()
 
 
-def test_no_number_becomes_null(one: ProbeResult, tmp_path: Path) -> None:
-    """JSON has no NaN; a field that may lack its number must allow None."""
-    one.model_copy(update={"answer": float("nan")}).write(tmp_path / "r.json")
+def test_infinity_is_read_again(one: ProbeResult, tmp_path: Path) -> None:
+    """JSON has no infinities; intervals of a single prompt do."""
+    one.model_copy(update={"answer": math.inf}).write(tmp_path / "r.json")
     found = read_result(tmp_path / "r.json")
     assert isinstance(found, ProbeResult)
-    assert found.answer is None
+    assert found.answer == math.inf
 
 
 @pytest.mark.parametrize(
