@@ -16,6 +16,8 @@ from torch import nn
 
 from outrider.decode import Decoder
 from outrider.demo import demo_paths
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
 from outrider.models import compile as compiling
 from outrider.models import native
@@ -23,6 +25,7 @@ from outrider.models.draft_loop import DraftLoop, compile_draft_loop
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import (
     LoadedModel,
+    Tables,
     build_lm,
     eos_token_ids,
     finish,
@@ -80,16 +83,23 @@ class Needs:
     draft: bool = False  # a draft model
     module: bool = False  # the target's own weights, beside its packed ones
     loop_tokens: int = 0  # tokens per call of a compiled drafting loop; 0: none
+    heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that draft, and their folders
 
     @classmethod
     def of(cls, parts: Parts) -> Needs:
-        return cls(parts.wants_draft, parts.wants_module, parts.loop_tokens)
+        heads = () if parts.head is None else ((parts.drafter, parts.head),)
+        return cls(parts.wants_draft, parts.wants_module, parts.loop_tokens, heads)
+
+    def signals(self, target_config: Any) -> tuple[int, ...]:
+        """Hidden states of the target that the heads read."""
+        return tuple(sorted({layer for kind, head in self.heads for layer in kind.head_signals(head, target_config)}))
 
     @classmethod
     def of_all(cls, several: Sequence[Parts]) -> Needs:
         """Of several that share models: a loop of one token serves every length."""
         each = [cls.of(parts) for parts in several]
-        return cls(any(n.draft for n in each), any(n.module for n in each), int(any(n.loop_tokens for n in each)))
+        heads = tuple(head for n in each for head in n.heads)
+        return cls(any(n.draft for n in each), any(n.module for n in each), int(any(n.loop_tokens for n in each)), heads)
 
 
 @dataclass
@@ -128,16 +138,25 @@ class Built:
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
     """Load and check everything. `status` is told what takes long while it happens."""
+    options, parts = choose(options)
+    return assemble(load_models(options, Needs.of(parts), status), parts)
+
+
+def choose(options: Options) -> tuple[Options, Parts]:
+    """The parts that options ask for, before any model is read; the options with the head's folder where its drafter wants it."""
     drafter = options.drafter if options.drafter != "auto" else _best_drafter(options)
+    options = _with_head(options, drafter)
     parts = choose_parts(
         drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
         lossy=options.lossy,
     )  # fmt: skip
+    if parts.drafter.needs_head and parts.head is None:
+        raise ConfigError(f"drafter '{drafter}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
     if options.draft is not None and not parts.wants_draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
-    return assemble(load_models(options, Needs.of(parts), status), parts)
+    return options, parts
 
 
 def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
@@ -177,6 +196,15 @@ def assemble(models: Models, parts: Parts) -> Built:
         verifier_options=asdict(parts.verifier_settings),
     )
     return Built(decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes)
+
+
+def _with_head(options: Options, drafter: str) -> Options:
+    """--draft names the folder of the head for a drafter that needs one; from here on it is that drafter's option `head`."""
+    if options.draft is None or not DRAFTERS.load(drafter).needs_head:
+        return options
+    if options.drafter_options.get("head", options.draft) != options.draft:
+        raise ConfigError(f"two heads were named: --draft {options.draft} and head={options.drafter_options['head']}; give one")
+    return _replace(options, draft=None, drafter_options={**options.drafter_options, "head": options.draft})
 
 
 def _best_drafter(options: Options) -> str:
@@ -243,6 +271,8 @@ class _Loader:
         finish(lm, module, pack=not compiled)
         if self._is_target(name) and self.needs.module:
             loaded.module = module
+        if self._is_target(name) and (self.needs.heads or not compiled):  # uncompiled they are there anyway
+            loaded.tables = Tables.of(module)
         del module
         gc.collect()  # a compiled program holds its own packed weights
         return loaded
@@ -253,7 +283,8 @@ class _Loader:
         self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
         if not self._compiled:
             return False
-        pass_path = compiling.package_path(lm, module)
+        signals = self.needs.signals(loaded.config) if self._is_target(loaded.name) else ()
+        pass_path = compiling.package_path(lm, module, compiling.pass_purpose(signals))
         loop_path = None if loop_vocab is None else compiling.package_path(lm, module, f"draft{count}")
         native_path = compiling.native_path() if native.is_supported(lm.device, lm.dtype) else None
         missing = [p for p in (native_path, pass_path, loop_path) if p is not None and not p.exists()]
@@ -267,12 +298,12 @@ class _Loader:
         if native_path is not None:
             use_native(lm, module, native_path)
         if pass_path in missing:
-            compiling.compile_pass(lm, module, pass_path)
+            compiling.compile_pass(lm, module, pass_path, signals)
         if loop_path is not None and loop_vocab is not None:
             if loop_path in missing:
                 compile_draft_loop(lm, module, count, loop_vocab, loop_path)
             loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count)
-        lm.run = compiling.load_pass(pass_path)
+        lm.run = compiling.load_pass(pass_path, signals)
         advise_huge_pages()
         check_compiled(lm, loaded.name, expected)
         return True

@@ -24,10 +24,9 @@ from outrider.drafters.base import Drafter
 from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
-from outrider.sampling.distribution import distribution, greedy_choice
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
-from outrider.verifiers.greedy import greedy_verdict
+from outrider.verifiers.batch import batch_verdict
 
 
 class Control(Protocol):
@@ -66,7 +65,7 @@ class Decoder:
     def step(self) -> list[int]:
         """One target pass for every row; returns how many tokens each row took."""
         rows, clock = self.rows, _Clock()
-        self.target.catch_up([row.tokens for row in rows])
+        self.catch_up()
         clock.lap("target")
         clock.start_step()
         draft = self.drafter.propose(rows, self.control.choose(rows))
@@ -76,13 +75,18 @@ class Decoder:
         verdict = self._verify(logits, draft)
         taken = rows.append(draft, verdict, logits)
         clock.lap("verify")
-        self._keep(verdict, taken)
+        kept = self._keep(verdict, taken)
         clock.lap("other")
-        self.drafter.commit(rows, draft, verdict, TargetOutput(logits))
+        self.drafter.commit(rows, draft, verdict, TargetOutput(logits, self.target.hidden, kept))
         clock.lap("draft")
         clock.share(rows)
         self.control.observe(rows, draft, verdict, clock.step_seconds)
         return taken
+
+    def catch_up(self) -> None:
+        """Every row has its tokens but the pending one in the target's cache, and the drafter what it wanted to hear of them."""
+        self.target.capture = self.drafter.signals  # here, not once for all: decoders may take turns on one target
+        self.target.catch_up([row.tokens for row in self.rows], self.drafter.read if self.drafter.signals else None)
 
     def _pass_tokens(self, draft: Draft) -> Tensor:
         """(B, N+1) int64: pending token, then the draft's nodes."""
@@ -90,12 +94,8 @@ class Decoder:
         return torch.cat([pending, draft.tokens], dim=1) if draft.num_nodes else pending
 
     def _verify(self, logits: Tensor, draft: Draft) -> Verdict:
-        rows = self.rows
         try:
-            if rows.sampling.is_greedy and self.verifier.lossless:  # the same verdict, without laws
-                return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
-            probs = distribution(logits, rows.sampling, rows.history, draft)
-            return self.verifier.verify(draft, probs, rows.rng, rows.positions)
+            return batch_verdict(logits, draft, self.rows, self.verifier)
         except NumericalError as error:
             steps = max(row.stats.steps for row in self.rows)
             raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error
@@ -108,10 +108,13 @@ class Decoder:
         before = "the embedding" if layer == 0 else f"layer {layer - 1}"
         return f" (first broken numbers: keys or values of layer {layer} of 0..{last}, fed by {before})"
 
-    def _keep(self, verdict: Verdict, taken: list[int]) -> None:
-        """Commit the pending token and the kept nodes; the last token a row took is its new pending token."""
-        for index, (path, count) in enumerate(zip(verdict.lists.path, taken, strict=True)):
-            self.target.kv.keep(index, [0, *(node + 1 for node in path[: count - 1])])
+    def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:
+        """Commit the pending token and the kept nodes; the last token a row took is its new pending token. Per row, the columns
+        of the pass that were committed."""
+        kept = [[0, *(node + 1 for node in path[: n - 1])] for path, n in zip(verdict.lists.path, taken, strict=True)]
+        for index, columns in enumerate(kept):
+            self.target.kv.keep(index, columns)
+        return kept
 
 
 class _Clock:

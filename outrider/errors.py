@@ -40,6 +40,22 @@ class RequestError(OutriderError):
     exit_code = 2
 
 
+class QueueFullError(OutriderError):
+    """As many requests wait as the operator allowed; try again after `retry_after_s` seconds."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(OutriderError):
+    """The engine takes no requests: it is ending, or has failed."""
+
+    exit_code = 1
+
+
 class ServerError(OutriderError):
     """A server that is measured cannot be reached, drops connections or answers what is no answer."""
 

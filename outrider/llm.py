@@ -11,7 +11,6 @@ finished rows into completions. Not thread-safe: one call at a time.
 from __future__ import annotations
 
 import platform
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +21,13 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from outrider.admission import new_row
 from outrider.build import Built, Options, build
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.outputs import Completion, StreamChunk
 from outrider.rows import Row
-from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
-from outrider.text import Detokenizer, StopStrings
+from outrider.text import Detokenizer
 from outrider.version import __version__
 
 Prompt = str | Sequence[int]
@@ -189,31 +188,12 @@ class LLM:
                 model.lm.kv.scrub()
 
     def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
-        tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(t) for t in prompt]
-        limit, vocab_size = self._built.context, self._built.target.lm.shape.vocab_size
-        if not tokens or prompt == "":  # some tokenizers make a begin token out of nothing
-            raise RequestError(f"prompt {number} is empty: there is nothing to continue")
-        if len(tokens) >= limit:
-            raise RequestError(f"prompt {number} has {len(tokens)} tokens; the context holds {limit}, one must be left to answer")
-        outside = [t for t in tokens if not 0 <= t < vocab_size]
-        if outside:
-            raise RequestError(f"prompt {number} has token id {outside[0]}, outside the vocabulary of {vocab_size}")
-        BatchSampling.of([params], vocab_size)  # refuses ids outside the vocabulary
-        if params.logprobs is not None and params.logprobs > vocab_size:
-            raise ConfigError(f"logprobs must be at most {vocab_size}, the size of the vocabulary, got {params.logprobs}")
-        eos = frozenset() if params.ignore_eos else self._built.target.eos_token_ids
-        needs_text = streaming or bool(params.stop)
-        return Row(
-            request=number,
-            tokens=list(tokens),
-            num_prompt=len(tokens),
-            params=params,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            max_tokens=min(limit, len(tokens) + params.max_tokens),
-            stop_tokens=eos | frozenset(params.stop_token_ids),
-            detokenizer=Detokenizer(self.tokenizer, tokens) if needs_text else None,
-            stops=StopStrings(params.stop),
-        )
+        called = f"prompt {number}"
+        if isinstance(prompt, str):
+            if not prompt:  # some tokenizers make a begin token out of nothing
+                raise RequestError(f"{called} is empty: there is nothing to continue")
+            prompt = self.tokenizer(prompt)["input_ids"]
+        return new_row(self._built, number, [int(t) for t in prompt], params, with_text=streaming, called=called)
 
     def _completion(self, row: Row) -> Completion:
         text = row.text if row.detokenizer is not None else self._decode_all(row)

@@ -28,7 +28,12 @@ class Parts:
     length: DraftLength
 
     def make_drafter(self, target: LoadedModel, draft: LoadedModel | None) -> Drafter:
-        return self.drafter.build(DraftSetup(target, draft, self.length.most, self.drafter_settings))
+        return self.drafter.build(DraftSetup(target, draft, self.length.most, self.drafter_settings, self.head))
+
+    @property
+    def head(self) -> str | None:
+        """The folder of the trained head that drafts."""
+        return self.drafter.head_of(self.drafter_settings)
 
     @property
     def wants_draft(self) -> bool:

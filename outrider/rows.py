@@ -12,16 +12,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling, History
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.rng import KeyedStreams
+from outrider.sampling.rng import KeyedStreams, Randomness
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from outrider.types import Draft, Verdict
+
+
+class RowVerifier(Protocol):
+    """What a row knows of the rule it is verified by (outrider/verifiers/base.py)."""
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    coupled: ClassVar[bool]
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict: ...
 
 
 @dataclass
@@ -37,6 +49,10 @@ class Row:
     stop_tokens: frozenset[int]
     detokenizer: Detokenizer | None  # None when nobody needs text before the end
     stops: StopStrings
+    verifier: RowVerifier | None = None  # None: the decoder's. As little as `params` may it change while in the batch
+    constraint: Constraint | None = None  # a grammar, fed with what is said; of this row alone
+    draft_bound: int | None = None  # most nodes a step may draft for this row; 0: none
+    draft_fixed: bool = False  # `draft_bound` is the number itself, whatever the control would choose
     finish_reason: str | None = None
     text: str = ""
     pieces: list[str] = field(default_factory=list)  # text released by each output token
@@ -53,12 +69,20 @@ class Row:
         """Tokens that may still be added."""
         return self.max_tokens - len(self.tokens)
 
+    def wish(self, size: int) -> int:
+        """Nodes to ask for when the control chose `size`: the row's own bound or number first, then what it has room for."""
+        if self.draft_bound is not None:
+            size = self.draft_bound if self.draft_fixed else min(size, self.draft_bound)
+        return max(0, min(size, self.room - 1))
+
     def add(self, token: int, origin: str) -> None:
         """Append one token and decide whether the row ends with it."""
         self.tokens.append(token)
         self.origins.append(origin)
         piece = "" if self.detokenizer is None else self.stops.push(self.detokenizer.push(token))
-        if token in self.stop_tokens or self.stops.found:
+        if self.constraint is not None:
+            self.constraint.commit([token])
+        if token in self.stop_tokens or self.stops.found or (self.constraint is not None and self.constraint.is_over):
             self.finish_reason = "stop"
         elif self.room <= 0:
             self.finish_reason = "length"
@@ -74,12 +98,14 @@ class Rows:
     def __init__(self, vocab_size: int, device: torch.device, *, coupled: bool = False) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self.coupled = coupled  # drafters guess with the target's own noise (drafter-invariant sampling)
+        self._coupled = coupled  # whether the decoder's own verifier is, for rows that name none
+        self.coupled_rows: Tensor | None = None  # (B,) bool, None where no row is: see `coupled`
         self.rows: list[Row] = []
         self.rng = KeyedStreams([])
         self._sampling: BatchSampling | None = None
         self._soft_sampling: BatchSampling | None = None
         self.history: History | None = None
+        self._rebuild()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,6 +115,12 @@ class Rows:
 
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
+
+    @property
+    def coupled(self) -> bool:
+        """Whether all rows choose with keyed noise (drafter-invariant sampling), which their drafters then guess with;
+        `coupled_rows` says which ones do. A drafter that looks at neither is right all the same, and accepted less."""
+        return self._all_coupled
 
     @property
     def sampling(self) -> BatchSampling:
@@ -101,7 +133,7 @@ class Rows:
         """The same with greedy rows at temperature 1: a law that ranks candidates where `sampling` has a point mass."""
         if self._soft_sampling is None:
             params = [replace(row.params, temperature=1.0) if row.params.is_greedy else row.params for row in self.rows]
-            self._soft_sampling = BatchSampling.of(params, self.vocab_size, self.device)
+            self._soft_sampling = BatchSampling.of(params, self.vocab_size, self.device, self._constraints())
         return self._soft_sampling
 
     @property
@@ -160,13 +192,19 @@ class Rows:
     def _rebuild(self) -> None:
         """Per-batch tensors follow the membership, which changes rarely; a history exists while some row needs one."""
         params = [row.params for row in self.rows]
-        self._sampling = BatchSampling.of(params, self.vocab_size, self.device) if params else None
-        self._soft_sampling = None
+        sampling = BatchSampling.of(params, self.vocab_size, self.device, self._constraints()) if params else None
+        self._sampling, self._soft_sampling = sampling, None
+        coupled = [self._coupled if row.verifier is None else row.verifier.coupled for row in self.rows]
+        self._all_coupled = all(coupled) if coupled else self._coupled
+        self.coupled_rows = torch.tensor(coupled, device=self.device) if any(coupled) else None
         if not any(p.needs_history for p in params):
             self.history = None
         elif self.history is None:
             prompts = [row.tokens[: row.num_prompt] for row in self.rows]
             self.history = History.start(prompts, [row.output for row in self.rows], self.vocab_size, self.device)
+
+    def _constraints(self) -> list[Constraint | None]:
+        return [row.constraint for row in self.rows]
 
 
 def _logprobs(logits: Tensor, token: int, count: int) -> dict[int, float]:

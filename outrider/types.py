@@ -137,7 +137,12 @@ class VerdictLists(NamedTuple):
 
 @dataclass
 class TargetOutput:
-    """One target pass over [pending token] + draft nodes."""
+    """One target pass over [pending token] + draft nodes, and what of it was committed."""
 
     logits: Tensor  # (B, N+1, V) as the model gives them
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> (B, N+1, H), only layers a drafter asked for
+    # layer -> (B, M+1, H), only layers a drafter asked for; of the whole pass, even where `logits` were cut to the nodes of one
+    # of several drafters
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    # per row, the columns of `hidden` that belong to the text now: 0, the token that was pending, then the kept nodes on their
+    # path. Their tokens are row.tokens[-1 - len(kept) : -1]
+    kept: list[list[int]] = field(default_factory=list)

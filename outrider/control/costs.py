@@ -58,6 +58,16 @@ class CostCurve:
             value = (count * times.mean + LINE_WEIGHT * value) / (count + LINE_WEIGHT)
         return min(value, self._lowest) if num_nodes == 0 else max(value, 0.5 * self._lowest)
 
+    @classmethod
+    def between(cls, lower: CostCurve, upper: CostCurve, share: float) -> CostCurve:
+        """A first guess of a curve that lies `share` of the way from one to the other; counts for one time per size."""
+        curve = cls()
+        for size in sorted(lower.known() | upper.known()):
+            low, high = lower.seconds(size), upper.seconds(size)
+            if low is not None and high is not None:
+                curve.observe(size, low + share * (high - low))
+        return curve
+
     def _fit(self) -> None:
         """Least squares through the means, each weighted by how many times it is made of; the slope is never negative."""
         points = [(size, times.mean, len(times.latest)) for size, times in self._sizes.items()]

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from outrider.control.costs import CostCurve
 from outrider.control.offers import Offers
 from outrider.control.probing import GrowthChecks, PlainChecks, Surprise, Tries
 from outrider.rows import Rows
@@ -50,7 +51,7 @@ class Goodput:
         """Nodes wanted for each row."""
         size = self._next(len(rows))
         self._chosen.setdefault(len(rows), Counter())[size] += 1
-        self._asked = [max(0, min(size, row.room - 1)) for row in rows]
+        self._asked = [row.wish(size) for row in rows]
         return self._asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -65,6 +66,10 @@ class Goodput:
                 self._learn(index, asked, accepted[index])
         self._checks.observe(self._asked)
         self._tries.observe(drafted, accepted)
+
+    def learn_cost(self, num_rows: int, size: int, seconds: float) -> None:
+        """What a step of so many rows that drafts `size` nodes took, measured before there was any traffic."""
+        self._of(num_rows).curve.observe(size, seconds)
 
     def goodput(self, num_rows: int) -> dict[int, float] | None:
         """Size -> predicted tokens per second of steps that ask for that much; None before anything was measured."""
@@ -135,7 +140,19 @@ class Goodput:
         return {size: share * kept for size, kept in zip(self._sizes, self._yield.expected_of(self._sizes), strict=True)}
 
     def _of(self, num_rows: int) -> Offers:
-        return self._offers.setdefault(num_rows, Offers())
+        if num_rows not in self._offers:
+            self._offers[num_rows] = self._guess(num_rows)
+        return self._offers[num_rows]
+
+    def _guess(self, num_rows: int) -> Offers:
+        """A number of rows never seen before costs what lies between its measured neighbours."""
+        measured = [rows for rows, offers in self._offers.items() if offers.is_measured]
+        lower = max((rows for rows in measured if rows < num_rows), default=None)
+        upper = min((rows for rows in measured if rows > num_rows), default=None)
+        if lower is None or upper is None:
+            return Offers()
+        share = (num_rows - lower) / (upper - lower)
+        return Offers(CostCurve.between(self._offers[lower].curve, self._offers[upper].curve, share))
 
     def _regret(self, num_rows: int, rates: dict[int, float], best: int) -> float:
         """1 - (goodput of the mix that was chosen) / (goodput of the best fixed length), both as predicted now."""

@@ -1,6 +1,7 @@
-"""What a drafter is: four verbs, called by `decode.step`, never by each other.
+"""What a drafter is: five verbs, called by `decode.step`, never by each other.
 
     start(row)                  a new row joins at the end of the batch
+    read(index, start, hidden)  a chunk of its prompt was fed to the target; only for drafters that want `signals`
     propose(rows, gamma)        guess up to gamma[b] tokens for each row; may return fewer, or none
     commit(rows, draft, verdict, output)   the step is over: forget what was rejected, learn from what was said
     stop(index)                 the row at `index` leaves; the last row takes its place
@@ -14,6 +15,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel
@@ -34,6 +37,7 @@ class DraftSetup:
     draft: LoadedModel | None  # the model given with --draft
     num_draft_tokens: int  # the most nodes per row it will be asked for
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
+    head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters with `needs_head`
 
 
 class Drafter(ABC):
@@ -41,6 +45,7 @@ class Drafter(ABC):
 
     needs: ClassVar[str] = "nothing"  # in words, for `outrider ls`
     needs_draft: ClassVar[bool] = False  # whether --draft must name a model
+    needs_head: ClassVar[bool] = False  # whether --draft, or the setting `head`, must name a head trained for this target
     needs_module: ClassVar[bool] = False  # whether it runs on the target's own weights (`LoadedModel.module`)
     trained: ClassVar[bool] = False  # whether it needs training for this target
     shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
@@ -52,6 +57,11 @@ class Drafter(ABC):
     def notes(self) -> list[str]:
         """What a person should know about how this one drafts, one line each."""
         return []
+
+    @property
+    def signals(self) -> tuple[int, ...]:
+        """The target's hidden states it wants from every pass, by the keys of `models/signals.py`. Fixed once built."""
+        return ()
 
     @property
     def model(self) -> LM | None:
@@ -68,6 +78,17 @@ class Drafter(ABC):
     def wants_draft(cls, settings: Any) -> bool:
         """Whether --draft must name a model, under these settings."""
         return cls.needs_draft
+
+    @classmethod
+    def head_of(cls, settings: Any) -> str | None:
+        """The folder of the trained head under these settings; None where none is used, or none was named."""
+        return (settings.head or None) if cls.needs_head else None
+
+    @classmethod
+    def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
+        """`signals` of a drafter with this head (a folder), known before any weight is read, so that the target can be
+        compiled with them. Raises CheckpointError when the folder holds no such head."""
+        return ()
 
     @classmethod
     def wants_module(cls, settings: Any) -> bool:
@@ -92,6 +113,13 @@ class Drafter(ABC):
 
     def start(self, row: Row) -> None:  # noqa: B027  stateless drafters need nothing
         """A row joins the batch as its last one."""
+
+    def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:  # noqa: B027
+        """The target was fed positions start .. start + T of the row at `index`; `hidden` has (T, H) for each of `signals`.
+
+        Chunks come in order, before the row's first `propose`. They may begin behind position 0: where keys and values came
+        from a store, no pass was made and there is nothing to read.
+        """
 
     @abstractmethod
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:

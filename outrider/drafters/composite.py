@@ -104,6 +104,8 @@ class CompositeDrafter(Drafter):
         for name in settings.names():
             kind = DRAFTERS.load(name)
             found[name] = kind, parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'")
+        if heads := [name for name, (kind, _) in found.items() if kind.needs_head]:
+            raise ConfigError(f"a composite cannot contain '{heads[0]}': it reads the target's hidden states")
         models = [name for name, part in found.items() if _is_model(*part)]
         if len(models) > 1:
             raise ConfigError(f"a composite takes one model at most, got {' and '.join(models)}")

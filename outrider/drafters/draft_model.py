@@ -2,7 +2,7 @@
 
 Each draft token is drawn from the draft's own law under the row's sampling options, the same filters in the same order
 as the target's, and that law travels with it as `Draft.probs`. Greedy rows need no law: their tokens are the argmax, a
-deterministic draft. In drafter-invariant mode (`rows.coupled`) the draft argmaxes with the target's own noise instead.
+deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the target's own noise instead.
 
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the cache lacks (after a
 full acceptance that is two tokens, else one), after a step it forgets what was rejected.
@@ -10,20 +10,23 @@ full acceptance that is two tokens, else one), after a step it forgets what was 
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.choice import choose, chosen_chain
 from outrider.errors import ConfigError
 from outrider.models.draft_loop import DraftLoop
+from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
-from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import distribution
-from outrider.sampling.rng import Purpose
 from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_RAGGED = 2  # tokens a row may lag behind and still catch up inside the first drafting pass
@@ -36,9 +39,12 @@ class ModelDrafter(Drafter):
     needs_draft = True
 
     def __init__(self, lm: LM, loop: DraftLoop | None = None, confidence: ConfidenceSettings | None = None) -> None:
+        """Raises CheckpointError when a stop rule's trained head cannot be read."""
         self.lm = lm
         self._loop = loop
         self._confidence = confidence or ConfidenceSettings()
+        folder = self._confidence.acceptance_head
+        self._acceptance = AcceptanceHead.load(Path(folder)).to(lm.device) if folder else None
         self._committed: list[int] = []  # per row, tokens it had when it was last drafted for
 
     @property
@@ -78,11 +84,11 @@ class ModelDrafter(Drafter):
 
     def _propose_stepwise(self, rows: Rows, pending: list[list[int]], lengths: Tensor, steps: int) -> Draft:
         """Token by token: any sampling option, any stop rule, no compiler."""
-        plain_greedy = rows.sampling.is_greedy and rows.sampling.bias is None and rows.history is None
+        plain = rows.sampling.is_plain_greedy
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions
-        rule = None if self._confidence.stop == "none" else StopRule(self._confidence, len(rows), rows.device)
+        rule = self._stop_rule(rows)
         logits = self._first_logits(pending)
         for node in range(steps):
             if node:
@@ -96,21 +102,17 @@ class ModelDrafter(Drafter):
                 lengths = torch.where(rule.going, lengths, lengths.clamp(max=node))
                 if not rule.going.any():
                     break
-            if plain_greedy:
+            if plain:
                 tokens.append(logits.argmax(dim=-1))
             else:
                 law = distribution(logits[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
                 laws.append(law)
-                tokens.append(_choose(law, rows, start, node))
+                tokens.append(choose(law, rows, start, node))
             if rule is not None:
                 rule.after(soft, tokens[-1])
         if not tokens:
             return Draft.empty(len(rows), rows.device)
-        chosen = torch.stack(tokens, dim=1)
-        if plain_greedy or rows.coupled:
-            return Draft(chosen, lengths)
-        laws.append(torch.zeros_like(laws[0]))  # nothing is drawn after the last node
-        return Draft(chosen, lengths, probs=torch.stack(laws, dim=1))
+        return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
@@ -121,6 +123,15 @@ class ModelDrafter(Drafter):
 
     def stop(self, index: int) -> None:
         self.lm.kv.swap_remove(index)
+
+    def _stop_rule(self, rows: Rows) -> StopRule | None:
+        head, settings = self._acceptance, self._confidence
+        if settings.stop == "none":
+            return None
+        if head is None:
+            return StopRule(settings, len(rows), rows.device)
+        greedy = torch.tensor([row.params.is_greedy for row in rows], device=rows.device)
+        return StopRule(settings, len(rows), rows.device, partial(head.chance, greedy=greedy))
 
     def _catch_up(self, rows: Rows) -> list[list[int]]:
         """What each row's cache still lacks after any long catch-up: one token, or two after a full acceptance."""
@@ -156,14 +167,7 @@ def draft_model_of(setup: DraftSetup) -> tuple[LM, DraftLoop | None]:
 
 
 def _loop_can_sample(rows: Rows) -> bool:
-    """The compiled loop knows greedy and temperature; filters, penalties, biases and shared noise go stepwise."""
+    """The compiled loop knows greedy and temperature; filters, penalties, biases, grammars and shared noise go stepwise."""
     sampling = rows.sampling
-    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias)
-    return not rows.coupled and rows.history is None and all(part is None for part in filters)
-
-
-def _choose(law: Tensor, rows: Rows, start: Tensor, node: int) -> Tensor:
-    """One token per row (B,) from its law (B, V): by the row's own coin, or by the target's noise for that position."""
-    if rows.coupled:
-        return gumbel_choice(law, rows.rng.gumbel(start[:, None] + node, law.shape[-1])[:, 0])
-    return rows.rng.categorical(law, Purpose.DRAFT, start, node)
+    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias, sampling.constraints)
+    return rows.coupled_rows is None and rows.history is None and all(part is None for part in filters)

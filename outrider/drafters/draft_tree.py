@@ -122,8 +122,9 @@ class TreeModelDrafter(ModelDrafter):
         if max(budgets) == 0:
             return Draft.empty(len(rows), rows.device)
         pending = self._catch_up(rows)
-        for row, budget, missing in zip(rows, budgets, pending, strict=True):
-            sampled = self.plan.samples(row.params) and not rows.coupled
+        is_coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+        for row, budget, missing, coupled in zip(rows, budgets, pending, is_coupled, strict=True):
+            sampled = self.plan.samples(row.params) and not coupled
             self._trees.append(_RowTree(self.plan.growth(budget, sampled=sampled), sampled, missing))
         levels: list[_Level] = []
         while any(tree.growth.wanted() for tree in self._trees):
@@ -189,10 +190,7 @@ class TreeModelDrafter(ModelDrafter):
 
     def _children(self, rows: Rows, level: _Level) -> list[list[list[Child]]]:
         """Per row, per wanted output, its children."""
-        scores, law = level.law, level.law
-        if rows.coupled:
-            depths = self._fed_draft(rows.device).depths()[:, level.first : level.first + law.shape[1]]
-            scores = (law.log() + rows.rng.gumbel(rows.positions[:, None] + depths, law.shape[2])).softmax(-1)
+        scores = level.law if rows.coupled_rows is None else self._raced(rows, level)
         found: list[list[list[Child]]] = []
         for index, (tree, fed) in enumerate(zip(self._trees, level.fed, strict=True)):
             counts = [count for _, count in tree.growth.wanted()]
@@ -203,6 +201,16 @@ class TreeModelDrafter(ModelDrafter):
                 found.append(_likeliest(laws, counts) if counts else [])
         self._draw(rows, level, found)
         return found
+
+    def _raced(self, rows: Rows, level: _Level) -> Tensor:
+        """The laws (B, M, V) with those of coupled rows as the target's own noise ranks their tokens."""
+        assert rows.coupled_rows is not None
+        coupled, scores = rows.coupled_rows.nonzero()[:, 0], level.law.to(torch.float64, copy=True)
+        depths = self._fed_draft(rows.device).depths()[coupled, level.first : level.first + scores.shape[1]]
+        places = rows.positions[coupled, None] + depths
+        noise = rows.rng.select(coupled.tolist()).gumbel(places, scores.shape[2])
+        scores[coupled] = (scores[coupled].log() + noise).softmax(-1)
+        return scores
 
     def _draw(self, rows: Rows, level: _Level, found: list[list[list[Child]]]) -> None:
         """Fill in the children of sampled rows, one draw for all rows at a time, each keyed by its node's number."""

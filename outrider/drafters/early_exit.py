@@ -5,21 +5,27 @@ the committed prefix is already there for every layer it runs, so there is nothi
 writes for its draft tokens, the target's pass over them writes again. Drafting itself is that of any draft model.
 
 Source: LayerSkip (Elhoushi et al. 2404.16710), whose models were trained for it; Draft & Verify (Zhang et al. 2309.08168)
-for subsets of layers.
+for subsets of layers. A head trained for the exit (`outrider train early-exit`, models/heads/exit.py) may stand before the
+target's output head; it brings its own exit layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.kv import KVCache
 from outrider.kv.view import KVView
-from outrider.models.derive import derived_lm, own_module
+from outrider.models.derive import derived_lm, own_module, with_replaced
 from outrider.models.exit_search import find_exit
+from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
 from outrider.models.truncate import DecoderLayers
 from outrider.rows import Rows
@@ -35,12 +41,15 @@ class EarlyExitSettings:
 
     exit_layer: int | Literal["auto"] = setting("auto", "draft with the first E layers; auto measures which E pays most")
     skip_layers: str = setting("", "instead of an exit: layers left out of the draft, counted from 0, like 3,4,7")
+    head: str = setting("", "folder of a head trained for an exit ('outrider train early-exit'); it says which exit")
 
     def __post_init__(self) -> None:
         if self.exit_layer != "auto" and self.exit_layer < 1:
             raise ConfigError(f"{OWNER}: exit_layer must be 'auto' or at least 1, got {self.exit_layer}")
         if self.exit_layer != "auto" and self.skip_layers:
             raise ConfigError(f"{OWNER}: give exit_layer or skip_layers, not both")
+        if self.head and self.skip_layers:
+            raise ConfigError(f"{OWNER}: a trained head is for an exit; leave skip_layers out")
         numbers = self.skipped()
         if len(set(numbers)) < len(numbers):
             raise ConfigError(f"{OWNER}: skip_layers names a layer twice: '{self.skip_layers}'")
@@ -75,8 +84,12 @@ class EarlyExitDrafter(ModelDrafter):
     def build(cls, setup: DraftSetup) -> EarlyExitDrafter:
         target = setup.target
         layers = DecoderLayers(own_module(target.module, "early-exit"), target.lm, target.name)
-        skipped, note = _choose_layers(setup, layers)
-        lm = derived_lm(layers.without(skipped), target.lm, f"'{target.name}' without layers {', '.join(map(str, skipped))}")
+        head = _trained_head(setup, len(layers)) if setup.settings.head else None
+        skipped, note = _choose_layers(setup, layers) if head is None else _layers_behind(head)
+        module = layers.without(skipped)
+        if head is not None:
+            module = _reading(module, head, target.lm.device)
+        lm = derived_lm(module, target.lm, f"'{target.name}' without layers {', '.join(map(str, skipped))}")
         return cls(lm, target.lm.kv, note)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -86,6 +99,35 @@ class EarlyExitDrafter(ModelDrafter):
         """The target has just caught up, so only the pending token is missing."""
         self._view.follow()
         return super()._catch_up(rows)
+
+
+def _trained_head(setup: DraftSetup, count: int) -> ExitHead:
+    """The head that was named. Raises CheckpointError when it was trained for another target, ConfigError for another exit."""
+    head = ExitHead.load(Path(setup.settings.head))
+    config, width = head.config, setup.target.config.get_text_config().hidden_size
+    if (config.num_layers, config.hidden_size) != (count, width):
+        raise CheckpointError(
+            f"'{setup.settings.head}' was trained for {config.target}: {config.num_layers} layers of width {config.hidden_size}; "
+            f"{setup.target.name} has {count} of {width}"
+        )
+    if setup.settings.exit_layer not in ("auto", config.exit_layer):
+        raise ConfigError(
+            f"{OWNER}: '{setup.settings.head}' was trained for exit_layer {config.exit_layer}, got {setup.settings.exit_layer}"
+        )
+    return head
+
+
+def _layers_behind(head: ExitHead) -> tuple[list[int], str]:
+    config = head.config
+    note = f"drafting with the first {config.exit_layer} of {config.num_layers} layers and a trained head of rank {config.rank}"
+    return list(range(config.exit_layer, config.num_layers)), note
+
+
+def _reading(module: Any, head: ExitHead, device: torch.device) -> nn.Module:
+    """The module with the head before its output head."""
+    output = module.get_output_embeddings()
+    reader = ExitReader(head.to(device), output)
+    return with_replaced(module, lambda part: reader if part is output else None)
 
 
 def _choose_layers(setup: DraftSetup, layers: DecoderLayers) -> tuple[list[int], str]:

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.choice import choose, chosen_chain
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
-from outrider.sampling.coupling import gumbel_choice
+from outrider.sampling.constraint import path_masks
 from outrider.sampling.distribution import distribution
-from outrider.sampling.rng import Purpose
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -144,7 +144,7 @@ class UniversalDrafter(Drafter):
         """A node per pass, drawn from the draft's law over shared tokens."""
         lengths = torch.tensor(steps, device=rows.device)
         idle = (lengths == 0)[:, None]  # (B, 1): whatever law they get, nothing is drafted from it
-        plain_greedy = rows.sampling.is_greedy and rows.sampling.bias is None and rows.history is None
+        plain = rows.sampling.is_plain_greedy
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions
@@ -153,18 +153,28 @@ class UniversalDrafter(Drafter):
             if node:
                 logits = self._feed([[token] for token in self._draft_id[tokens[-1]].tolist()])
             scores = logits[:, self._draft_id].masked_fill(self._is_foreign, float("-inf")).masked_fill(idle, 0.0)
-            if plain_greedy:
+            if plain:
                 tokens.append(scores.argmax(dim=-1))
                 continue
             so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
+            if (stuck := self._stuck(rows, so_far, node)) is not None:
+                lengths = torch.where(stuck, lengths.clamp(max=node), lengths)
+                idle = idle | stuck[:, None]
+                scores = scores.masked_fill(idle, 0.0)
             law = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
             laws.append(law)
-            tokens.append(_choose(law, rows, start, node))
-        chosen = torch.stack(tokens, dim=1)
-        if plain_greedy or rows.coupled:
-            return Draft(chosen, lengths)
-        laws.append(torch.zeros_like(laws[0]))  # nothing is drawn after the last node
-        return Draft(chosen, lengths, probs=torch.stack(laws, dim=1))
+            tokens.append(choose(law, rows, start, node))
+        return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
+
+    def _stuck(self, rows: Rows, so_far: Draft | None, node: int) -> Tensor | None:
+        """(B,) bool: rows whose grammar asks for a token here that the draft does not have; None where there is no grammar."""
+        constraints = rows.sampling.constraints
+        if constraints is None:
+            return None
+        stuck = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        for row, mask in path_masks(constraints, so_far, node, 1):
+            stuck[row] = not (mask.to(rows.device) & ~self._is_foreign).any()
+        return stuck
 
     def _draft_text(self, rows: Rows, steps: list[int], gamma: list[int]) -> Draft:
         """The draft's own greedy continuation, in the target's tokens."""
@@ -212,10 +222,3 @@ def _num_common(left: list[int], right: list[int]) -> int:
     while at < min(len(left), len(right)) and left[at] == right[at]:
         at += 1
     return at
-
-
-def _choose(law: Tensor, rows: Rows, start: Tensor, node: int) -> Tensor:
-    """One token per row (B,) from its law (B, V): by the row's own coin, or by the target's noise for that position."""
-    if rows.coupled:
-        return gumbel_choice(law, rows.rng.gumbel(start[:, None] + node, law.shape[-1])[:, 0])
-    return rows.rng.categorical(law, Purpose.DRAFT, start, node)

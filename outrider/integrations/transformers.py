@@ -43,7 +43,7 @@ from outrider.decode import Decoder
 from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
-from outrider.models.load import LoadedModel, build_lm, finish, load_config, load_module, resolve_dtype
+from outrider.models.load import LoadedModel, Tables, build_lm, finish, load_config, load_module, resolve_dtype
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
@@ -155,7 +155,7 @@ class Speculative:
             module.set_attn_implementation(attention.NAME)
             lm = LM(module_run(module), known.shape, module.dtype, seen[1])
             lm.limits = known.limits
-        return LoadedModel(name, lm, module.config, None, frozenset())
+        return LoadedModel(name, lm, module.config, None, frozenset(), tables=Tables.of(module))
 
     def _decode(self, decoder: Decoder, rows: Sequence[Row], streamer: Any) -> None:
         """Every row to its end; the streamer gets each token once, as transformers' own loop gives them."""

@@ -67,14 +67,26 @@ class KVCache:
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
         """Make room for this many rows and positions; contents are preserved. Costs a copy only when it has to grow."""
+        slots, capacity = self.size_for(num_rows, num_tokens)
+        if (slots, capacity) != (self.num_slots, self.capacity):
+            self._allocate(slots, capacity)
+
+    def size_for(self, num_rows: int, num_tokens: int) -> tuple[int, int]:
+        """(slots, positions per slot) that `reserve` would leave."""
         slots, capacity = self.num_slots, self.capacity
-        if num_rows <= slots and num_tokens <= capacity:
-            return
         while slots < num_rows:
             slots *= 2
         if num_tokens > capacity:
             capacity = max(_round_up(num_tokens, BLOCK), min(2 * capacity, capacity + 8 * BLOCK))
-        self._allocate(slots, capacity)
+        return slots, capacity
+
+    def shrink(self, num_slots: int, capacity: int) -> None:
+        """Give memory back, down to this size. Raises ValueError when rows or positions in use would be lost."""
+        if num_slots < max(self.num_rows, 1) or capacity < max([BLOCK, *self.lengths]) or capacity % BLOCK:
+            raise ValueError(f"{self.num_rows} rows, lengths {self.lengths}, do not fit into {num_slots} x {capacity} positions")
+        for stores in (self.keys, self.values):
+            for layer, store in enumerate(stores):
+                stores[layer] = store[:num_slots, :capacity].clone()
 
     def add_row(self) -> int:
         """A new empty row at the end of the batch; returns its index."""
@@ -111,6 +123,20 @@ class KVCache:
             for store in (*self.keys, *self.values):
                 store[row, start : start + len(path)] = store[row, source]  # indexing copies first: overlap is safe
         self.lengths[row] += len(path)
+
+    def read(self, row: int, start: int, end: int) -> list[Tensor]:
+        """Copies (end - start, KV heads, size) of committed positions: keys of every layer, then values."""
+        return [store[row, start:end].clone() for store in (*self.keys, *self.values)]
+
+    @torch.inference_mode()
+    def put(self, row: int, start: int, parts: Sequence[Tensor]) -> None:
+        """Commit positions start .. start + n of a row that holds `start`, as `read` gave them elsewhere."""
+        assert self.lengths[row] == start, f"row {row} holds {self.lengths[row]} positions, not {start}"
+        count = parts[0].shape[0]
+        self.reserve(self.num_rows, start + count)
+        for store, part in zip((*self.keys, *self.values), parts, strict=True):
+            store[row, start : start + count] = part
+        self.lengths[row] = start + count
 
     def scrub(self) -> None:
         """Zero everything that is not committed. After a pass that made NaN: a masked position still enters products."""

@@ -33,6 +33,7 @@ KINDS = {
     "estimate": "outrider.lab.estimate.result:EstimateResult",
     "replay": "outrider.lab.replay.result:ReplayResult",
     "reasoning": "outrider.lab.reasoning.result:ReasoningResult",
+    "train": "outrider.train.result:TrainResult",
 }
 
 

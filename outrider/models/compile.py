@@ -45,18 +45,22 @@ MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond thi
 class PassProgram(nn.Module):
     """One pass with the plan spread over plain arguments, as torch.export wants them."""
 
-    def __init__(self, lm: LM, module: nn.Module) -> None:
+    def __init__(self, lm: LM, module: nn.Module, signals: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.module = module  # registered, so that its parameters become constants of the program
-        self._run, self._native = lm.run, lm.native
+        self._run, self._native, self._signals = lm.run, lm.native, signals
 
     def forward(
         self, ids: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor],
         places: Tensor, masks: list[Tensor], columns: Tensor,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
+        """Logits; with signals a tuple: the logits, then one tensor of hidden states for each."""
         near = masks[1] if len(masks) > 1 else None
         plan = PassPlan(keys, values, places.flatten(), masks[0], near, self._native)
-        return self._run(ids, positions, plan, columns)
+        if not self._signals:
+            return self._run(ids, positions, plan, columns)
+        logits, hidden = self._run.with_hidden(ids, positions, plan, columns, self._signals)
+        return (logits, *(states.clone() for states in hidden))  # one tensor may be two signals, which export refuses
 
 
 def cannot_compile() -> str | None:
@@ -98,21 +102,47 @@ def load_program(path: Path) -> Callable[..., Any]:
     return program
 
 
-def load_pass(path: Path) -> Run:
-    """The compiled pass as a `Run`."""
-    program = load_program(path)
+class CompiledPass:
+    """The compiled pass as a `Run`. `signals`: the hidden states it was compiled with, other ones it does not have."""
 
-    def run(ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+    def __init__(self, program: Callable[..., Any], signals: tuple[int, ...] = ()) -> None:
+        self._program, self._signals = program, signals
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        found = self._call(ids, positions, plan, columns)
+        return found[0] if self._signals else found
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and the hidden states (B, T, H) of these layers. Raises CapabilityError for one it lacks."""
+        if missing := sorted(set(layers) - set(self._signals)):
+            raise CapabilityError(
+                f"the compiled target gives the hidden states of layers {list(self._signals)}, but {missing} are wanted. "
+                "Use --compile off, or load it for this drafter."
+            )
+        logits, *hidden = self._call(ids, positions, plan, columns)
+        return logits, [hidden[self._signals.index(layer)] for layer in layers]
+
+    def _call(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Any:
         masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
-        return program(ids, positions, plan.keys, plan.values, plan.places.view_as(ids), masks, columns)
-
-    return run
+        return self._program(ids, positions, plan.keys, plan.values, plan.places.view_as(ids), masks, columns)
 
 
-def compile_pass(lm: LM, module: nn.Module, path: Path) -> None:
-    """Make the program of one pass and store it at `path`."""
+def pass_purpose(signals: tuple[int, ...] = ()) -> str:
+    """What a pass program with these hidden states is called in its file name."""
+    return "pass" + "".join(f"_{layer}" for layer in signals)
+
+
+def load_pass(path: Path, signals: tuple[int, ...] = ()) -> Run:
+    """The compiled pass at `path`, made with these `signals`, as a `Run`."""
+    return CompiledPass(load_program(path), signals)
+
+
+def compile_pass(lm: LM, module: nn.Module, path: Path, signals: tuple[int, ...] = ()) -> None:
+    """Make the program of one pass, with these hidden states beside the logits, and store it at `path`."""
     inputs, dynamic = _example(lm)
-    compile_program(PassProgram(lm, module), inputs, dynamic, path)
+    compile_program(PassProgram(lm, module, signals), inputs, dynamic, path)
 
 
 def compile_program(
@@ -169,7 +199,7 @@ def _example(lm: LM) -> tuple[tuple, tuple]:
 def _source_fingerprint() -> str:
     """Changes whenever the code that is compiled in does."""
     here = Path(__file__).parent
-    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm", "ops", "panel"))
+    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm", "ops", "panel", "signals"))
     content = b"".join(source.read_bytes() for source in sources) + native.fingerprint().encode()
     return hashlib.blake2b(content).hexdigest()
 

@@ -7,13 +7,13 @@ case. The last token of a row is never fed by `catch_up`: it is the pending toke
 
 `run` is the model itself: transformers' module, or a compiled package of the same module (`compile.py`). Passes are
 padded and split as `granularity` and `max_tokens_per_pass` ask, which `probe.py` measures so that a row's bits do not
-depend on the pass it is in.
+depend on the pass it is in. `capture` names hidden states (`signals.py`) that a pass then leaves in `hidden`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,17 +22,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
-from outrider.kv.cache import BLOCK
 from outrider.models.attention import PassPlan
-from outrider.models.layout import attention_mask, tree_depths_and_ancestors
+from outrider.models.plan import plan_pass
+from outrider.models.signals import Listening
 
 PREFILL_CHUNK = 256  # tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
+
+
+# (row, position of the first token, hidden states (T, H) by layer): a chunk of text that was fed
+Reader = Callable[[int, int, dict[int, Tensor]], None]
 
 
 class Run(Protocol):
     """The model's arithmetic: (ids (B,T), positions (B,T), plan, logit columns (K,)) -> logits (B, K, V)."""
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor: ...
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,14 @@ class LM:
         self.kv = KVCache(shape.layers, dtype, device)
         self.limits = PassLimits()
         self.native = False  # attention on the native kernel
+        self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`
+        self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
+
+    def twin(self) -> LM:
+        """The same arithmetic, with an empty cache of its own."""
+        twin = LM(self.run, self.shape, self.dtype, self.device)
+        twin.limits, twin.native = self.limits, self.native
+        return twin
 
     def forward(
         self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
@@ -84,15 +101,27 @@ class LM:
         tokens = F.pad(tokens, (0, width - num_tokens))
         if parents is not None:
             parents = F.pad(parents, (0, width - num_tokens), value=-1)
-        parts = []
+        parts: list[Tensor] = []
+        hidden: list[list[Tensor]] = []
         for start in range(0, num_rows, per_pass):
             rows = slice(start, start + per_pass)
             plan, positions = self._plan(tokens[rows], None if parents is None else parents[rows], first_row + start)
-            parts.append(self.run(tokens[rows], positions, plan, columns))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts))[:, :num_tokens]
+            if self.capture:
+                logits, states = self.run.with_hidden(tokens[rows], positions, plan, columns, self.capture)
+                hidden.append(states)
+            else:
+                logits = self.run(tokens[rows], positions, plan, columns)
+            parts.append(logits)
+        if self.capture:
+            joined = (_joined(list(states))[:, :num_tokens] for states in zip(*hidden, strict=True))
+            self.hidden = dict(zip(self.capture, joined, strict=True))
+        return _joined(parts)[:, :num_tokens]
 
-    def catch_up(self, rows: Sequence[Sequence[int]]) -> None:
-        """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the last token is pending."""
+    def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:
+        """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the last token is pending.
+
+        `read` is given the captured hidden states of every chunk.
+        """
         longest = max((len(tokens) for tokens in rows), default=0)
         self.kv.reserve(len(rows), longest + PREFILL_CHUNK)
         for row, tokens in enumerate(rows):
@@ -101,6 +130,8 @@ class LM:
                 ids = torch.tensor([chunk], device=self.device)
                 self.forward(ids, columns=torch.zeros(1, dtype=torch.int64, device=self.device), first_row=row)
                 self.kv.advance(row, len(chunk))
+                if read is not None:
+                    read(row, done, {layer: states[0] for layer, states in self.hidden.items()})
 
     def _padded_width(self, num_rows: int, num_tokens: int) -> int:
         """Tokens per row after padding. A pass of one token in all is padded too: single rows take other kernels."""
@@ -111,37 +142,43 @@ class LM:
 
     def _plan(self, tokens: Tensor, parents: Tensor | None, first_row: int) -> tuple[PassPlan, Tensor]:
         """Cache places, masks and position ids of a pass over tokens (B, T), already padded."""
-        kv, (num_rows, width) = self.kv, tokens.shape
-        lengths = kv.lengths[first_row : first_row + num_rows]
-        num_keys = min(-(-(max(lengths) + width) // BLOCK) * BLOCK, kv.capacity)
-        starts = torch.tensor(lengths, device=self.device)
-        offsets = torch.arange(width, device=self.device)
-        depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
-        # Padding tokens may stand behind the last position the model knows; what they compute is never read.
-        positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=self.shape.context_length - 1)
-        slots = torch.arange(num_rows, device=self.device) * kv.capacity
-        window = self.shape.sliding_window
-        full = attention_mask(starts, width, num_keys, self.dtype, None, depths, sees)
-        near = None if window is None else attention_mask(starts, width, num_keys, self.dtype, window, depths, sees)
-        plan = PassPlan(
-            keys=[store[first_row:] for store in kv.keys] if first_row else kv.keys,
-            values=[store[first_row:] for store in kv.values] if first_row else kv.values,
-            places=((slots + starts)[:, None] + offsets).flatten(),
-            mask=full,
-            window_mask=near,
-            native=self.native,
-        )
-        return plan, positions
+        num_rows, width = tokens.shape
+        return plan_pass(
+            self.kv, num_rows, width, parents, first_row,
+            window=self.shape.sliding_window, last_position=self.shape.context_length - 1, native=self.native,
+        )  # fmt: skip
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class ModuleRun:
+    """The plain, uncompiled run: transformers' forward with our plan passed through its keyword arguments."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._keeps_columns = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._listening: dict[tuple[int, ...], Listening] = {}
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False, "outrider_plan": plan}
+        if self._keeps_columns:
+            return self._module(**inputs, logits_to_keep=columns).logits
+        return self._module(**inputs).logits[:, columns]
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and the hidden states (B, T, H) of these layers, in this order."""
+        if layers not in self._listening:
+            self._listening[layers] = Listening(self._module, layers)
+        heard: dict[int, Tensor] = {}
+        with self._listening[layers].during(heard):
+            logits = self(ids, positions, plan, columns)
+        return logits, [heard[layer] for layer in layers]
 
 
 def module_run(module: nn.Module) -> Run:
-    """The plain, uncompiled run: transformers' forward with our plan passed through its keyword arguments."""
-    keeps_columns = "logits_to_keep" in inspect.signature(module.forward).parameters
-
-    def run(ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
-        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False, "outrider_plan": plan}
-        if keeps_columns:
-            return module(**inputs, logits_to_keep=columns).logits
-        return module(**inputs).logits[:, columns]
-
-    return run
+    """The module as a `Run`."""
+    return ModuleRun(module)

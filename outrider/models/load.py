@@ -33,6 +33,18 @@ DTYPES = {
 UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
 
 
+@dataclass(frozen=True)
+class Tables:
+    """Both ends of a model: what turns tokens into vectors and vectors into logits. `derive.weight_of` reads `output`."""
+
+    embedding: nn.Module
+    output: nn.Module
+
+    @classmethod
+    def of(cls, module: Any) -> Tables:
+        return cls(module.get_input_embeddings(), module.get_output_embeddings())
+
+
 @dataclass
 class LoadedModel:
     """A model ready to run, with what the rest needs to know about where it came from."""
@@ -44,6 +56,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     draft_loop: DraftLoop | None = None  # when it drafts and is compiled
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
+    tables: Tables | None = None  # of the target: kept for trained heads, which share them
 
 
 def resolve_device(device: str) -> torch.device:

@@ -75,7 +75,7 @@ def find_layer_shapes(module: Any, num_layers: int, name: str) -> tuple[LayerSha
     return tuple(shapes[layer] for layer in range(num_layers))
 
 
-def probe_tokens(vocab_size: int, count: int, device: torch.device) -> Tensor:
+def probe_tokens(vocab_size: int, count: int, device: torch.device | str) -> Tensor:
     """(1, count) token ids spread over the vocabulary, always the same."""
     generator = torch.Generator().manual_seed(20250101)
     return torch.randint(0, vocab_size, (1, count), generator=generator).to(device)

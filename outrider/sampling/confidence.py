@@ -4,14 +4,18 @@
                below (Pinsker); drafting stops BEFORE a draw whose bound is under the threshold
     product    the drafted tokens' probabilities under q, multiplied: drafting stops AFTER the token that takes the product
                under the threshold; that token stays in the draft
+    acceptance after SpecDec++, Huang et al. 2405.19715: a trained head (models/heads/acceptance.py) estimates from the law how
+               likely a token drawn from it is accepted; drafting stops BEFORE a draw that takes the product of these estimates
+               under the threshold
 
-Both keep the output's law: whether a token is drawn depends on the laws and the tokens before it, never on its own value
+All keep the output's law: whether a token is drawn depends on the laws and the tokens before it, never on its own value
 (non-anticipation). Dropping the unlikely token itself would bias the output by up to 0.29 in total variation
 (tests/contract/test_mutations.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,27 +25,39 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.settings import setting
 
+# (laws (B, V), probability (B,) that the token before had in its own law, None at the first) -> chance of acceptance (B,)
+Predict = Callable[[Tensor, Tensor | None], Tensor]
+
 
 @dataclass(frozen=True)
 class ConfidenceSettings:
     """Stop rule of a model that drafts token by token."""
 
-    stop: Literal["none", "entropy", "product"] = setting("none", "stop drafting early: none, entropy or product")
+    stop: Literal["none", "entropy", "product", "acceptance"] = setting(
+        "none", "stop drafting early: none, entropy, product or acceptance (a trained head)"
+    )
     stop_below: float = setting(0.3, "threshold of the stop rule")
     entropy_weight: float = setting(0.2, "entropy: weight of the entropy (nats) in the bound")
+    acceptance_head: str = setting("", "acceptance: folder of the head (outrider train acceptance makes one)")
 
     def __post_init__(self) -> None:
         if not 0 <= self.stop_below <= 1:
             raise ConfigError(f"stop_below must be between 0 and 1, got {self.stop_below}")
         if self.entropy_weight <= 0:
             raise ConfigError(f"entropy_weight must be above 0, got {self.entropy_weight}")
+        if (self.stop == "acceptance") != bool(self.acceptance_head):
+            raise ConfigError("stop=acceptance and acceptance_head=FOLDER go together; give both or neither")
 
 
 class StopRule:
     """The rule at work on one draft of B rows. `going` (B,) bool: rows that are still drafting."""
 
-    def __init__(self, settings: ConfidenceSettings, num_rows: int, device: torch.device) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: ConfidenceSettings, num_rows: int, device: torch.device, predict: Predict | None = None
+    ) -> None:
+        """`predict`: the trained head, for the rule that has one."""
+        self._settings, self._predict = settings, predict
+        self._before: Tensor | None = None  # (B,) probability of the token before
         self._product = torch.ones(num_rows, device=device)
         self.going = torch.ones(num_rows, dtype=torch.bool, device=device)
 
@@ -49,11 +65,16 @@ class StopRule:
         """Laws (B, V) that the next tokens would be drawn from."""
         if self._settings.stop == "entropy":
             self.going &= acceptance_bound(law, self._settings.entropy_weight) >= self._settings.stop_below
+        elif self._settings.stop == "acceptance":
+            assert self._predict is not None, "stop=acceptance without its head"
+            self._product *= self._predict(law, self._before)
+            self.going &= self._product >= self._settings.stop_below
 
     def after(self, law: Tensor, token: Tensor) -> None:
         """Tokens (B,) that were drawn; `law` (B, V) as in `before`."""
+        self._before = law.gather(1, token[:, None])[:, 0]
         if self._settings.stop == "product":
-            self._product *= law.gather(1, token[:, None])[:, 0]
+            self._product *= self._before
             self.going &= self._product >= self._settings.stop_below
 
 

@@ -1,10 +1,11 @@
 """Logits -> law: the ONLY place where logits become probabilities, for target and drafters alike.
 
-Order: allowed-token mask and logit bias; repetition penalty (prompt and output); presence and frequency
+Order: allowed-token mask, a grammar's mask and logit bias; repetition penalty (prompt and output); presence and frequency
 penalties (output); then a point mass at the largest score (lowest id among equals) for greedy rows, or
 temperature, top-k, top-p, min-p and softmax: transformers' order and results. Penalties follow the draft
 path: output m is penalised for the committed tokens plus the nodes that lead to it, so a tree's branches do
-not see each other.
+not see each other. Grammars (`BatchSampling.constraints`) are asked along the same path; what they forbid is
+-inf from the start, so top-k and top-p count among allowed tokens only.
 
 Greedy as a one-hot law makes greedy decoding the case p in {0, 1} of every verifier: no separate branch
 anywhere. A row's law is a function of that row alone, to the last bit. Mathematics:
@@ -14,12 +15,14 @@ docs/algorithms/distribution.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError, NumericalError
+from outrider.sampling.constraint import Constraint, path_masks
 from outrider.sampling.history import History, path_counts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
@@ -44,17 +47,29 @@ class BatchSampling:
     greedy_rows: Tensor  # (G,) int64
     sampled_rows: Tensor  # (S,) int64
     warpers: Warpers  # of the sampled rows
+    constraints: tuple[Constraint | None, ...] | None = None  # per row; None: no row has one
 
     @property
     def is_greedy(self) -> bool:
         """No row is sampled."""
         return self.sampled_rows.numel() == 0
 
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Every row's choice is the largest of the logits as they come."""
+        return self.is_greedy and self.bias is None and self.constraints is None and not self.needs_history
+
     @classmethod
     def of(
-        cls, params: list[SamplingParams], vocab_size: int, device: torch.device | str = "cpu"
+        cls,
+        params: list[SamplingParams],
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        constraints: Sequence[Constraint | None] = (),
     ) -> BatchSampling:
-        """Raises ConfigError when a bias or an allowed id lies outside the vocabulary."""
+        """`constraints`: one a row, or none at all. Raises ConfigError when a bias or an allowed id lies outside
+        the vocabulary.
+        """
         sampled = [row for row, p in enumerate(params) if not p.is_greedy]
         greedy = [row for row, p in enumerate(params) if p.is_greedy]
         return cls(
@@ -68,6 +83,7 @@ class BatchSampling:
             greedy_rows=torch.tensor(greedy, dtype=torch.int64, device=device),
             sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
             warpers=Warpers.of([params[row] for row in sampled], vocab_size, device),
+            constraints=tuple(constraints) if any(c is not None for c in constraints) else None,
         )
 
 
@@ -81,8 +97,8 @@ def distribution(
 ) -> Tensor:  # (B, M, V) dtype
     """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
 
-    `history` holds the committed tokens and `draft` the nodes (needed only with penalties; a drafter that
-    has drafted i tokens asks for its next law with first_node=i, M=1). Outputs of padding nodes get some
+    `history` holds the committed tokens and `draft` the nodes (needed only with penalties and grammars; a drafter
+    that has drafted i tokens asks for its next law with first_node=i, M=1). Outputs of padding nodes get some
     law, never an error. Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
     """
     _check_arguments(logits, sampling, history)
@@ -138,9 +154,12 @@ def _adjusted(
     first_node: int,
 ) -> Tensor:
     # mask, bias and penalties; (B, M, V) in dtype, or the logits as they came when there is nothing to adjust
-    if sampling.bias is None and not sampling.needs_history:
+    if sampling.bias is None and sampling.constraints is None and not sampling.needs_history:
         return logits
-    scores = logits.to(dtype)
+    scores = logits.to(dtype, copy=sampling.constraints is not None)
+    if sampling.constraints is not None:
+        for row, mask in path_masks(sampling.constraints, draft, first_node, scores.shape[1]):
+            scores[row, : len(mask)].masked_fill_(~mask.to(scores.device), -torch.inf)
     if sampling.bias is not None:
         scores = scores + sampling.bias.to(dtype)
     return (
@@ -193,7 +212,8 @@ def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
         row, output = (broken & counted).nonzero()[0].tolist()
         raise NumericalError(
             f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out: no"
-            " law to sample from; check the model's dtype and weights, or the allowed tokens"
+            " law to sample from; check the model's dtype and weights, or the tokens that allowed_token_ids,"
+            " logit_bias and a grammar leave"
         )
     return broken
 

@@ -76,6 +76,12 @@ class KeyedStreams:
         if row < len(self._rows):
             self._rows[row] = last
 
+    def select(self, rows: list[int]) -> KeyedStreams:
+        """The same streams, of some rows."""
+        chosen = KeyedStreams([])
+        chosen._rows = [self._rows[row] for row in rows]
+        return chosen
+
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
         uniforms = np.stack([r.uniforms(purpose, s, probs.shape[1]) for r, s in self._places(start)])
         return torch.from_numpy(uniforms).to(probs.device) < probs

@@ -67,11 +67,12 @@ class WatchedDecoder(Decoder):
             self._seen = Seen(draft, logits, laws, verdict)
         return verdict
 
-    def _keep(self, verdict: Verdict, taken: list[int]) -> None:
-        super()._keep(verdict, taken)
+    def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:
+        kept = super()._keep(verdict, taken)
         if self.watch is not None and self._seen is not None:
             self.watch(self.rows, self._seen, taken)
             self._seen = None
+        return kept
 
 
 @dataclass

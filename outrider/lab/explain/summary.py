@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from outrider.build import Options
+from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.advice import Findings, advise
@@ -79,7 +80,7 @@ class Run:
             texts=self.texts, mode=self._mode() if self.has_law else None, length=parts.length.most,
             is_chain=not (parts.draws_trees or parts.length.is_auto or isinstance(drafter, CompositeDrafter)),
             is_mixed=isinstance(drafter, CompositeDrafter),
-            is_sure=drafter.model is not None and not getattr(settings, "skip_layers", ""), is_greedy=self.params.is_greedy,
+            is_sure=_follows_its_law(drafter, settings), is_greedy=self.params.is_greedy,
             coupled=self.is_race, configuration=self.configuration, times=self.clock.times(), steps=self.num_steps,
             emitted=self.stats.emitted,
             stop=settings if isinstance(settings, ConfidenceSettings) and settings.stop != "none" else None,
@@ -120,6 +121,12 @@ def summarise(run: Run, options: Options, workload: str, max_shown: int, progres
         confusions=pool.confusions(tokenizer), counterfactuals=others, advice=advise(findings), texts=shown,
         notes=[*built.notes, *_remarks(run, others, len(shown))],
     )  # fmt: skip
+
+
+def _follows_its_law(drafter: Drafter, settings: Any) -> bool:
+    """Whether what it drafts is known from its model's laws alone: neither other layers nor a trained rule decide."""
+    whole = not getattr(settings, "skip_layers", "") and getattr(settings, "stop", "none") != "acceptance"
+    return drafter.model is not None and whole
 
 
 def _shown(run: Run, max_shown: int) -> list[TextColumns]:

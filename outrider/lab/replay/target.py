@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.attention import PassPlan
-from outrider.models.lm import LM, LMShape
+from outrider.models.lm import LM, LMShape, Reader
 from outrider.models.load import UNKNOWN_CONTEXT, LoadedModel, load_config, load_tokenizer
 
 NO_MODEL = "this drafter runs the target's model, so it cannot be replayed: a replay has only text"
@@ -24,7 +24,7 @@ class TextLM(LM):
     """Knows its shape."""
 
     def __init__(self, shape: LMShape) -> None:
-        super().__init__(_run, shape, torch.float32, CPU)
+        super().__init__(_run, shape, torch.float32, CPU)  # type: ignore[arg-type]  # never called
 
     def forward(
         self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
@@ -32,7 +32,7 @@ class TextLM(LM):
         """Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
 
-    def catch_up(self, rows: Sequence[Sequence[int]]) -> None:
+    def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:
         """Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
 

@@ -11,13 +11,14 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from outrider.control import Goodput
+from outrider.rows import Row
+from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict, VerdictLists
+from tests.helpers import make_row
 
 Cost = Callable[[int, int], float]  # (nodes of the widest row, rows) -> seconds
 
@@ -65,7 +66,7 @@ class Run:
     asked: list[int] = field(default_factory=list)  # sizes, step by step
     earned: float = 0.0
     spent: float = 0.0
-    rows: list[Any] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -79,7 +80,7 @@ class Run:
         rng = self._rng
         self.rows = [row for row in self.rows if row.room > 0][: self.num_rows]
         while len(self.rows) < self.num_rows:
-            self.rows.append(SimpleNamespace(room=self.length, stats=SimpleNamespace(steps=0)))
+            self.rows.append(_row(self.length))
         gamma = self.control.choose(self.rows)
         drafted = [size if rng.random() < world.offers else 0 for size in gamma]
         kept = [world.kept(size, rng) for size in drafted]
@@ -87,7 +88,7 @@ class Run:
         for row, accepted in zip(self.rows, kept, strict=True):
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt
-            row.room -= accepted + 1
+            row.max_tokens -= accepted + 1  # as if they had been said
         self.control.observe(self.rows, _draft(drafted), _verdict(drafted, kept), seconds)
         self.asked.append(max(gamma))
         self.earned += sum(map(world.tokens, gamma))
@@ -118,6 +119,10 @@ def plain_rate(world: World, num_rows: int = 1) -> float:
 def linear(draft: float, verify: float = 0.0) -> Cost:
     """Each drafted token costs `draft`; the target's pass costs `verify` more for each."""
     return lambda width, rows: 1 + (draft + verify) * width
+
+
+def _row(length: int) -> Row:
+    return make_row([0], SamplingParams(max_tokens=length))
 
 
 def _draft(drafted: list[int]) -> Draft:

@@ -123,6 +123,20 @@ def test_each_number_of_rows_has_its_own_best() -> None:
     assert mean(back.asked) < 2
 
 
+def test_a_crowd_never_seen_costs_what_lies_between_its_neighbours() -> None:
+    """Told what one and eight rows cost, four are right from the first step."""
+    world = World(0.7, lambda width, rows: 1 + 0.1 * (rows - 1) * width)
+    control = Goodput(8, trees=False)
+    for rows in (1, 8):
+        for size in (0, 4, 8):
+            control.learn_cost(rows, size, world.cost(size, rows))
+    rates = control.goodput(4)
+    assert rates is not None
+    seconds = {size: 4 * (1 + control.goodput(1)[size] * world.cost(size, 1) - 1) / rate for size, rate in rates.items()}  # type: ignore[index]
+    assert seconds[8] == pytest.approx(world.cost(8, 4), rel=0.05)
+    assert control.goodput(16) is None, "nothing is known beyond the last neighbour"
+
+
 def test_no_row_is_asked_for_more_than_it_has_room_for() -> None:
     """Also while warming up; the verifier's own token needs room too."""
     run = chain(length=5)

@@ -1,0 +1,172 @@
+"""Medusa: heads on the target's last hidden state guess the next tokens, each on its own (Cai et al. 2401.10774).
+
+    positions    ...  n-2      n-1        n      n+1
+    tokens       ...  x_{n-2}  x_{n-1}    ?      ?        x_{n-1} is the pending token: committed, not yet in the target's cache
+    feature           f_{n-2}                             the last there is; its own law was that of x_{n-1}
+    head 0, 1                             x_n    x_{n+1}  so head 0 guesses what follows the pending token
+
+The guesses depend on the text alone, not on each other, so every token drawn from a head's law is drawn from the law that
+travels with it. A drafter keeps one feature a row: of the prompt's last chunk (`read`), then of every pass (`commit`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
+from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
+from outrider.errors import CheckpointError, ConfigError
+from outrider.models.heads.medusa import MedusaHeads
+from outrider.models.heads.medusa_files import load_medusa
+from outrider.models.signals import AFTER_NORM
+from outrider.rows import Row, Rows
+from outrider.sampling.confidence import ConfidenceSettings, StopRule
+from outrider.settings import setting
+from outrider.trees.cartesian import cartesian_shape
+from outrider.trees.growth import Growth, ShapeGrowth
+from outrider.trees.plan import DYNAMIC_NUM_NODES, KINDS, TreePlan, TreeSettings
+from outrider.types import Draft, TargetOutput, Verdict
+
+MEDUSA = "medusa"  # the tree kind
+FADING = 0.8  # of the assumed accuracy from head to head, where a checkpoint has no measured one
+
+
+@dataclass(frozen=True)
+class MedusaSettings(TreeSettings, ConfidenceSettings):
+    """How guesses branch, and when a chain of them stops early."""
+
+    head: str = setting("", "folder of the heads; --draft names it, too")
+    tree: str = setting("chain", f"{KINDS}, or medusa: planned by the accuracies measured in training")
+
+    def __post_init__(self) -> None:
+        ConfidenceSettings.__post_init__(self)
+        if self.stop == "acceptance":
+            raise ConfigError("stop=acceptance is for drafter 'draft-model', whose laws its head was trained on")
+        if self.tree == MEDUSA:
+            if self.adapt:
+                raise ConfigError("adapt plans shapes anew; tree 'medusa' is planned once. Use sequoia or best-first")
+            replace(self, tree="sequoia", stop="none")  # checks the other settings
+        else:
+            TreeSettings.__post_init__(self)
+        if self.tree != "chain" and self.stop != "none":
+            raise ConfigError(f"stop={self.stop} is for chains; tree '{self.tree}' is cut by its node budget and min_gain")
+
+    def default_num_nodes(self) -> int:
+        return DYNAMIC_NUM_NODES if self.tree == MEDUSA else super().default_num_nodes()
+
+
+class MedusaPlan(TreePlan):
+    """Trees no deeper than there are heads, and Medusa's own shape."""
+
+    def __init__(self, settings: MedusaSettings, heads: MedusaHeads) -> None:
+        depth = min(settings.max_depth, heads.num_heads)
+        super().__init__(replace(settings, max_depth=depth))
+        self._accuracies = heads.config.accuracies or assumed_accuracies(settings.acceptance(), heads.num_heads)
+
+    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
+        if self.kind == MEDUSA:
+            return ShapeGrowth(cartesian_shape(self._accuracies, num_nodes))
+        return super().growth(num_nodes, sampled=sampled)
+
+
+def assumed_accuracies(siblings: tuple[float, ...], num_heads: int) -> tuple[tuple[float, ...], ...]:
+    """`sibling_acceptance` for the first head, a little less for every further one."""
+    return tuple(tuple(FADING**head * chance for chance in siblings) for head in range(num_heads))
+
+
+class MedusaGuesses:
+    """What the heads say: one law per level, whatever the tokens before it."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits  # (B, heads, V)
+        self.num_levels = logits.shape[1]
+
+    def logits(self, level: int, parents: Tensor) -> Tensor:
+        return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
+
+
+class MedusaDrafter(Drafter):
+    """Chains and trees from Medusa heads."""
+
+    needs = "Medusa heads trained for the target (--draft FOLDER)"
+    needs_head = True
+    trained = True
+    shape = "chain or tree"
+    Settings = MedusaSettings
+
+    def __init__(self, heads: MedusaHeads, settings: MedusaSettings, note: str = "") -> None:
+        self.heads = heads
+        self._settings = settings
+        self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
+        self._note = note
+        self._features: list[Tensor | None] = []  # per row (H,): at the last position that the target was fed
+
+    @property
+    def notes(self) -> list[str]:
+        return [self._note] if self._note else []
+
+    @property
+    def signals(self) -> tuple[int, ...]:
+        return (AFTER_NORM,)
+
+    @classmethod
+    def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
+        if not Path(head).is_dir():
+            raise CheckpointError(f"no folder with Medusa heads at '{head}'")
+        return (AFTER_NORM,)
+
+    @classmethod
+    def drafts_trees(cls, settings: MedusaSettings) -> bool:
+        return settings.tree != "chain"
+
+    @classmethod
+    def default_num_draft_tokens(cls, settings: MedusaSettings) -> int:
+        return settings.default_num_nodes() if settings.tree != "chain" else DEFAULT_NUM_DRAFT_TOKENS
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> MedusaDrafter:
+        if setup.head is None:
+            raise ConfigError("drafter 'medusa' needs heads: --draft FOLDER (make one with outrider train medusa)")
+        target, settings = setup.target, setup.settings
+        heads = load_medusa(setup.head, target.config.get_text_config().hidden_size, target.lm.shape.vocab_size)
+        assert target.tables is not None, "a target loaded for heads keeps its tables"
+        heads.bind(target.tables.output)
+        planned = settings.tree == MEDUSA and not heads.config.accuracies
+        note = f"{heads.num_heads} Medusa heads: at most {heads.num_heads} tokens deep" + (
+            "; their accuracies were never measured, so the tree is planned by sibling_acceptance" if planned else ""
+        )
+        return cls(heads.to(device=target.lm.device, dtype=target.lm.dtype), settings, note)
+
+    def start(self, row: Row) -> None:
+        self._features.append(None)
+
+    def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
+        self._features[index] = hidden[AFTER_NORM][-1].clone()
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        budgets = [0 if feature is None else budget for feature, budget in zip(self._features, gamma, strict=True)]
+        known = [feature for feature in self._features if feature is not None]
+        if max(budgets) <= 0:
+            return Draft.empty(len(rows), rows.device)
+        nothing = torch.zeros_like(known[0])
+        features = torch.stack([nothing if feature is None else feature for feature in self._features])
+        guesses = MedusaGuesses(self.heads(features))
+        if self._plan is not None:
+            return draft_tree(rows, budgets, guesses, self._plan)
+        stop = None if self._settings.stop == "none" else LawStop(StopRule(self._settings, len(rows), rows.device))
+        return draft_chain(rows, budgets, guesses, stop)
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        if self._plan is not None:
+            self._plan.observe(draft, verdict)
+        for index, columns in enumerate(output.kept):
+            self._features[index] = output.hidden[AFTER_NORM][index, columns[-1]].clone()
+
+    def stop(self, index: int) -> None:
+        self._features[index] = self._features[-1]
+        self._features.pop()

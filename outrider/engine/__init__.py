@@ -1,0 +1,1 @@
+"""Continuous batching around `Decoder.step`: requests in, updates out."""

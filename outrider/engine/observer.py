@@ -1,0 +1,85 @@
+"""What the engine tells whoever measures it. All calls come from the engine's thread and must return at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from outrider.engine.request import Finish, Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step of the batch."""
+
+    rows: int
+    waiting: int
+    asked: list[int]  # draft tokens per row that the control wanted
+    drafted: list[int]  # and that were submitted
+    accepted: list[int]
+    rejected: list[bool]  # whether the verifier turned down what the draft had next
+    emitted: list[int]
+    drafters: list[str]  # per row
+    seconds: dict[str, float]  # draft, target, verify, other: of the whole step
+    kv_tokens: int  # committed positions of running rows
+    kv_capacity: int  # positions there is memory for
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSnapshot:
+    """The engine now, for gauges and health checks."""
+
+    running: int = 0
+    waiting: int = 0
+    prefilling: int = 0
+    kv_tokens: int = 0
+    kv_capacity: int = 0
+    prefix_pages: int = 0  # pages of the prefix store in use
+    prefix_capacity: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up so far
+    prefix_hits: int = 0  # of those, found
+    preemptions: int = 0
+    steps: int = 0
+    draining: bool = False
+    failed: str | None = None  # why the engine's thread died, if it did
+    control: dict[str, Any] = field(default_factory=dict)  # the controller's own summary
+
+
+class Observer(Protocol):
+    """Implemented by the server's metrics and traces."""
+
+    def queued(self, request: Request) -> None: ...
+
+    def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
+        """Reading its prompt begins."""
+
+    def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
+        """Its prompt is read; it joins the batch."""
+
+    def preempted(self, request: Request) -> None: ...
+
+    def stepped(self, report: StepReport) -> None: ...
+
+    def finished(self, request: Request, finish: Finish) -> None: ...
+
+
+class Silent:
+    """Nobody listens."""
+
+    def queued(self, request: Request) -> None:
+        """Nothing."""
+
+    def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
+        """Nothing."""
+
+    def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
+        """Nothing."""
+
+    def preempted(self, request: Request) -> None:
+        """Nothing."""
+
+    def stepped(self, report: StepReport) -> None:
+        """Nothing."""
+
+    def finished(self, request: Request, finish: Finish) -> None:
+        """Nothing."""

@@ -1,0 +1,137 @@
+"""Reading prompts, a chunk at a time, beside the batch that is being decoded.
+
+Prompts are read in rows of a cache of their own: several in turns, one chunk of one prompt between two steps of the batch,
+so that a long prompt delays nobody's next token by more than a chunk. What is known of the prompt's beginning comes from
+the page pool. A prompt that is read moves into the batch as keys and values; nothing is computed twice.
+
+Pages hold whole chunks of prompts only, unless this model's keys have the same bits however a text is cut into passes
+(`reads_any_way`, measured): then they may also hold what decoding wrote, in small pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from outrider.engine.live import Live
+from outrider.kv.pages import PagePool
+from outrider.models.lm import LM, PREFILL_CHUNK
+from outrider.models.probe import probe_tokens
+
+SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
+CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))  # of the 300 tokens that are read in several ways
+
+
+class Prefiller:
+    """See the module docstring. Lives in the engine's thread."""
+
+    def __init__(self, target: LM, pool: PagePool, signals: tuple[int, ...]) -> None:
+        self.lm = target.twin()
+        self.lm.capture = signals
+        self._pool = pool
+        self._lanes: list[Live] = []  # by row of the cache
+        self._turns: deque[Live] = deque()
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __contains__(self, live: Live) -> bool:
+        return live in self._lanes
+
+    def begin(self, live: Live) -> None:
+        """Its prompt is to be read; what is known of it is there at once, unless the drafter or the caller wants more of
+        every prompt token than keys and values."""
+        row = self.lm.kv.add_row()
+        self._lanes.append(live)
+        self._turns.append(live)
+        live.signals = []
+        if live.request.prompt_logprobs is not None:
+            live.prompt_logprobs = [None]  # nothing predicts the first token
+        if not self.lm.capture and live.request.prompt_logprobs is None:
+            live.cached_tokens = self._pool.load(live.row.tokens[:-1], self.lm.kv, row)
+
+    def drop(self, live: Live) -> None:
+        """It is not to be read any further."""
+        row = self._lanes.index(live)
+        self.lm.kv.swap_remove(row)
+        self._lanes[row] = self._lanes[-1]
+        self._lanes.pop()
+        self._turns.remove(live)
+
+    @torch.inference_mode()
+    def advance(self) -> Live | None:
+        """One chunk of whose turn it is; returns it when its prompt is read (it stays here until it is taken)."""
+        live = self._turns[0]
+        self._turns.rotate(-1)
+        row, tokens = self._lanes.index(live), live.row.tokens
+        done = self.lm.kv.lengths[row]
+        chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
+        if chunk:
+            wanted = live.request.prompt_logprobs
+            columns = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
+            logits = self.lm.forward(torch.tensor([chunk], device=self.lm.device), columns=columns, first_row=row)
+            self.lm.kv.advance(row, len(chunk))
+            if self.lm.capture:
+                live.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in self.lm.hidden.items()}))
+            if wanted is not None and live.prompt_logprobs is not None:
+                live.prompt_logprobs += _logprobs(logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
+        return live if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
+
+    def take(self, live: Live) -> list[Tensor]:
+        """Keys and values of a prompt that is read; the prompt stays known in the pool."""
+        row, length = self._lanes.index(live), len(live.row.tokens) - 1
+        self._pool.save(live.row.tokens, self.lm.kv, row, length)
+        parts = self.lm.kv.read(row, 0, length)
+        self.drop(live)
+        return parts
+
+    def reset(self) -> list[Live]:
+        """Forget what was read, after an error; returns who was being read, whose turn it was first."""
+        turns = [*self._turns][-1:] + [*self._turns][:-1]
+        self._lanes.clear()
+        self._turns.clear()
+        self.lm.kv.lengths.clear()
+        self.lm.kv.scrub()
+        return turns
+
+
+@torch.inference_mode()
+def reads_any_way(target: LM) -> bool:
+    """Whether keys and values have the same bits however a text is cut into passes: measured on one text."""
+    if target.limits.granularity != 2:
+        return False
+    total = sum(CUTS[0])
+    if target.shape.context_length < total + 1:
+        return False
+    tokens = probe_tokens(target.shape.vocab_size, total, target.device)
+    read = []
+    for cut in CUTS:
+        lm = target.twin()
+        lm.kv.add_row()
+        for width in cut:
+            start = lm.kv.lengths[0]
+            lm.forward(tokens[:, start : start + width])
+            lm.kv.advance(0, width)
+        read.append(lm.kv.read(0, 0, total))
+    return all(torch.equal(a, b) for other in read[1:] for a, b in zip(read[0], other, strict=True))
+
+
+def make_pool(target: LM, positions: int) -> PagePool:
+    """Pages for so many positions; large ones where only whole chunks may be shared."""
+    page = SMALL_PAGE if reads_any_way(target) else PREFILL_CHUNK
+    return PagePool(target.shape.layers, target.dtype, target.device, page=page, num_pages=positions // page)
+
+
+def _logprobs(logits: Tensor, tokens: list[int], count: int) -> list[dict[int, float] | None]:
+    """Per output the log-probability of the token that follows it, and of the `count` likeliest ones."""
+    law = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
+    top = torch.topk(law, count)
+    own = law[torch.arange(len(tokens)), torch.tensor(tokens, device=law.device)].tolist()
+    found: list[dict[int, float] | None] = []
+    for token, mass, ids, values in zip(tokens, own, top.indices.tolist(), top.values.tolist(), strict=True):
+        found.append({**dict(zip(ids, values, strict=True)), token: mass})
+    return found
+
+

@@ -1,0 +1,133 @@
+"""Several drafters in one batch, each drafting for the rows that asked for it.
+
+Every drafter sees every row (so its state is right whenever a row is its own), but is asked for nodes only where the row
+is its own. The drafts are put side by side into one: row by row, whole, never merged within a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.drafters.base import Drafter
+from outrider.rows import Row, Rows
+from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
+
+
+class Switch(Drafter):
+    """`drafters`: by name, the first one for rows that name none."""
+
+    shape = "chain or tree"
+
+    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+        self._drafters = dict(drafters)
+        self._owners: list[str] = []  # per row
+        self._drafts: list[Draft] = []  # of this step, one a drafter
+        self.next_owner = next(iter(self._drafters))  # of the row that starts next
+
+    @property
+    def signals(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for drafter in self._drafters.values() for layer in drafter.signals}))
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for drafter in self._drafters.values() for note in drafter.notes]
+
+    def start(self, row: Row) -> None:
+        self._owners.append(self.next_owner)
+        for drafter in self._drafters.values():
+            drafter.start(row)
+
+    def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
+        for drafter in self._drafters.values():
+            if drafter.signals:
+                drafter.read(index, start, hidden)
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        self._drafts = [
+            drafter.propose(rows, [g if owner == name else 0 for g, owner in zip(gamma, self._owners, strict=True)])
+            for name, drafter in self._drafters.items()
+        ]
+        return side_by_side(self._drafts, self._numbers())
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        for number, (drafter, own) in enumerate(zip(self._drafters.values(), self._drafts, strict=True)):
+            mine = [owner == number for owner in self._numbers()]
+            seen = TargetOutput(output.logits[:, : own.num_nodes + 1], output.hidden, output.kept)
+            drafter.commit(rows, own, verdict_for(own, mine, draft, verdict), seen)
+        self._drafts = []
+
+    def stop(self, index: int) -> None:
+        self._owners[index] = self._owners[-1]
+        self._owners.pop()
+        for drafter in self._drafters.values():
+            drafter.stop(index)
+
+    def close(self) -> None:
+        for drafter in self._drafters.values():
+            drafter.close()
+
+    def _numbers(self) -> list[int]:
+        names = list(self._drafters)
+        return [names.index(owner) for owner in self._owners]
+
+
+def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
+    """One draft whose row b is row b of drafts[owners[b]]. At most as wide as its widest row."""
+    lengths = torch.stack([drafts[owner].lengths[row] for row, owner in enumerate(owners)])
+    width = int(lengths.max())
+    used = sorted({owner for row, owner in enumerate(owners) if lengths[row]})
+    if not width or len(used) == 1:
+        return _only(drafts[used[0]], lengths) if used else Draft.empty(len(owners), lengths.device)
+    fits = [_of_width(draft, width) for draft in drafts]
+    choose = torch.tensor(owners, device=lengths.device)
+    rows = torch.arange(len(owners), device=lengths.device)
+    laws = next((draft.probs for draft in fits if draft.probs is not None), None)
+    return Draft(
+        tokens=torch.stack([draft.tokens for draft in fits])[choose, rows],
+        lengths=lengths,
+        parents=torch.stack([draft.parent_nodes() for draft in fits])[choose, rows] if _has_tree(drafts) else None,
+        probs=None if laws is None else torch.stack([_laws(draft, laws) for draft in fits])[choose, rows],
+        sampled=None if laws is None else torch.stack([draft.is_sampled() for draft in fits])[choose, rows],
+    )
+
+
+def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict) -> Verdict:
+    """The verdict as the drafter of `own` sees it: its rows' as it is; in the others it drafted nothing and the text went on."""
+    lists, tokens = verdict.lists, draft.lists[0]
+    paths, counts, next_tokens, complete = [], [], [], []
+    for row, is_mine in enumerate(mine):
+        kept = lists.path[row][: lists.num_accepted[row]]
+        first = tokens[row][kept[0]] if kept else lists.next_token[row]
+        paths.append([*(kept if is_mine else []), *[-1] * own.num_nodes][: own.num_nodes])
+        counts.append(len(kept) if is_mine else 0)
+        next_tokens.append(lists.next_token[row] if is_mine else first)
+        complete.append(lists.all_accepted[row] if is_mine else True)
+    return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), own.num_nodes, own.tokens.device)
+
+
+def _only(draft: Draft, lengths: Tensor) -> Draft:
+    return Draft(draft.tokens, lengths, draft.parents, draft.probs, draft.sampled, draft.replacement)
+
+
+def _has_tree(drafts: Sequence[Draft]) -> bool:
+    return any(draft.parents is not None for draft in drafts)
+
+
+def _of_width(draft: Draft, width: int) -> Draft:
+    """Padded or cut to `width` nodes (what is cut belongs to rows of another drafter)."""
+    more = width - draft.num_nodes
+    return Draft(
+        tokens=F.pad(draft.tokens, (0, more)),
+        lengths=draft.lengths,
+        parents=F.pad(draft.parent_nodes(), (0, more), value=-1) if draft.parents is not None else None,
+        probs=None if draft.probs is None else F.pad(draft.probs, (0, 0, 0, more)),
+        sampled=F.pad(draft.is_sampled(), (0, more)),
+    )
+
+
+def _laws(draft: Draft, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if draft.probs is None else draft.probs

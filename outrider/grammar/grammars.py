@@ -1,0 +1,92 @@
+"""Grammars over one model's vocabulary: from a `Spec` to the constraint of one row, or to an error that names the place."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from outrider.errors import CapabilityError, RequestError
+from outrider.grammar.matcher import Matcher
+from outrider.grammar.specs import Spec
+from outrider.grammar.vocabulary import index_vocabulary
+
+MAX_KEPT = 256  # compiled grammars a server remembers: clients send the same schema again and again
+
+
+class Grammars:
+    """All grammars of one model. Thread-safe. The vocabulary is indexed at the first use (about a second per 100k tokens)."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """`vocab_size`: width of the logits. Ends with any of `eos_token_ids`, or with the tokenizer's own if there are none."""
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._eos = frozenset(eos_token_ids)
+        self._index: Any = None
+        self._checked: dict[Spec, Any] = {}  # a fresh matcher of each, to be copied
+        self._lock = threading.Lock()
+
+    def constraint(self, spec: Spec) -> Matcher:
+        """A fresh one, for one row. Raises RequestError when the grammar is wrong, CapabilityError when the library is
+        missing or cannot read this tokenizer."""
+        with self._lock:
+            library = _library()
+            if self._index is None:
+                self._index = index_vocabulary(self._tokenizer, self.vocab_size, self._eos)
+            if spec not in self._checked:
+                self._check(library, spec)
+            return Matcher(self._checked[spec].deep_copy(), frozenset(self._index.eos_tokens), self.vocab_size)
+
+    def _check(self, library: Any, spec: Spec) -> None:
+        """Compile a grammar, and remember it. Raises RequestError."""
+        try:
+            text = library.grammar_from(spec.form, spec.text)
+        except ValueError as error:
+            raise RequestError(f"{spec.name} is no grammar: {error}") from error
+        problem = library.LLMatcher.validate_grammar(text, self._index)
+        if problem and spec.form == "json_schema":
+            place = "".join(f".{step}" for step in _place(library, json.loads(spec.text), problem))
+            raise RequestError(f"{spec.name}{place}: {problem}")
+        if problem:
+            raise RequestError(f"{spec.name} is not usable: {problem}")
+        if len(self._checked) >= MAX_KEPT:
+            self._checked.pop(next(iter(self._checked)))  # the oldest
+        self._checked[spec] = library.LLMatcher(self._index, text, log_level=0)
+        self._checked[spec].compute_logit_bias()  # the first mask builds the lexer's first states: once, not per row
+
+
+def _place(library: Any, schema: Any, problem: str) -> list[str]:
+    """The path into a schema to the smallest part that has the same problem by itself."""
+    for steps, part in _parts(schema):
+        text = library.grammar_from("json_schema", json.dumps(part))
+        if library.LLMatcher.validate_grammar(text) == problem:
+            return [*steps, *_place(library, part, problem)]
+    return []
+
+
+def _parts(schema: Any) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """The schemas inside a schema, one level down."""
+    if not isinstance(schema, dict):
+        return
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        named = schema.get(key)
+        for name, part in named.items() if isinstance(named, dict) else ():
+            if isinstance(part, dict):
+                yield [key, name], part
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield [key], schema[key]
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        listed = schema.get(key)
+        for number, part in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(part, dict):
+                yield [key, str(number)], part
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise CapabilityError("grammars need the llguidance package: pip install 'outrider[serve]'") from error
+    return llguidance

@@ -1,0 +1,83 @@
+"""One row's grammar, walked along draft paths: advance, read the mask, go back.
+
+Nodes of a draft come parents first, so consecutive paths share a beginning: the matcher goes back to what two paths have in
+common and on from there. A chain is walked once. Masks are remembered until the next commit, for the drafter that asked on
+its way and the target that asks again for the whole draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import NumericalError
+
+
+class Matcher:
+    """A `Constraint` (outrider/sampling/constraint.py) around llguidance's LLMatcher. For one row, in one thread."""
+
+    def __init__(self, matcher: Any, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        """`matcher`: fresh, of a valid grammar, over the tokens 0 .. vocab_size - 1."""
+        self._matcher = matcher
+        self._eos = eos_token_ids
+        self._free = torch.ones(vocab_size, dtype=torch.bool)  # behind an end, or a mistake: whatever
+        self._ended = False  # the end token was said
+        self._walked: list[int] = []  # tokens the matcher has consumed beyond the committed ones
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended or bool(self._matcher.is_stopped())
+
+    def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
+        masks = [self._mask(tuple(path)) for path in paths]
+        self._go_back(0)
+        return torch.stack(masks)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Raises NumericalError when a token breaks the grammar: whoever chose it did not look at the mask."""
+        for token in tokens:
+            if self._ended:
+                return
+            if token in self._eos:
+                self._ended = True
+            elif self._matcher.try_consume_tokens([token]) != 1:
+                raise NumericalError(f"token {token} was said, which the grammar does not allow here{self._why()}")
+        self._known.clear()
+
+    def _mask(self, path: tuple[int, ...]) -> Tensor:
+        if path not in self._known:
+            self._known[path] = self._read() if not self._ended and self._walk(path) else self._free
+        return self._known[path]
+
+    def _walk(self, path: tuple[int, ...]) -> bool:
+        """Stand at the end of `path`; False where the grammar has no such path, or ended on it."""
+        shared = 0
+        while shared < min(len(path), len(self._walked)) and path[shared] == self._walked[shared]:
+            shared += 1
+        self._go_back(shared)
+        for token in path[shared:]:
+            if token in self._eos or self._matcher.try_consume_tokens([token]) != 1:
+                return False
+            self._walked.append(token)
+        return True
+
+    def _go_back(self, length: int) -> None:
+        """Undo all but the first `length` tokens of the walk."""
+        if len(self._walked) > length:
+            self._matcher.rollback(len(self._walked) - length)
+            del self._walked[length:]
+
+    def _read(self) -> Tensor:
+        mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        if not mask.any():
+            raise NumericalError(f"the grammar leaves no token to go on with{self._why()}")
+        return torch.from_numpy(mask)
+
+    def _why(self) -> str:
+        error = self._matcher.get_error()
+        return f": {error.splitlines()[0]}" if error else ""

@@ -1,0 +1,63 @@
+"""The bytes of a model's tokens, as llguidance wants them.
+
+It reads the common fast tokenizers by itself (byte-level BPE, SentencePiece with bytes). For others the tokens' bytes come
+from `models/token_text.py`, which knows every vocabulary that codes them; one that only implies the spaces between words
+cannot be held to a grammar, for no token says where its word ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.errors import CapabilityError
+from outrider.models.token_text import TokenText
+
+BYTES_OF_WORDS = "implies the spaces between its words, so a grammar cannot be applied to it"
+
+
+def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> Any:
+    """llguidance's LLTokenizer over `vocab_size` tokens. Raises CapabilityError."""
+    import llguidance
+    import llguidance.hf
+    import transformers
+
+    if tokenizer is None:
+        raise CapabilityError("this model has no tokenizer, so a grammar cannot be applied to it")
+    own = tokenizer.eos_token_id
+    eos = sorted(eos_token_ids) or ([] if own is None else [own])
+    if not eos:
+        raise CapabilityError("this model has no end token, so an answer under a grammar could not end")
+    if isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
+        try:
+            return llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos)
+        except ValueError:  # a kind of vocabulary it does not know
+            pass
+    words = llguidance.TokenizerWrapper(_bytes_of(tokenizer, vocab_size, eos[0]))
+    return llguidance.LLTokenizer(words, n_vocab=vocab_size, eos_token=eos, slices=[])
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """What `TokenizerWrapper` reads."""
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    tokenizer: Any
+    bos_token_id: None = None
+
+    def __call__(self, text: str) -> list[int]:
+        """How the tokenizer splits what a grammar forces; bytes it refuses, and the wrapper then asks with text."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _bytes_of(tokenizer: Any, vocab_size: int, eos: int) -> _Bytes:
+    text = TokenText(tokenizer)
+    implied = [key for key in text.keys.values() if isinstance(key, tuple) and key[0] != "special"]
+    if implied:
+        raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {BYTES_OF_WORDS} (token {implied[0][1]!r})")
+    keys = (text.keys.get(token, b"") for token in range(vocab_size))
+    tokens = [key if isinstance(key, bytes) else key[1].encode() for key in keys]
+    return _Bytes(tokens, sorted(text.specials), eos, tokenizer)

@@ -1,0 +1,123 @@
+"""Keys and values of texts seen before, in pages, for prompts that begin like them.
+
+    root -- [page: tokens 0..P) -- [page: P..2P) -- ...        a tree: texts that begin alike share pages
+                                \\- [page: other tokens]
+
+A row reads its keys as one contiguous stretch (`cache.py`): that is what attention kernels are fast on, and what keeps a
+row's arithmetic apart from its neighbours'. So pages are copied into a row when it joins and out of it when it leaves: two
+copies at memory speed for each reused token, against a pass through the model. A page is found by the tokens themselves,
+not by a hash, and only by tokens that were returned (never by a rejected draft's).
+
+Least recently used leaves go first when all pages are taken. Idea of the tree: RadixAttention (Zheng et al. 2312.07104).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.kv.cache import KVCache, LayerShape
+
+
+@dataclass(eq=False)
+class _Page:
+    """A node of the tree. `place` is its index in the stores; -1 for the root, which holds nothing."""
+
+    parent: _Page | None
+    tokens: tuple[int, ...]
+    place: int
+    children: dict[tuple[int, ...], _Page] = field(default_factory=dict)
+
+
+class PagePool:
+    """See the module docstring. `num_pages` 0: nothing is kept."""
+
+    def __init__(
+        self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str, *, page: int, num_pages: int
+    ) -> None:
+        self.page = page  # tokens
+        self.num_pages = num_pages
+        self.queries = self.hits = 0  # prompt tokens looked up, and found
+        sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [(s.num_kv_heads, s.value_size) for s in layers]
+        self._stores = [torch.empty(num_pages, page, heads, size, dtype=dtype, device=device) for heads, size in sizes]
+        self.clear()
+
+    @property
+    def used(self) -> int:
+        """Pages in use."""
+        return self.num_pages - len(self._free)
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """Tokens that `load` would fill in."""
+        return len(self._match(tokens)) * self.page
+
+    def load(self, tokens: Sequence[int], cache: KVCache, row: int) -> int:
+        """Fill an empty row with the longest known beginning of `tokens`; returns how many tokens that was."""
+        path = self._match(tokens)
+        self._touch(path)
+        self.queries += len(tokens)
+        self.hits += len(path) * self.page
+        for number, page in enumerate(path):
+            cache.put(row, number * self.page, [store[page.place] for store in self._stores])
+        return len(path) * self.page
+
+    @torch.inference_mode()
+    def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
+        """Keep the whole pages of a row's first `length` committed positions; `tokens` are what they hold."""
+        path = self._match(tokens[:length])
+        for start in range(len(path) * self.page, length - self.page + 1, self.page):
+            place = self._place(path)
+            if place is None:
+                break
+            for store, source in zip(self._stores, (*cache.keys, *cache.values), strict=True):
+                store[place] = source[row, start : start + self.page]
+            parent = path[-1] if path else self._root
+            page = _Page(parent, tuple(tokens[start : start + self.page]), place)
+            parent.children[page.tokens] = page
+            path.append(page)
+        self._touch(path)
+
+    def clear(self) -> None:
+        """Forget everything: after numbers that are none, nobody knows which page has them."""
+        self._root = _Page(None, (), -1)
+        self._free = list(range(self.num_pages))[::-1]
+        self._order: OrderedDict[_Page, None] = OrderedDict()  # least recently used first; a page stands behind its children
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when a page is lost, or in two places. For tests and idle moments."""
+        found, stack = [], list(self._root.children.values())
+        while stack:
+            found.append(stack.pop())
+            stack.extend(found[-1].children.values())
+        places = [page.place for page in found]
+        assert sorted(places + self._free) == list(range(self.num_pages)), "pages are lost, or free and in use at once"
+        assert set(found) == set(self._order), "the order of use has forgotten pages, or knows dropped ones"
+
+    def _match(self, tokens: Sequence[int]) -> list[_Page]:
+        path, page = [], self._root
+        for start in range(0, len(tokens) - self.page + 1, self.page):
+            found = page.children.get(tuple(tokens[start : start + self.page]))
+            if found is None:
+                break
+            path.append(found)
+            page = found
+        return path
+
+    def _touch(self, path: Sequence[_Page]) -> None:
+        for page in reversed(path):  # children first, so that the first of the order is always a leaf
+            self._order[page] = None
+            self._order.move_to_end(page)
+
+    def _place(self, path: Sequence[_Page]) -> int | None:
+        """A free place, made by dropping the least recently used leaf if need be; None when only `path` could go."""
+        if not self._free:
+            oldest = next(iter(self._order), None)
+            if oldest is None or oldest in path:
+                return None
+            assert oldest.parent is not None
+            del self._order[oldest], oldest.parent.children[oldest.tokens]
+            self._free.append(oldest.place)
+        return self._free.pop()

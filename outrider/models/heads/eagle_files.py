@@ -1,0 +1,289 @@
+"""EAGLE and EAGLE-3 heads on disk: published folders in, the original layout out.
+
+Sizes, biases, layers, the draft vocabulary and what is shared with the target are read off the tensors; what tensors cannot say
+(rotary embedding, flags, which hidden states) comes from config.json, flat as in the original layout or nested as in speculators'
+(`transformer_layer_config`). Names differ: `midlayer.` or `layers.0.`, with or without `model.` before them.
+
+Two defaults that are not obvious. A missing `norm_before_residual` means False, as in the original code and in speculators' own
+class (vLLM reads speculators' folders otherwise, so we always write it). Missing layer ids mean (2, L / 2, L - 3) of the target's
+L layers; they count layer INPUTS, as `models/signals.py` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig
+
+from outrider.errors import CheckpointError
+from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
+from outrider.models.heads.tensors import HeadTensors, read_config, write_head
+from outrider.models.signals import AFTER_NORM
+
+NAMES: dict[Kind, str] = {"eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head"}
+NO_INFORMATION = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")  # the target's own, or computed
+MAX_PADDING = 4096  # rows by which tables of one vocabulary differ between checkpoints of one family
+
+
+@dataclass(frozen=True)
+class TargetSizes:
+    """What a head must fit."""
+
+    hidden_size: int
+    vocab_size: int  # width of the logits
+    num_layers: int
+
+    @classmethod
+    def of(cls, config: Any, vocab_size: int | None = None) -> TargetSizes:
+        """From a transformers config; `vocab_size` where the output head is known to be wider."""
+        text = config.get_text_config()
+        return cls(text.hidden_size, vocab_size or text.vocab_size, text.num_hidden_layers)
+
+
+def default_signals(num_layers: int) -> tuple[int, ...]:
+    """The hidden states EAGLE-3 reads when nobody says which; in a target of fewer than seven layers the paper's
+    coincide or do not exist, and these are spread over what there is."""
+    if num_layers >= 7:
+        return 2, num_layers // 2, num_layers - 3
+    return tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))
+
+
+def head_signals(folder: Path | str, kind: Kind, target: TargetSizes) -> tuple[int, ...]:
+    """`EagleConfig.signals`, from config.json alone. Raises CheckpointError."""
+    if not Path(folder).is_dir():
+        raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds {NAMES[kind]}'s weights.")
+    return _signals(read_config(Path(folder)), kind, target, f"head '{folder}'")
+
+
+def load_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:
+    """A head for this target, still to be bound to its tables. Raises CheckpointError when it is none, or does not fit."""
+    files = HeadTensors.read(folder)
+    files.rename("model.")
+    files.rename("midlayer.", "layers.0.")
+    files.drop([*NO_INFORMATION, *(name for name in files.names if name.endswith("rotary_emb.inv_freq"))])
+    _check_kind(files, kind)
+    config = _config(files, kind, target)
+    draft_ids = _draft_ids(files, config, target)
+    head = EagleHead(config, draft_ids)
+    weights = {name: _take(files, name, tensor) for name, tensor in head.state_dict().items() if name != "draft_ids"}
+    files.finish(NAMES[kind])
+    head.load_state_dict(weights | ({} if draft_ids is None else {"draft_ids": draft_ids}))
+    return head.eval().requires_grad_(False)
+
+
+def save_eagle(head: EagleHead, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """The original layout, every choice written out; weights as they are, or in `dtype`. Raises OSError when the disk is full."""
+    dtype = dtype or head.dtype
+    tensors = {name: part.to(dtype) if part.is_floating_point() else part for name, part in raw_tensors(head).items()}
+    write_head(folder, "model.safetensors", raw_config(head) | {"torch_dtype": str(dtype).removeprefix("torch.")}, tensors)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _check_kind(files: HeadTensors, kind: Kind) -> None:
+    missing = [name for name in ("fc.weight", "layers.0.self_attn.q_proj.weight") if name not in files]
+    if missing:
+        held = ", ".join(sorted(files.names)[:6])
+        raise CheckpointError(f"{files.what()} is not {NAMES[kind]}: it lacks '{missing[0]}' and has {held}")
+    found: Kind = "eagle3" if "layers.0.hidden_norm.weight" in files else "eagle"
+    if found != kind:
+        raise CheckpointError(f"{files.what()} is {NAMES[found]}, not {NAMES[kind]}: use --drafter {found}")
+
+
+def _config(files: HeadTensors, kind: Kind, target: TargetSizes) -> EagleConfig:
+    layer = files.config.get("transformer_layer_config") or files.config
+    size, inputs = files.shape("fc.weight")
+    signals = _signals(files.config, kind, target, files.what())
+    _check_features(files, kind, target, inputs - (size if kind == "eagle" else 0), len(signals))
+    own_embedding, own_output = "embed_tokens.weight" in files, "lm_head.weight" in files
+    if size != target.hidden_size and not (own_embedding and own_output):
+        raise CheckpointError(
+            f"{files.what()} is {size} wide and shares tables with its target, but this target is {target.hidden_size} wide"
+        )
+    head_dim = layer.get("head_dim") or size // _number(files, layer, "num_attention_heads")
+    heads, kv_heads = (files.shape(f"layers.0.self_attn.{name}_proj.weight")[0] // head_dim for name in "qk")
+    _check_flags(files)
+    return EagleConfig(
+        kind=kind, hidden_size=size, target_hidden_size=target.hidden_size,
+        intermediate_size=files.shape("layers.0.mlp.gate_proj.weight")[0],
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=files.shape("lm_head.weight")[0] if own_output else target.vocab_size,
+        num_layers=1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name))),
+        signals=signals,
+        rms_norm_eps=float(layer.get("rms_norm_eps", 1e-6)), hidden_act=layer.get("hidden_act") or "silu",
+        rope=_rope(layer), max_position_embeddings=int(layer.get("max_position_embeddings") or 2048),
+        fc_bias="fc.bias" in files,
+        attention_bias="layers.0.self_attn.q_proj.bias" in files,
+        mlp_bias="layers.0.mlp.gate_proj.bias" in files,
+        qk_norm="layers.0.self_attn.q_norm.weight" in files,
+        norm_before_residual=bool(files.config.get("norm_before_residual", False)),
+        norm_before_fc="input_norm.weight" in files,
+        fc_norm="fc_norm.0.weight" in files,
+        norm_output=bool(files.config.get("norm_output", False)),
+        own_embedding=own_embedding, own_output=own_output,
+        logit_scale=float(files.config.get("logit_scale", 1.0)), trained_for=files.trained_for,
+    )  # fmt: skip
+
+
+def _signals(config: dict[str, Any], kind: Kind, target: TargetSizes, what: str) -> tuple[int, ...]:
+    if kind == "eagle":
+        return (AFTER_NORM,)
+    nested = config.get("eagle_config") or {}
+    found = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+    signals = tuple(int(layer) for layer in found) if found else default_signals(target.num_layers)
+    wrong = [layer for layer in signals if not 0 <= layer <= target.num_layers]
+    if wrong:
+        raise CheckpointError(
+            f"{what} reads the hidden states entering layers {list(signals)}, but this target has {target.num_layers} layers: "
+            "it was trained for another one"
+        )
+    return signals
+
+
+def _check_features(files: HeadTensors, kind: Kind, target: TargetSizes, width: int, count: int) -> None:
+    """`fc.weight` must read as many hidden states as are named, of this target's width."""
+    if width != count * target.hidden_size:
+        rows, columns = files.shape("fc.weight")
+        expected = count * target.hidden_size + (rows if kind == "eagle" else 0)
+        raise CheckpointError(
+            f"{files.what()}: tensor 'fc.weight' has shape [{rows}, {columns}], expected [{rows}, {expected}] for {count} hidden "
+            f"states of {target.hidden_size} numbers each: it was trained for another target"
+        )
+
+
+def _check_flags(files: HeadTensors) -> None:
+    """What config.json claims must be there."""
+    for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
+        if files.config.get(flag) and tensor not in files:
+            raise CheckpointError(f"{files.what()}: config.json says {flag}, but tensor '{tensor}' is missing")
+
+
+def _draft_ids(files: HeadTensors, config: EagleConfig, target: TargetSizes) -> Tensor | None:
+    """The target's ids of the tokens the head knows: d2t holds target id - own id, t2d marks them."""
+    size, vocab = config.draft_vocab_size, target.vocab_size
+    offsets = files.take("d2t", size) if "d2t" in files else None
+    mask = files.take("t2d", files.shape("t2d")[0]).bool() if "t2d" in files else None
+    if offsets is not None:
+        ids = torch.arange(size) + offsets.long()
+    elif mask is not None and int(mask.sum()) == size:
+        ids = mask.nonzero()[:, 0]
+    elif size == vocab:
+        return None
+    elif vocab - MAX_PADDING < size < vocab and _declared_vocab(files) == size:
+        return torch.arange(size)  # the same vocabulary, but the target's table is padded
+    else:
+        raise CheckpointError(f"{files.what()} knows {size} tokens and has no 'd2t' that says which of the target's {vocab}")
+    if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        highest = int(ids.max())
+        raise CheckpointError(f"{files.what()}: 'd2t' names tokens twice, or beyond the target's {vocab}: highest {highest}")
+    if mask is not None and offsets is not None and not (len(mask) > int(ids.max()) and mask[ids].all() and mask.sum() == size):
+        raise CheckpointError(f"{files.what()}: 't2d' and 'd2t' name different tokens")
+    return None if size == vocab and torch.equal(ids, torch.arange(size)) else ids
+
+
+def _declared_vocab(files: HeadTensors) -> int | None:
+    """The size of the target's vocabulary as the head's config has it."""
+    return (files.config.get("transformer_layer_config") or files.config).get("vocab_size")
+
+
+def _take(files: HeadTensors, name: str, like: Tensor) -> Tensor:
+    """The tensor in the shape of `like`; a table of embeddings may be padded to another length."""
+    if name != "embed_tokens.weight":
+        return files.take(name, *like.shape)
+    rows = files.shape(name)[0]
+    if abs(rows - like.shape[0]) >= MAX_PADDING:
+        return files.take(name, *like.shape)  # says what is wrong
+    table = files.take(name, rows, like.shape[1])[: like.shape[0]]
+    return F.pad(table, (0, 0, 0, like.shape[0] - len(table)))
+
+
+def _rope(layer: dict[str, Any]) -> dict[str, Any]:
+    """The rotary embedding in transformers' present form, from its present or its earlier fields."""
+    known = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
+    return dict(LlamaConfig(**{name: layer[name] for name in known if layer.get(name) is not None}).rope_parameters)
+
+
+def _number(files: HeadTensors, layer: dict[str, Any], name: str) -> int:
+    if not isinstance(layer.get(name), int) or layer[name] < 1:
+        raise CheckpointError(f"{files.what()}: config.json must say {name}, got {layer.get(name)}")
+    return layer[name]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def layer_config(head: EagleHead) -> dict[str, Any]:
+    """What every layout says about the layer, in Llama's words."""
+    config = head.config
+    rope = dict(config.rope)
+    theta, kind = rope.pop("rope_theta", 10000.0), rope.get("rope_type", "default")
+    return {
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "hidden_act": config.hidden_act,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "rope_theta": theta,
+        "rope_scaling": None if kind == "default" else rope,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+
+
+def flags(head: EagleHead) -> dict[str, Any]:
+    """Every choice of an EAGLE-3 head, so that no reader's default decides."""
+    config = head.config
+    return {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.signals),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+    }
+
+
+def raw_config(head: EagleHead) -> dict[str, Any]:
+    """config.json of the original layout."""
+    config = head.config
+    own = {"logit_scale": config.logit_scale, "outrider": {"head": config.kind, "target": config.trained_for}}
+    if config.kind == "eagle":
+        return {"architectures": ["EagleLlamaForCausalLM"], "bias": config.fc_bias, **layer_config(head), **own}
+    nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(config.signals)}
+    return {"architectures": ["LlamaForCausalLMEagle3"], **layer_config(head), **flags(head), "eagle_config": nested, **own}
+
+
+def head_tensors(head: EagleHead) -> dict[str, Tensor]:
+    """The head's own tensors and its draft vocabulary, by the names `layers.N`."""
+    found = {name: tensor for name, tensor in head.state_dict().items() if name != "draft_ids"}
+    if head.draft_ids is not None:
+        ids = head.draft_ids.cpu()
+        found["d2t"] = ids - torch.arange(len(ids))
+        found["t2d"] = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+    return found
+
+
+def raw_tensors(head: EagleHead) -> dict[str, Tensor]:
+    """By the names of the original layout, which calls EAGLE-3's one layer `midlayer`."""
+    rename = head.config.kind == "eagle3" and head.config.num_layers == 1
+    return {
+        name.replace("layers.0.", "midlayer.", 1) if rename and name.startswith("layers.0.") else name: tensor
+        for name, tensor in head_tensors(head).items()
+    }

@@ -1,0 +1,123 @@
+"""An EAGLE head on a cache of its own, in the place of a draft model: the drafters of chains and trees run it as they run an LM.
+
+To them it is a language model over a text without its first token: token x_{t+1} stands at place t, beside feature g_t. Places
+whose feature the target gave (`give`) may be committed; behind them a token takes the state of the token it follows, from the
+pass before. So a pass must follow another one on the same rows, with nothing in between but commits of what that pass fed:
+
+    give(features)             per row, of the places that its cache lacks; the target's
+    forward(those tokens)      states of every place; commit them (`kv.advance`): they are true
+    forward(one more token)    reads the last state of each row, and so on (a chain); or
+    forward(those + nodes, parents)   the same places again and tree nodes, each reading its parent's state of the pass before
+
+Positions are places in the cache: rotary embeddings see only differences, so a row may begin anywhere in its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.kv import KVCache, LayerShape
+from outrider.models import attention
+from outrider.models.attention import PassPlan
+from outrider.models.heads.eagle import Attend, EagleHead
+from outrider.models.plan import plan_pass
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What the drafters ask of `LM.shape`."""
+
+    vocab_size: int
+    context_length: int
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What our attention reads of a layer."""
+
+    layer_idx: int
+
+
+class EagleLM:
+    """See the module docstring."""
+
+    def __init__(self, head: EagleHead, vocab_size: int, context_length: int, *, native: bool = False) -> None:
+        config = head.config
+        self.head = head
+        self.device = next(parameter.device for parameter in head.parameters())
+        self.dtype = head.dtype
+        self.shape = HeadShape(vocab_size, context_length)
+        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+        self.kv = KVCache([shape] * config.num_layers, head.dtype, self.device)
+        self.native = native
+        self._given: list[Tensor] = []  # per row (k, H)
+        self._states: Tensor | None = None  # (B, T, H) of the last pass
+
+    def give(self, features: Sequence[Tensor]) -> None:
+        """The features (k, H) of each row's next places; k >= 1."""
+        self._given = list(features)
+        self._states = None
+
+    def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary; -inf where the head knows
+        no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`."""
+        features = self._chain_features() if self._goes_on(parents) else self._features(tokens.shape[1], parents)
+        states = self._pass(tokens, features, parents, 0)
+        if parents is None and self._states is None:  # the chain goes on behind the last given place of each row
+            last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
+            self._states = states[torch.arange(len(states), device=self.device), last][:, None]
+        else:
+            self._states = states
+        return self.head.full_logits(states if columns is None else states[:, columns])
+
+    def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
+        """Feed and commit places of one row: tokens and the target's features (n, H) for them."""
+        self._pass(torch.tensor([list(tokens)], device=self.device), features[None], None, row)
+        self.kv.advance(row, len(tokens))
+
+    def _goes_on(self, parents: Tensor | None) -> bool:
+        return parents is None and self._states is not None
+
+    def _chain_features(self) -> Tensor:
+        assert self._states is not None
+        return self.head.carry(self._states)
+
+    def _features(self, width: int, parents: Tensor | None) -> Tensor:
+        """(B, width, H): those given, then of every node the carried state of its parent."""
+        like = self._given[0]
+        features = like.new_zeros(len(self._given), width, like.shape[1])
+        if self._states is not None and parents is not None:
+            columns = F.pad(parents + 1, (1, 0)).clamp(max=self._states.shape[1] - 1)  # beyond: padding
+            rows = torch.arange(len(columns), device=self.device)[:, None]
+            features = self.head.carry(self._states)[rows, columns]
+        for row, given in enumerate(self._given):
+            features[row, : len(given)] = given
+        return features
+
+    def _pass(self, tokens: Tensor, features: Tensor, parents: Tensor | None, first_row: int) -> Tensor:
+        """States (B, T, H) of one pass behind what rows first_row .. first_row + B hold."""
+        num_rows, num_tokens = tokens.shape
+        width = num_tokens if num_rows * num_tokens > 1 else 2  # a single row takes other kernels
+        tokens = F.pad(tokens, (0, width - num_tokens))
+        features = F.pad(features, (0, 0, 0, width - num_tokens))
+        if parents is not None:
+            parents = F.pad(parents, (0, width - num_tokens), value=-1)
+        self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
+        plan, positions = plan_pass(
+            self.kv, num_rows, width, parents, first_row, last_position=self.shape.context_length - 1, native=self.native
+        )
+        return self.head(tokens, features, positions, _cached(plan))[:, :num_tokens]
+
+
+def _cached(plan: PassPlan) -> Attend:
+    """Attention over the cache."""
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention.attention(_Layer(layer), query, key, value, None, outrider_plan=plan)[0]
+
+    return attend

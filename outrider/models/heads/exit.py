@@ -1,0 +1,101 @@
+"""What an early exit reads better with: a trained scale behind the target's final norm, and a low-rank correction of it.
+
+    x  = final_norm(h_E)                      the target's own norm, on the stream entering layer E
+    x' = scale * x + up(silu(down(x)))        trained: H + 2 H r numbers
+    logits = head(x')                         the target's own output head
+
+The scale stands for a norm of its own; the correction, of rank r, moves what layer E knows to where the head looks for it (logits
+change by head(up(...)), a low-rank correction of the head). Layout, ours alone: `config.json` and `model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from outrider.errors import CheckpointError
+
+KIND = "outrider-exit-head"
+
+
+@dataclass(frozen=True)
+class ExitConfig:
+    """Sizes, and whom it was trained for."""
+
+    hidden_size: int
+    exit_layer: int  # E: the draft is layers 0 .. E-1
+    num_layers: int  # of the target
+    rank: int
+    target: str  # as the user named it
+
+    def __post_init__(self) -> None:
+        if not 0 < self.exit_layer < self.num_layers or self.rank < 1 or self.hidden_size < 1:
+            raise CheckpointError(
+                f"an exit head needs 0 < exit_layer < {self.num_layers} layers and a rank; "
+                f"got layer {self.exit_layer}, rank {self.rank}"
+            )
+
+
+class ExitHead(nn.Module):
+    """See the module docstring. Untrained it is the identity: plain early exit."""
+
+    def __init__(self, config: ExitConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.scale = nn.Parameter(torch.ones(config.hidden_size))
+        self.down = nn.Linear(config.hidden_size, config.rank, bias=False)
+        self.up = nn.Linear(config.rank, config.hidden_size, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., H) behind the final norm -> (..., H) for the output head, in the dtype of `hidden`."""
+        states = hidden.to(self.scale.dtype)
+        return (self.scale * states + self.up(F.silu(self.down(states)))).to(hidden.dtype)
+
+    def save(self, folder: Path) -> None:
+        """Raises OSError when the disk is full."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value.detach().float().cpu().contiguous() for name, value in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        text = json.dumps({"model_type": KIND, **asdict(self.config)}, indent=1)
+        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> ExitHead:
+        """Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
+        try:
+            found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            tensors = load_file(folder / "model.safetensors")
+        except Exception as error:
+            raise CheckpointError(f"'{folder}' holds no exit head ({error}); 'outrider train early-exit' makes one") from error
+        if found.pop("model_type", None) != KIND:
+            raise CheckpointError(f"'{folder}' is no exit head: its config.json does not say model_type {KIND}")
+        try:
+            head = cls(ExitConfig(**found))
+        except TypeError as error:
+            raise CheckpointError(f"'{folder}': config.json is not that of an exit head: {error}") from error
+        own = head.state_dict()
+        for name in sorted(own.keys() | tensors.keys()):
+            theirs, ours = (tuple(s[name].shape) if name in s else None for s in (tensors, own))
+            if theirs != ours:
+                raise CheckpointError(f"'{folder}': tensor {name} has shape {theirs}, config.json asks for {ours}")
+        head.load_state_dict(tensors)
+        return head.eval()
+
+
+class ExitReader(nn.Module):
+    """The target's output head behind an exit head: stands where the output head stood."""
+
+    def __init__(self, exit_head: ExitHead, output: nn.Module) -> None:
+        super().__init__()
+        self.exit_head, self.output = exit_head, output
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.exit_head(hidden))
+        return logits

@@ -1,0 +1,140 @@
+"""The files of a trained head: a config and named tensors, read by what is in them, not by what the folder is called.
+
+Published heads differ in file names, prefixes and in what their configs claim, so a loader asks for tensors one by one, each
+with the shape it must have, and in the end makes sure that nothing was left over: a tensor nobody asked for means that the head
+is of another kind, or has a part that would be missing without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.errors import CheckpointError
+
+CONFIG = "config.json"
+WEIGHT_FILES = ("*.safetensors", "*.pt", "*.bin")  # in the order of preference: a folder may hold the same tensors twice
+
+
+class HeadTensors:
+    """What a folder holds. `take` hands a tensor out, `finish` complains about those that were not taken."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.folder = folder
+        self.config = config
+        self._left = dict(tensors)
+
+    @classmethod
+    def read(cls, folder: Path | str) -> HeadTensors:
+        """Raises CheckpointError when there is no such folder, no weight file in it, or one that cannot be read."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds the head's weights.")
+        return cls(folder, read_config(folder), _read_weights(folder))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors not taken yet."""
+        return list(self._left)
+
+    @property
+    def trained_for(self) -> str:
+        """The target the config names; '' where it names none."""
+        own = self.config.get("outrider") or {}
+        speculators = (self.config.get("speculators_config") or {}).get("verifier") or {}
+        found = own.get("target") or speculators.get("name_or_path") or self.config.get("base_model_name_or_path")
+        return str(found or "")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that must be there. Raises CheckpointError."""
+        if name not in self._left:
+            raise CheckpointError(f"{self.what()} lacks tensor '{name}'. It has: {', '.join(sorted(self._left)) or 'nothing'}.")
+        return tuple(self._left[name].shape)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor, which must have this shape. Raises CheckpointError saying both shapes and the head's own target."""
+        found = self.shape(name)
+        if found != shape:
+            raise CheckpointError(f"{self.what()}: tensor '{name}' has shape {list(found)}, expected {list(shape)}")
+        return self._left.pop(name)
+
+    def rename(self, prefix: str, to: str = "") -> None:
+        """Names that begin with `prefix` begin with `to`."""
+        self._left = {
+            to + name.removeprefix(prefix) if name.startswith(prefix) else name: tensor for name, tensor in self._left.items()
+        }
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget tensors that carry no information of their own, where they are there."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def finish(self, kind: str) -> None:
+        """Raises CheckpointError when something was left over."""
+        if self._left:
+            raise CheckpointError(
+                f"{self.what()} holds tensors that are no part of {kind}: {', '.join(sorted(self._left)[:6])}"
+                f"{' ...' if len(self._left) > 6 else ''}. It may be a head of another kind."
+            )
+
+    def what(self) -> str:
+        """The folder, and for whom it was trained: the beginning of every message."""
+        return f"head '{self.folder}'" + (f" (trained for '{self.trained_for}')" if self.trained_for else "")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, or nothing where there is none. Raises CheckpointError when it is no JSON object."""
+    path = folder / CONFIG
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read '{path}': {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"'{path}' must hold a JSON object, got a {type(config).__name__}")
+    return config
+
+
+def write_head(folder: Path, file: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """config.json and one safetensors file. Raises OSError when they cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    # clones: safetensors refuses tensors that share storage
+    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, str(folder / file))
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    for pattern in WEIGHT_FILES:
+        paths = sorted(folder.glob(pattern))
+        if paths:
+            tensors: dict[str, Tensor] = {}
+            for path in paths:
+                tensors.update(_read_file(path))
+            return tensors
+    held = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise CheckpointError(f"'{folder}' holds no weights ({', '.join(WEIGHT_FILES)}), only: {held}")
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(str(path))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"cannot read the weights '{path}': {line}") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise CheckpointError(f"'{path}' must hold named tensors, got a {type(found).__name__}")
+    return found

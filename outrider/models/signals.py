@@ -1,0 +1,94 @@
+"""Hidden states out of a model's pass, for drafters that guess from what the target thinks rather than from its tokens.
+
+    k in 0..L-1   the residual stream entering decoder layer k (transformers' hidden_states[k])
+    L             leaving the last layer, before the final norm
+    -1            what the output head reads, after the final norm
+
+They are seen by hooks that live for one pass: nothing is copied, and a pass that nobody listens to costs nothing more.
+Other numberings (layer OUTPUTS, vLLM's and transformers' last entries) are the readers' to translate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError, ConfigError
+
+AFTER_NORM = -1  # the key of what the output head reads
+
+
+def decoder_layers(module: Any) -> nn.ModuleList:
+    """The one list of modules that is as long as the config says the model has layers (inner lists do not count).
+
+    Raises CapabilityError where there is none, or more than one.
+    """
+    count = module.config.get_text_config().num_hidden_layers
+    found: dict[str, nn.ModuleList] = {}
+    for path, part in module.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if isinstance(part, nn.ModuleList) and len(part) == count and not inside:
+            found[path] = part
+    if len(found) != 1:
+        what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
+        raise CapabilityError(
+            f"{module.config.model_type}: its {count} decoder layers cannot be told: {what} of that many modules. "
+            "So its hidden states cannot be read; use a drafter that needs none."
+        )
+    return next(iter(found.values()))
+
+
+def check_capture(layers: Sequence[int], num_layers: int, what: str) -> None:
+    """Raise ConfigError when one of these keys names no hidden state of a model of `num_layers` layers."""
+    wrong = [layer for layer in layers if not AFTER_NORM <= layer <= num_layers]
+    if wrong:
+        raise ConfigError(
+            f"{what} wants the hidden states of layer {wrong[0]}, but the target has layers 0..{num_layers - 1} "
+            f"({num_layers}: behind the last, -1: behind the final norm). It was made for another target."
+        )
+
+
+class Listening:
+    """Hooks for one set of keys on one module. Raises CapabilityError where a layer cannot be found or speaks otherwise."""
+
+    def __init__(self, module: Any, layers: Sequence[int]) -> None:
+        self._name = module.config.model_type
+        self._layers = decoder_layers(module)
+        check_capture(layers, len(self._layers), f"{self._name}: someone")
+        self._keys = tuple(layers)
+        self._base = module.get_decoder()  # its output is what the head reads
+        if AFTER_NORM in self._keys and self._base is module:
+            raise CapabilityError(f"{self._name}: what its output head reads cannot be told apart from its logits")
+
+    @contextmanager
+    def during(self, heard: dict[int, Tensor]) -> Iterator[None]:
+        """Fill `heard` with (B, T, H) per key in the pass made inside."""
+        hooks = [self._hook(key, heard) for key in self._keys]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if silent := [key for key in self._keys if key not in heard]:
+            raise CapabilityError(f"{self._name}: its hidden states {silent} cannot be heard; use a drafter that needs none")
+
+    def _hook(self, key: int, heard: dict[int, Tensor]) -> Any:
+        def entering(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            heard[key] = _states(args[0] if args else kwargs.get("hidden_states"), part)
+
+        def leaving(part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            heard[key] = _states(output if isinstance(output, Tensor) else output[0], part)
+
+        if 0 <= key < len(self._layers):
+            return self._layers[key].register_forward_pre_hook(entering, with_kwargs=True)
+        return (self._base if key == AFTER_NORM else self._layers[-1]).register_forward_hook(leaving)
+
+
+def _states(found: Any, part: nn.Module) -> Tensor:
+    if not isinstance(found, Tensor) or found.dim() != 3:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise CapabilityError(f"{type(part).__name__}: its hidden states are no (rows, tokens, width) tensor but {shape}")
+    return found

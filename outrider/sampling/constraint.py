@@ -1,0 +1,53 @@
+"""What may follow a text, when a grammar says so: one object per row, fed with every committed token.
+
+The same object answers for every node of a draft: the path from the committed text to the node is given along. It must
+not change when it is asked; it changes only when tokens are committed. So target and drafters read one mask, and the law
+of a constrained row stays a function of that row alone: docs/algorithms/distribution.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.types import Draft
+
+
+class Constraint(Protocol):
+    """Implemented by grammars (`outrider/grammar/`)."""
+
+    def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
+        """(len(paths), V) bool: what may follow committed + path. All True where the path itself breaks the rule, or goes on
+        behind its end: no text has it. Never all False."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """These were said."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the committed text is complete and nothing may follow."""
+
+
+def path_masks(
+    constraints: Sequence[Constraint | None], draft: Draft | None, first_node: int, num_outputs: int
+) -> Iterator[tuple[int, Tensor]]:
+    """(row, what it may say: (m, V) bool on the host) of every row with a constraint, at outputs first_node .. of a pass over
+    `draft`; m = num_outputs, or fewer where the rest is padding. Without a draft every output follows the committed text.
+    """
+    for row, constraint in enumerate(constraints):
+        paths = [] if constraint is None else _paths(draft, row, first_node, num_outputs)
+        if constraint is not None and paths:
+            yield row, constraint.allowed(paths)
+
+
+def _paths(draft: Draft | None, row: int, first_node: int, num_outputs: int) -> list[list[int]]:
+    """Draft tokens before each output of one row; none for padding."""
+    if draft is None:
+        return [[]] * num_outputs
+    tokens, parents, length = draft.lists[0][row], draft.parent_lists[row], draft.lists[1][row]
+    paths: list[list[int]] = [[]]
+    for node in range(length):  # parents stand before their children
+        paths.append([*paths[parents[node] + 1], tokens[node]])
+    return paths[first_node : first_node + num_outputs]

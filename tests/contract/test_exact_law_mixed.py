@@ -1,0 +1,114 @@
+"""Rows of one batch under different verifiers: each emits exactly its target's joint law, whoever stands beside it.
+
+Every proposal stands in the batch once under each rule; the real `verdict_by_rule` groups, slices and merges, and all
+outcomes of all rows are enumerated at once. The law of the rows of each rule must be the target's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.sampling.rng import Purpose
+from outrider.verifiers import VERIFIERS
+from outrider.verifiers.base import Verifier
+from outrider.verifiers.batch import verdict_by_rule
+from tests import oracle
+from tests.contract.test_exact_law import EXACT, FILTERS, pair
+from tests.oracle_trees import laws_on, shape, tree_drafts
+
+
+class SomeRows:
+    """A Randomness that plays a step's enumeration for some of its rows; the others' weights are shared out meanwhile."""
+
+    def __init__(self, whole: oracle.Enumeration, races: Tensor, plan: list[Tensor], members: list[int]) -> None:
+        self._whole, self._races, self._plan, self._members = whole, races, plan, members
+
+    def select(self, members: list[int]) -> SomeRows:
+        return SomeRows(self._whole, self._races, self._plan, members)
+
+    def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
+        return self._play("bernoulli", 2 ** probs.shape[1], probs, purpose, start)
+
+    def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
+        return self._play("categorical", weights.shape[1], weights, purpose, start, offset)
+
+    def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
+        return self._play("gumbel", vocab_size ** positions.shape[1], positions, vocab_size, width=positions.shape[1])
+
+    def _play(self, what: str, num_outcomes: int, *arguments: object, width: int = 0) -> Tensor:
+        plan = [self._plan.pop(0)[self._members]] if self._plan else []
+        mine = oracle.Enumeration(self._whole.weights[self._members], plan, self._races[self._members, :width])
+        outcome = getattr(mine, what)(*arguments)
+        self._whole.weights /= num_outcomes
+        self._whole.weights[self._members] = mine.weights
+        return outcome
+
+
+def enumerate_mixed(rules: list[Verifier], proposals: oracle.Proposals, laws: Tensor) -> oracle.Outcomes:
+    """`oracle.enumerate_step` with one rule per proposal."""
+    proposal, plan = torch.arange(len(proposals.weights)), list[Tensor]()
+    while True:
+        whole = oracle.Enumeration(torch.tensor(proposals.weights, dtype=torch.float64)[proposal], [], laws[proposal])
+        rng = SomeRows(whole, laws[proposal], list(plan), list(range(len(proposal))))
+        draft = oracle.select_rows(proposals.draft, proposal)
+        try:
+            chosen = [rules[index] for index in proposal.tolist()]
+            verdict = verdict_by_rule(chosen, draft, laws[proposal], rng, torch.full_like(proposal, 7))  # type: ignore[arg-type]
+            return oracle.Outcomes(proposal, whole.weights, verdict)
+        except oracle.NeedsOutcomesError as need:
+            num_rows, num_outcomes = len(proposal), len(need.outcomes)
+            proposal = proposal.repeat_interleave(num_outcomes)
+            plan = [outcome.repeat_interleave(num_outcomes, dim=0) for outcome in plan]
+            plan.append(need.outcomes.repeat(num_rows, 1))
+
+
+def doubled(proposals: oracle.Proposals) -> oracle.Proposals:
+    """Everything twice, the second time for the second rule."""
+    twice = torch.arange(len(proposals.weights)).repeat(2)
+    draft = oracle.select_rows(proposals.draft, twice)
+    return replace(proposals, paths=proposals.paths * 2, weights=[*proposals.weights] * 2, draft=draft)
+
+
+def worst_bias(
+    names: tuple[str, str], target: oracle.TableModel, proposals: oracle.Proposals, laws: Tensor, horizon: int
+) -> float:
+    """The larger of the two rules' distances from the target's law."""
+    num, both = len(proposals.weights), doubled(proposals)
+    rules = [rule for rule in (VERIFIERS.load(name)() for name in names) for _ in range(num)]
+    outcomes = enumerate_mixed(rules, both, torch.cat([laws, laws]))
+    texts = oracle.emitted_tokens(outcomes, both)
+    found: list[oracle.Law] = [{}, {}]
+    for text, origin, weight in zip(texts, outcomes.proposal.tolist(), outcomes.weights.tolist(), strict=True):
+        law = found[origin // num]
+        law[text] = law.get(text, 0.0) + weight
+    joint = target.joint(horizon)
+    return max(oracle.total_variation(oracle.continued(law, target, horizon), joint) for law in found)
+
+
+@pytest.mark.parametrize("names", [("block", "token"), ("block", "gumbel"), ("gumbel", "traversal")])
+@pytest.mark.parametrize("kinds", ["", "sd"])
+def test_chains(names: tuple[str, str], kinds: str) -> None:
+    """Catches one rule's verdict, coins or law handed to the other's rows."""
+    target, drafter = pair(6, 2, 2, FILTERS["plain"], FILTERS["plain"])
+    proposals = oracle.sampled_drafts(drafter, 2, kinds=kinds)
+    assert worst_bias(names, target, proposals, target.laws_along(proposals.paths, 2), 3) < EXACT
+
+
+@pytest.mark.parametrize("names", [("traversal", "multi-round"), ("multi-round", "gumbel")])
+def test_trees(names: tuple[str, str]) -> None:
+    target, drafter = pair(8, 3, 2, FILTERS["plain"], FILTERS["plain"])
+    proposals = tree_drafts(drafter, shape([-1, -1], "ss"))
+    assert worst_bias(names, target, proposals, laws_on(target, proposals.draft), 2) < EXACT
+
+
+def test_a_swapped_row_would_be_seen() -> None:
+    """The oracle's own test: verdicts merged in another order must not pass."""
+    target, drafter = pair(6, 2, 2, FILTERS["plain"], FILTERS["plain"])
+    other, _ = pair(7, 2, 2, FILTERS["plain"], FILTERS["plain"])
+    proposals = oracle.sampled_drafts(drafter, 2)
+    wrong = other.laws_along(proposals.paths, 2)
+    assert worst_bias(("block", "token"), target, proposals, wrong, 3) > 0.01

@@ -1,0 +1,252 @@
+"""The engine against one request at a time: whatever runs beside it, a text stays what it is."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from outrider import LLM
+from outrider.engine.request import Speculation
+from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
+from outrider.sampling.params import SamplingParams
+from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
+
+LENGTHS = (1, 2, 9, 40, 300, 33, 5, 70)
+
+
+def alone(models: Models, prompts: list[list[int]], **params: object) -> list[list[int]]:
+    """What plain decoding says to each prompt by itself."""
+    llm = LLM(models.target, drafter="none", compile="off", max_num_seqs=1)
+    each = [SamplingParams(max_tokens=24, ignore_eos=True, **params) for _ in prompts]  # type: ignore[arg-type]
+    return [done.token_ids for done in llm.generate(prompts, each)]
+
+
+def test_greedy_texts_under_load_are_plain_decodings(engine_of: MakeEngine, models: Models) -> None:
+    """Requests join and leave a small batch while others run, short and longer than a chunk."""
+    prompts = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
+    engine = engine_of(max_num_seqs=3)
+    answers = ask(engine, *(request(tokens) for tokens in prompts))
+    assert [answer.token_ids for answer in answers] == alone(models, prompts)
+    assert {answer.finish.reason for answer in answers} == {"length"}
+
+
+@pytest.mark.parametrize("length", ["auto", 4])
+def test_seeded_texts_do_not_depend_on_load_drafter_or_length(engine_of: MakeEngine, length: object) -> None:
+    """The same seed alone without speculation, and in a crowd under a load-aware control."""
+    prompts = [prompt(size, seed) for seed, size in enumerate(LENGTHS[:5])]
+    engine = engine_of(num_draft_tokens=length, max_num_seqs=4)
+    sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
+    off = [ask(engine, request(tokens, speculation=Speculation(mode="off"), **sampling))[0].token_ids for tokens in prompts]
+    crowd = ask(engine, *(request(tokens, **sampling) for tokens in prompts), *(request(tokens) for tokens in prompts))
+    assert [answer.token_ids for answer in crowd[:5]] == off
+
+
+def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models: Models) -> None:
+    """An urgent request takes the only place; the first one's text does not show it."""
+    first, urgent = prompt(40, 1), prompt(12, 2)
+    engine = engine_of(max_num_seqs=1)
+    slow = ask(engine, request(first, max_tokens=400, priority=1))[0]
+    assert slow.begun.wait(30)
+    quick = ask(engine, request(urgent, priority=0))[0]
+    assert quick.token_ids == alone(models, [urgent])[0]
+    assert not slow.over.is_set(), "the urgent request was to overtake it"
+    expected = LLM(models.target, drafter="none", compile="off").generate(
+        [first], SamplingParams(max_tokens=400, ignore_eos=True)
+    )
+    assert slow.token_ids == expected[0].token_ids
+    assert slow.finish.preemptions == 1
+
+
+def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, models: Models) -> None:
+    """Rows that grow beyond what there is room for together take turns."""
+    engine = engine_of(max_num_seqs=4, kv_memory=1 << 20, prefix_share=0.0)
+    room = engine.context - 8
+    prompts = [prompt(room // 2, seed) for seed in range(4)]
+    answers = ask(engine, *(request(tokens, max_tokens=room // 2) for tokens in prompts))
+    llm = LLM(models.target, drafter="none", compile="off")
+    expected = llm.generate(prompts, SamplingParams(max_tokens=room // 2, ignore_eos=True))
+    assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
+    assert engine.snapshot().kv_capacity * 1.0 <= (1 << 20)
+
+
+def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, models: Models) -> None:
+    """The second turn of a conversation begins with the first one's prompt and answer."""
+    engine = engine_of()
+    first = prompt(600, 3)
+    answer = ask(engine, request(first))[0]
+    assert answer.finish.cached_tokens == 0
+    second = [*first, *answer.token_ids, *prompt(20, 4)]
+    again = ask(engine, request(second))[0]
+    assert again.finish.cached_tokens >= 512
+    assert again.token_ids == alone(models, [second])[0]
+    snapshot = engine.snapshot()
+    assert snapshot.prefix_hits == again.finish.cached_tokens
+    assert snapshot.prefix_pages > 0
+
+
+def test_every_request_has_its_own_speculation(engine_of: MakeEngine, models: Models) -> None:
+    """Off, fixed, bounded, another drafter and the default, in one batch."""
+    engine = engine_of(extra=("ngram",), max_num_seqs=8)
+    kinds = [
+        Speculation(mode="off"), Speculation(mode="fixed", max_draft_tokens=2), Speculation(max_draft_tokens=1),
+        Speculation(drafter="ngram"), Speculation(),
+    ]  # fmt: skip
+    tokens = prompt(30, 5) * 3
+    answers = ask(engine, *(request(tokens, speculation=kind, max_tokens=40) for kind in kinds))
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+    off, two, one, ngram, usual = (answer.finish for answer in answers)
+    assert off.stats.drafted == 0
+    assert off.stats.steps == 40
+    assert {len(two.stats.accepted_per_position) <= 2, len(one.stats.accepted_per_position) <= 1} == {True}
+    assert ngram.drafter == "ngram"
+    assert usual.drafter == "draft-model"
+    assert usual.stats.tau is not None
+    assert usual.stats.tau > 1.5, "a slightly disturbed copy is a good draft"
+
+
+def test_a_cancelled_request_ends_and_the_others_do_not_notice(engine_of: MakeEngine, models: Models) -> None:
+    """Cancelled while it runs, while it waits, and twice."""
+    engine = engine_of(max_num_seqs=2)
+    others = [prompt(20, 6), prompt(25, 7)]
+    endless = request(prompt(9, 8), max_tokens=1900)
+    waiting = request(prompt(9, 9), max_tokens=1900)
+    answers = ask(engine, endless, request(others[0]), waiting, request(others[1]))
+    assert answers[0].begun.wait(30)
+    for one in (waiting, endless, endless):
+        engine.cancel(one.id)
+    assert answers[0].finish.reason == answers[2].finish.reason == "abort"
+    assert [answers[1].token_ids, answers[3].token_ids] == alone(models, others)
+
+
+def test_a_late_request_keeps_what_it_has(engine_of: MakeEngine) -> None:
+    """A timeout ends it, the text so far stays."""
+    answer = ask(engine_of(), request(prompt(9), max_tokens=1900, timeout_s=0.3))[0]
+    assert answer.finish.reason == "timeout"
+    assert answer.finish.stats.emitted == len(answer.token_ids)
+
+
+class BrokenConstraint:
+    """Works until it is asked, in the middle of a step of all rows."""
+
+    is_over = False
+
+    def allowed(self, paths: object) -> object:
+        raise RuntimeError("this grammar is broken")
+
+    def commit(self, tokens: object) -> None:
+        """Nothing."""
+
+
+def test_a_request_that_breaks_a_step_ends_alone(engine_of: MakeEngine, models: Models) -> None:
+    """Its neighbours say what they would have said."""
+    engine = engine_of(max_num_seqs=4)
+    tokens = [prompt(20, 1), prompt(31, 2), prompt(8, 3)]
+    good = ask(engine, *(request(one) for one in tokens[:2]))
+    bad = ask(engine, request(tokens[2], constraint=BrokenConstraint()))[0]
+    after = ask(engine, request(tokens[2]))[0]
+    assert bad.finish.reason == "error"
+    assert "RuntimeError" in str(bad.finish.error)
+    assert [answer.token_ids for answer in (*good, after)] == alone(models, tokens)
+
+
+def test_a_listener_that_fails_is_not_called_again(engine_of: MakeEngine, models: Models) -> None:
+    """A caller's bug is the caller's."""
+
+    def fails(update: object) -> None:
+        raise ValueError("a bug in the caller")
+
+    engine = engine_of()
+    one = request(prompt(9), max_tokens=1900)
+    engine.submit(one, fails)
+    other = prompt(12, 4)
+    assert ask(engine, request(other))[0].token_ids == alone(models, [other])[0]
+
+
+def test_too_many_waiting_are_turned_away_with_a_time(engine_of: MakeEngine) -> None:
+    """429 in HTTP: how long to wait is part of the answer."""
+    engine = engine_of(max_num_seqs=1, max_queue=2, start=False)
+    ask(engine, *(request(prompt(5), max_tokens=2) for _ in range(2)))
+    with pytest.raises(QueueFullError) as refused:
+        ask(engine, request(prompt(5)))
+    assert 1 <= refused.value.retry_after_s <= 60
+    engine.start()
+
+
+def test_a_draining_engine_takes_nothing_new(engine_of: MakeEngine) -> None:
+    """What runs is finished first."""
+    engine = engine_of()
+    answer = ask(engine, request(prompt(5)))[0]
+    assert engine.drain(30)
+    assert answer.over.is_set()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        ask(engine, request(prompt(5)))
+
+
+def test_what_cannot_be_honoured_is_refused_by_name(engine_of: MakeEngine) -> None:
+    """Before anything runs."""
+    engine = engine_of(lossy=("typical",))
+    wrong = [
+        (request([]), RequestError, "empty"),
+        (request(prompt(4000)), RequestError, "context"),
+        (request([9999]), RequestError, "vocabulary"),
+        (request(prompt(5), logit_bias={9999: 1.0}), ConfigError, "logit_bias"),
+        (request(prompt(5), speculation=Speculation(drafter="ngrm")), ConfigError, "not loaded"),
+        (request(prompt(5), speculation=Speculation(mode="fixed", max_draft_tokens=99)), ConfigError, "at most 4"),
+        (request(prompt(5), speculation=Speculation(lossy="top-k")), CapabilityError, "Allowed: typical"),
+    ]  # fmt: skip
+    for one, error, message in wrong:
+        with pytest.raises(error, match=message):
+            ask(engine, one)
+    assert not ask(engine, request(prompt(5), temperature=1.0, speculation=Speculation(lossy="typical")))[0].finish.lossless
+
+
+def test_logprobs_of_prompt_and_answer(engine_of: MakeEngine, models: Models) -> None:
+    """The prompt's come once, and agree with those of an answer that says the same."""
+    engine = engine_of(draft=False, drafter="none")
+    first = prompt(20, 2)
+    said = ask(engine, request(first, logprobs=3, max_tokens=12))[0]
+    told = [entry for update in said.wait().updates for entry in update.logprobs]
+    again = ask(engine, request([*first, *said.token_ids], prompt_logprobs=3, max_tokens=2))[0]
+    [asked] = [update.prompt_logprobs for update in again.wait().updates if update.prompt_logprobs is not None]
+    assert len(asked) == 32
+    assert asked[0] is None
+    for mine, theirs, token in zip(asked[20:], told, said.token_ids, strict=True):
+        assert mine is not None
+        assert mine[token] == pytest.approx(theirs[token], abs=1e-4)
+
+
+def test_a_stream_adds_up(engine_of: MakeEngine) -> None:
+    """Texts, pieces, origins and counters of all updates are the whole."""
+    answer = ask(engine_of(), request(prompt(30), max_tokens=50))[0].wait()
+    finish = answer.finish
+    assert "".join(piece for update in answer.updates for piece in update.pieces) == answer.text
+    assert sum(len(update.origins) for update in answer.updates) == len(answer.token_ids) == finish.stats.emitted == 50
+    assert finish.prompt_tokens == 30
+    assert finish.stats.ttft_s > 0
+
+
+@pytest.mark.slow
+def test_a_storm_of_requests_leaves_nothing_behind(engine_of: MakeEngine, models: Models) -> None:
+    """Short, long, cancelled, late, urgent and refused ones; what finished says what it says alone."""
+    rng = random.Random(1)
+    engine = engine_of(max_num_seqs=6, max_queue=400, kv_memory=4 << 20, extra=("ngram",))
+    prompts = [prompt(rng.choice([3, 17, 64, 290]), seed) for seed in range(12)]
+    expected = alone(models, prompts)
+    told: list[tuple[int, Answer]] = []
+    for number in range(300):
+        which = rng.randrange(12)
+        kind = rng.choice([Speculation(), Speculation(mode="off"), Speculation(drafter="ngram")])
+        one = request(prompts[which], priority=rng.choice([0, 0, 1]), speculation=kind)
+        told.append((which, ask(engine, one)[0]))
+        if number % 7 == 0:
+            engine.cancel(one.id)
+        if number % 5 == 0:
+            time.sleep(0.01)
+    for which, answer in told:
+        if answer.finish.reason == "length":
+            assert answer.token_ids == expected[which]
+        else:
+            assert answer.finish.reason == "abort"
+    assert sum(answer.finish.reason == "length" for _, answer in told) > 200

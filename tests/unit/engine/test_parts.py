@@ -1,0 +1,156 @@
+"""The engine's small parts by themselves: queue, room, drafters side by side, calibration, requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from outrider.engine.request import Request, Speculation
+from outrider.engine.room import Room
+from outrider.engine.settings import EngineSettings
+from outrider.engine.switch import side_by_side, verdict_for
+from outrider.engine.waiting import WaitingQueue
+from outrider.errors import ConfigError
+from outrider.kv.cache import BLOCK, KVCache, LayerShape
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft, Verdict, VerdictLists
+from tests.unit.engine.conftest import MakeEngine
+
+
+@dataclass(eq=False)
+class Member:
+    rank: tuple[int, int]
+
+    def __lt__(self, other: Member) -> bool:
+        return self.rank < other.rank
+
+
+def test_the_queue_is_by_priority_then_arrival() -> None:
+    """And whoever left or came back is where they belong."""
+    queue: WaitingQueue[Member] = WaitingQueue()
+    members = [Member((priority, number)) for number, priority in enumerate([1, 0, 1, 0])]
+    for member in members:
+        queue.push(member)
+    queue.remove(members[1])
+    assert queue.first() is members[3]
+    queue.push(members[1])  # preempted: back with its old number
+    order = []
+    while (member := queue.first()) is not None:
+        order.append(members.index(member))
+        queue.remove(member)
+    assert order == [1, 3, 0, 2]
+    assert len(queue) == 0
+
+
+def cache() -> KVCache:
+    return KVCache([LayerShape(1, 2, 2)], torch.float32, "cpu")
+
+
+def test_room_shrinks_what_is_too_large_and_refuses_what_does_not_fit() -> None:
+    """A cache that grew for many short rows gives way to one long row."""
+    batch, prompts = cache(), cache()
+    room = Room(8 * BLOCK, batch, prompts)
+    for _ in range(4):
+        assert room.has_row(100, 0)
+        batch.add_row()
+    assert not room.has_row(100, 0), "slots come in powers of two: 8, and one for prompts"
+    for _ in range(4):
+        batch.swap_remove(0)
+    assert room.longest == 4 * BLOCK
+    assert room.has_row(room.longest, room.longest)
+    batch.add_row()
+    batch.reserve(1, room.longest)
+    prompts.reserve(1, room.longest)
+    assert batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= room.positions
+
+
+def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:
+    """Committed positions are never lost."""
+    one = cache()
+    one.add_row()
+    one.reserve(1, BLOCK + 5)
+    one.advance(0, BLOCK + 5)
+    with pytest.raises(ValueError, match="do not fit"):
+        one.shrink(1, BLOCK)
+
+
+def chain(tokens: list[list[int]], lengths: list[int], laws: bool = False) -> Draft:
+    shape = (len(tokens), len(tokens[0]) + 1, 3)
+    return Draft(torch.tensor(tokens), torch.tensor(lengths), probs=torch.full(shape, 1 / 3) if laws else None)
+
+
+def test_drafts_side_by_side_keep_their_rows_whole() -> None:
+    """A drawn chain, a deterministic tree and nothing, of different widths."""
+    tree = Draft(torch.tensor([[1, 2, 1]] * 3), torch.tensor([0, 3, 0]), parents=torch.tensor([[-1, -1, 0]] * 3))
+    drawn = chain([[0, 2], [0, 0], [0, 0]], [2, 0, 0], laws=True)
+    both = side_by_side([drawn, tree], [0, 1, 0])
+    assert both.lists == ([[0, 2, 0], [1, 2, 1], [0, 0, 0]], [2, 3, 0])
+    assert both.parent_lists[0][:2] == [-1, 0]
+    assert both.parent_lists[1] == [-1, -1, 0]
+    assert both.is_sampled()[0, :2].all()
+    assert not both.is_sampled()[1].any()
+    assert both.probs is not None
+    assert both.probs[1].sum() == 0
+    alone = side_by_side([drawn, tree], [0, 0, 0])
+    assert alone.parents is None
+    assert alone.tokens is drawn.tokens
+
+
+def test_a_drafter_hears_what_was_said_in_rows_that_are_not_its_own() -> None:
+    """As if it had drafted nothing there."""
+    own = chain([[5, 6], [0, 0]], [2, 0])
+    draft = chain([[5, 6, 0], [7, 8, 9]], [2, 3])
+    lists = VerdictLists([[0, -1, -1], [0, 1, -1]], [1, 2], [3, 4], [False, False])
+    seen = verdict_for(own, [True, False], draft, Verdict.of_lists(lists, 3, torch.device("cpu"))).lists
+    assert seen.num_accepted == [1, 0]
+    assert seen.path[0] == [0, -1]
+    assert seen.next_token == [3, 7], "row 1 went on with token 7, another drafter's"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mode": "sometimes"}, "one of auto"), ({"mode": "fixed"}, "needs max_draft_tokens"),
+        ({"max_draft_tokens": 0}, "at least 1"), ({"mode": "off", "drafter": "ngram"}, "drafts nothing"),
+        ({"lossy": "typical", "invariant": True}, "contradict"),
+    ],
+)  # fmt: skip
+def test_speculation_that_contradicts_itself_is_refused(fields: dict, message: str) -> None:
+    """Before it reaches any engine."""
+    with pytest.raises(ConfigError, match=message):
+        Speculation(**fields)
+
+
+def test_seeded_requests_are_invariant_unless_they_say_otherwise() -> None:
+    """What same seed, same text means under load."""
+
+    def is_invariant(seed: int | None, **fields: object) -> bool:
+        speculation = Speculation(**fields)  # type: ignore[arg-type]
+        return Request(id="a", prompt=[1], params=SamplingParams(seed=seed), speculation=speculation).is_invariant
+
+    assert is_invariant(1)
+    assert not is_invariant(None)
+    assert not is_invariant(1, invariant=False)
+    assert is_invariant(None, invariant=True)
+    assert not is_invariant(1, lossy="typical")
+
+
+@pytest.mark.parametrize("fields", [{"max_num_seqs": 0}, {"kv_memory": 5}, {"prefix_share": 1.0}, {"max_queue": 0}])
+def test_settings_that_cannot_be_are_refused(fields: dict) -> None:
+    """By name."""
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        EngineSettings(**fields)
+
+
+def test_a_load_aware_control_knows_costs_before_the_first_request(engine_of: MakeEngine) -> None:
+    """For one row, for the most, and for numbers in between that were never measured."""
+    engine = engine_of(num_draft_tokens="auto:4", max_num_seqs=6, start=False)
+    goodput = engine._batch.control.inner
+    for rows in (1, 3, 6):
+        rates = goodput.goodput(rows)
+        assert rates is not None, f"nothing is known of {rows} rows"
+        assert all(rate > 0 for rate in rates.values())
+    engine.check_integrity()
+    engine.start()

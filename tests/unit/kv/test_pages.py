@@ -1,0 +1,107 @@
+"""Pages against the texts they hold: what comes out of the pool is what was put in, for these tokens and no others."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from outrider.kv.cache import KVCache, LayerShape
+from outrider.kv.pages import PagePool
+
+LAYERS = (LayerShape(2, 3, 3), LayerShape(1, 2, 4))
+PAGE = 4
+
+
+def cache_of(tokens: list[int]) -> KVCache:
+    """A row whose keys and values are a function of everything before them, as in a model."""
+    cache = KVCache(LAYERS, torch.float64, "cpu")
+    cache.add_row()
+    told = torch.tensor([hash(tuple(tokens[: place + 1])) % 9973 for place in range(len(tokens))], dtype=torch.float64)
+    for store in (*cache.keys, *cache.values):
+        store[0, : len(tokens)] = told[:, None, None]
+    cache.advance(0, len(tokens))
+    return cache
+
+
+def loaded(pool: PagePool, tokens: list[int]) -> int:
+    """How much of `tokens` the pool knows; what it gives must be what the model would have written."""
+    cache = KVCache(LAYERS, torch.float64, "cpu")
+    cache.add_row()
+    count = pool.load(tokens, cache, 0)
+    assert cache.lengths == [count]
+    for mine, real in zip(cache.read(0, 0, count), cache_of(tokens).read(0, 0, count), strict=True):
+        assert torch.equal(mine, real)
+    return count
+
+
+def pool_of(num_pages: int) -> PagePool:
+    return PagePool(LAYERS, torch.float64, "cpu", page=PAGE, num_pages=num_pages)
+
+
+def test_texts_share_what_they_begin_with() -> None:
+    """Whole pages only; a text that differs in its first token shares nothing."""
+    pool = pool_of(8)
+    text = list(range(10))
+    pool.save(text, cache_of(text), 0, 10)
+    assert pool.used == 2
+    assert loaded(pool, text) == 8
+    assert loaded(pool, [*text[:7], 99, 99]) == 4
+    assert loaded(pool, [99, *text]) == 0
+    assert pool.known(text[:4]) == 4
+    other = [*text[:4], 50, 51, 52, 53]
+    pool.save(other, cache_of(other), 0, 8)
+    assert pool.used == 3, "the first page is shared"
+    assert (pool.queries, pool.hits) == (30, 12)
+
+
+def test_only_committed_positions_are_kept() -> None:
+    """A length short of a page's end keeps nothing of that page."""
+    pool = pool_of(4)
+    text = list(range(8))
+    pool.save(text, cache_of(text), 0, 7)
+    assert loaded(pool, text) == 4
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    """A beginning outlives its continuations, and a text that is used stays."""
+    pool = pool_of(3)
+    first, second = [1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9, 9]
+    pool.save(first, cache_of(first), 0, 8)
+    pool.save(second, cache_of(second), 0, 4)
+    assert loaded(pool, first[:4]) == 4  # the page of 5..8 is the oldest leaf now
+    third = [7, 7, 7, 7]
+    pool.save(third, cache_of(third), 0, 4)
+    assert [loaded(pool, text) for text in (first, second, third)] == [4, 4, 4]
+
+
+def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
+    """Its own pages are not dropped to make room for its later ones."""
+    pool = pool_of(2)
+    text = list(range(20))
+    pool.save(text, cache_of(text), 0, 20)
+    assert loaded(pool, text) == 8
+    pool.clear()
+    assert loaded(pool, text) == 0
+    pool.check_integrity()
+
+
+def test_a_pool_without_pages_knows_nothing() -> None:
+    """As when the operator wants none."""
+    pool = pool_of(0)
+    pool.save([1, 2, 3, 4], cache_of([1, 2, 3, 4]), 0, 4)
+    assert loaded(pool, [1, 2, 3, 4]) == 0
+
+
+def test_random_histories() -> None:
+    """Thousands of texts over few tokens, so that they share and evict one another all the time."""
+    rng, pool = random.Random(1), pool_of(12)
+    hits = 0
+    for _ in range(1500):
+        text = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
+        if rng.random() < 0.5:
+            pool.save(text, cache_of(text), 0, len(text))
+        else:
+            hits += loaded(pool, text)
+        pool.check_integrity()
+    assert hits > 500

@@ -1,0 +1,236 @@
+"""Block heads: their arithmetic against one written out from the papers, and every layout that the world publishes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.errors import CapabilityError, CheckpointError, ConfigError
+from outrider.models.heads.block import BlockConfig, BlockHead
+from outrider.models.heads.block_files import block_signals, export_block, load_block, save_block
+
+H, V, HEADS, KV, D, LAYERS = 16, 13, 4, 2, 6, 2  # D is not H / HEADS
+TARGET_LAYERS = 8
+
+
+def config_of(**changes: Any) -> BlockConfig:
+    values: dict[str, Any] = {
+        "hidden_size": H, "intermediate_size": 20, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": KV, "head_dim": D,
+        "vocab_size": V, "block_size": 4, "target_hidden_size": H, "target_layers": (2, 6), "num_target_layers": TARGET_LAYERS,
+        "mask_token_id": 5, "markov_rank": 3, "confidence": True, "trained_for": "a/target",
+    }  # fmt: skip
+    return BlockConfig(**{**values, **changes})
+
+
+def random_head(token_ids: Tensor | None = None, **changes: Any) -> BlockHead:
+    torch.manual_seed(0)
+    head = BlockHead(config_of(**changes), token_ids)
+    for weight in head.parameters():
+        weight.data.copy_(torch.randn(weight.shape) * 0.4)
+    head.bind(torch.nn.Embedding(V, H), torch.nn.Linear(H, V, bias=False))
+    return head.requires_grad_(False).eval()
+
+
+def norm(states: Tensor, weight: Tensor) -> Tensor:
+    return states * torch.rsqrt((states**2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def rotated(states: Tensor, position: int, theta: float = 10000.0) -> Tensor:
+    """RoPE of one vector (D,), half against half, as Llama and Qwen have it."""
+    half = D // 2
+    angles = torch.tensor([position * theta ** (-2 * i / D) for i in range(half)])
+    first, second = states[:half], states[half:]
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()])
+
+
+def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int], *, causal: bool = False) -> Tensor:
+    """States of a block behind T context positions, vector by vector."""
+    weights = head.state_dict()
+    context = norm(torch.cat(hidden, dim=-1) @ weights["fc.weight"].T, weights["hidden_norm.weight"])  # (T, H)
+    states = head.tables()[0].weight[tokens]
+    start = len(context)
+    for layer in range(LAYERS):
+        get = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items()}
+        normed = norm(states, get["input_layernorm.weight"])
+        sources = [*context, *normed]
+        mixed = []
+        for slot in range(len(tokens)):
+            heads = []
+            for index in range(HEADS):
+                rows = slice(index * D, (index + 1) * D)
+                group = slice((index // (HEADS // KV)) * D, (index // (HEADS // KV) + 1) * D)
+                query = norm(get["self_attn.q_proj.weight"][rows] @ normed[slot], get["self_attn.q_norm.weight"])
+                query = rotated(query, start + slot)
+                seen = range(start + slot + 1) if causal else range(len(sources))
+                keys = [norm(get["self_attn.k_proj.weight"][group] @ sources[i], get["self_attn.k_norm.weight"]) for i in seen]
+                scores = torch.stack([query @ rotated(key, i) for i, key in enumerate(keys)]) / math.sqrt(D)
+                values = torch.stack([get["self_attn.v_proj.weight"][group] @ sources[i] for i in seen])
+                heads.append(scores.softmax(-1) @ values)
+            mixed.append(get["self_attn.o_proj.weight"] @ torch.cat(heads))
+        states = states + torch.stack(mixed)
+        normed = norm(states, get["post_attention_layernorm.weight"])
+        inner = F.silu(normed @ get["mlp.gate_proj.weight"].T) * (normed @ get["mlp.up_proj.weight"].T)
+        states = states + inner @ get["mlp.down_proj.weight"].T
+    return norm(states, weights["norm.weight"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_pass_by_hand(causal: bool) -> None:
+    """Catches queries from the context, keys that miss a norm or a rotation, a block that does not see itself."""
+    head, hidden = random_head(causal=causal), [torch.randn(5, H), torch.randn(5, H)]
+    held = head.context_keys(head.context([states[None] for states in hidden]), torch.arange(5)[None])
+    tokens = head.block_tokens(torch.tensor([7]))
+    assert tokens.tolist() == [[7, 5, 5, 5]]
+    mask = torch.ones(4, 9).tril(5).bool() if causal else None
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        both = [torch.cat(pair, dim=2) for pair in zip(held[layer], (keys, values), strict=True)]
+        return F.scaled_dot_product_attention(queries, *both, attn_mask=mask, enable_gqa=True)
+
+    states = head(tokens, torch.arange(5, 9)[None], attend)[0]
+    torch.testing.assert_close(states, reference(head, hidden, [7, 5, 5, 5], causal=causal), rtol=1e-4, atol=1e-5)
+
+
+def test_markov_and_confidence_by_hand() -> None:
+    """Catches a correction or a confidence that reads another token than the one before."""
+    head, states = random_head(), torch.randn(2, H)
+    before = torch.tensor([3, 9])
+    markov = head.markov_head
+    wanted = head.logits(states) + markov.markov_w1.weight[before] @ markov.markov_w2.weight.T
+    torch.testing.assert_close(head.corrected(head.logits(states), states, before), wanted)
+    proj = head.confidence_head.proj
+    features = torch.cat([states, markov.markov_w1.weight[before]], dim=-1)
+    torch.testing.assert_close(head.confidence(0, states, before), torch.sigmoid(features @ proj.weight[0] + proj.bias))
+    calibrated = random_head(temperatures=(1.0, 2.0))
+    torch.testing.assert_close(
+        calibrated.confidence(1, states, before), torch.sigmoid(calibrated.confidence_logits(states, before) / 2)
+    )
+
+
+SHAPES: list[dict[str, Any]] = [
+    {}, {"markov_gated": True}, {"markov_rank": 0, "confidence_with_markov": False},
+    {"sample_from_anchor": False, "causal": True},
+    {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False},
+    {"own_embedding": True, "own_output": True}, {"qk_norm": False, "attention_bias": True}, {"temperatures": (0.5, 1.5)},
+    {"embedding_scale": 2.0, "logit_scale": 0.5, "softcap": 30.0, "norm_eps": 1e-5, "max_positions": 99},
+    {"rope": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}}, {"target_layers": (0, -1)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", SHAPES, ids=str)
+@pytest.mark.parametrize("layout", ["saved", "raw", "speculators"])
+def test_what_is_written_comes_back(tmp_path: Path, changes: dict[str, Any], layout: str) -> None:
+    """Every flag survives, in every layout: none is lost, none gets a default instead."""
+    head = random_head(**changes)
+    if layout == "speculators" and -1 in head.config.target_layers:
+        with pytest.raises(ConfigError, match="export this head as 'raw'"):
+            export_block(head, tmp_path, layout)
+        return
+    if layout == "saved":
+        save_block(head, tmp_path)
+    else:
+        export_block(head, tmp_path, layout)
+    again = load_block(tmp_path, H, V, TARGET_LAYERS)
+    assert again.config == head.config
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    assert block_signals(tmp_path, TARGET_LAYERS) == head.config.target_layers
+
+
+def test_a_reduced_vocabulary(tmp_path: Path) -> None:
+    """Catches d2t read as ids: it holds offsets. Logits stand at the target's ids."""
+    ids = torch.tensor([1, 4, 12])
+    head = random_head(ids, draft_vocab_size=3, own_output=True)
+    save_block(head, tmp_path)
+    assert load_file(str(tmp_path / "model.safetensors"))["d2t"].tolist() == [1, 3, 10]
+    again = load_block(tmp_path, H, V, TARGET_LAYERS)
+    states = torch.randn(2, H)
+    full = again.in_full(again.corrected(again.logits(states), states, torch.tensor([3, 9])))
+    assert full.shape == (2, V)
+    torch.testing.assert_close(full[:, ids], head.corrected(head.logits(states), states, torch.tensor([3, 9])))
+    assert float(full.softmax(-1)[:, ids].sum()) == pytest.approx(2)
+
+
+def test_exports_with_tables_stand_alone(tmp_path: Path) -> None:
+    head = random_head()
+    export_block(head, tmp_path, "raw", tables=True)
+    again = load_block(tmp_path, H, V, TARGET_LAYERS)
+    states = torch.randn(1, H)
+    torch.testing.assert_close(again.logits(states), head.logits(states))
+    assert torch.equal(again.embed(torch.tensor([4])), head.embed(torch.tensor([4])))
+    with pytest.raises(ConfigError, match="Did you mean 'raw'"):
+        export_block(head, tmp_path, "rav")
+
+
+def published(folder: Path, changes: dict[str, Any] | None = None, **tensors: Tensor) -> Path:
+    """A DFlash folder as z-lab writes it."""
+    plain = {"markov_rank": 0, "confidence": False, "confidence_with_markov": False}
+    folder.mkdir()
+    found = {f"model.{name}": tensor.clone() for name, tensor in random_head(**plain).state_dict().items()}
+    save_file({**found, **tensors}, str(folder / "model.safetensors"))
+    config = {
+        "architectures": ["DFlashDraftModel"], "block_size": 4, "hidden_size": H, "num_attention_heads": HEADS,
+        "num_hidden_layers": 5, "head_dim": D, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_scaling": None,
+        "num_target_layers": TARGET_LAYERS, "max_position_embeddings": 40960, "attention_bias": False, "hidden_act": "silu",
+        "layer_types": ["full_attention"] * LAYERS, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 5]},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, **(changes or {})}))
+    return folder
+
+
+def test_a_published_dflash_folder(tmp_path: Path) -> None:
+    """Catches layer ids read as inputs (they count outputs), a block whose anchor guesses, a layer count from the config."""
+    head = load_block(published(tmp_path / "a"), H, V, TARGET_LAYERS)
+    assert head.config.target_layers == (2, 6)
+    assert not head.config.sample_from_anchor
+    assert head.config.num_guesses == 3
+    assert head.config.num_layers == LAYERS
+    assert head.config.rope == {"rope_type": "default", "rope_theta": 1e6}
+    last = load_block(published(tmp_path / "b", {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [-1, 7]}}), H, V, 8)
+    assert last.config.target_layers == (0, -1)  # the embeddings, and what stands behind the final norm
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention"), ({"hidden_act": "gelu"}, "gelu"),
+        ({"projector_type": "domino"}, "domino"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CapabilityError, match=words):
+        load_block(published(tmp_path / "a", changes), H, V, TARGET_LAYERS)
+
+
+def test_parts_of_other_heads_are_refused(tmp_path: Path) -> None:
+    rnn = published(tmp_path / "a", None, **{"markov_head.joint_proj.weight": torch.zeros(2, 2)})
+    with pytest.raises(CapabilityError, match="'rnn'"):
+        load_block(rnn, H, V, TARGET_LAYERS)
+    other = published(tmp_path / "b", None, **{"prefix_gru.weight_ih_l0": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match=r"no part of a block head.*prefix_gru"):
+        load_block(other, H, V, TARGET_LAYERS)
+
+
+def test_messages_say_what_does_not_fit(tmp_path: Path) -> None:
+    folder = published(tmp_path / "a", {"base_model_name_or_path": "Qwen/Qwen3-4B"})
+    with pytest.raises(CheckpointError, match=r"trained for 'Qwen/Qwen3-4B'\).*'fc.weight' reads 32 numbers.*have 64"):
+        load_block(folder, 32, V, TARGET_LAYERS)
+    with pytest.raises(CheckpointError, match=r"8 layers; this one has 9. It was trained for another target"):
+        load_block(folder, H, V, 9)
+    with pytest.raises(CheckpointError, match="mask_token_id 5 is no token"):
+        load_block(folder, H, 4, TARGET_LAYERS)
+    for number, gap in enumerate(("mask_token_id", "target_layer_ids")):
+        values = {"mask_token_id": 5, "target_layer_ids": [1, 5]}
+        del values[gap]
+        with pytest.raises(CheckpointError, match=gap):
+            load_block(published(tmp_path / f"gap{number}", {"dflash_config": values}), H, V, TARGET_LAYERS)
+    with pytest.raises(CheckpointError, match="no folder"):
+        block_signals(tmp_path / "nowhere", TARGET_LAYERS)

@@ -1,0 +1,173 @@
+"""Hidden states out of passes over our cache, against transformers' own `output_hidden_states` of the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models import compile as compiling
+from outrider.models.lm import LM, PREFILL_CHUNK
+from outrider.models.load import build_lm
+from outrider.models.probe import check_compiled, probe_logits
+from tests.contract.test_architectures import CONFIGS, make_module
+from tests.helpers import tiny_llama
+
+FAMILIES = ("llama", "qwen3", "gemma2", "gpt2", "phi", "opt", "mistral")
+CPU = torch.device("cpu")
+
+
+def subject(name: str) -> tuple[LM, nn.Module]:
+    module = make_module(*CONFIGS[name])
+    return build_lm(module, name, torch.float32, CPU), module
+
+
+def keys_of(module: nn.Module) -> tuple[int, ...]:
+    return (-1, *range(module.config.get_text_config().num_hidden_layers + 1))
+
+
+@torch.inference_mode()
+def own_states(module: nn.Module, tokens: list[int]) -> dict[int, Tensor]:
+    """(T, H) by key, as transformers gives them; behind the last layer it gives only the normed ones, so that is left out."""
+    module.set_attn_implementation("eager")
+    found = module(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    module.set_attn_implementation("outrider")
+    return {layer: states[0] for layer, states in enumerate(found[:-1])} | {-1: found[-1][0]}
+
+
+def text_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 96, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def same(ours: dict[int, Tensor], expected: dict[int, Tensor], columns: list[int]) -> None:
+    """`ours` (T, H) are the expected ones at these positions."""
+    for key, states in expected.items():
+        torch.testing.assert_close(ours[key], states[columns], rtol=1e-4, atol=2e-4, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.inference_mode()
+def test_chain_ragged_batch_and_tree(name: str) -> None:
+    """Catches a hook on the wrong layer, before the scaling of embeddings, or one that hears only the last logit column."""
+    lm, module = subject(name)
+    lm.capture = keys_of(module)
+    texts = [text_of(9, 1), text_of(17, 2)]
+    heard: list[tuple[int, int, dict[int, Tensor]]] = []
+    for _ in texts:
+        lm.kv.add_row()
+    lm.catch_up(texts, lambda row, start, hidden: heard.append((row, start, hidden)))
+    assert [(row, start) for row, start, _ in heard] == [(0, 0), (1, 0)]
+    for (_, _, hidden), text in zip(heard, texts, strict=True):
+        same(hidden, own_states(module, text), list(range(len(text) - 1)))
+    news = text_of(5, 3)
+    parents = [-1, -1, 0, 1]  # news[1] and news[2] follow the pending token, news[3] the first, news[4] the second
+    tokens = torch.tensor([[text[-1], *news[1:]] for text in texts])
+    lm.forward(tokens)
+    chain = lm.hidden
+    lm.forward(tokens, torch.tensor([parents] * 2), columns=torch.zeros(1, dtype=torch.int64))
+    for row, text in enumerate(texts):
+        end = len(text) - 1
+        same({key: states[row] for key, states in chain.items()}, own_states(module, text + news[1:]), list(range(end, end + 5)))
+        for branch in ([0, 1, 3], [0, 2, 4]):
+            alone = own_states(module, text + [news[node] for node in branch[1:]])
+            same({key: states[row, branch] for key, states in lm.hidden.items()}, alone, [end, end + 1, end + 2])
+
+
+@torch.inference_mode()
+def test_behind_the_last_layer_is_before_the_norm() -> None:
+    """Catches key L that is already normed, as transformers' own last entry is."""
+    lm, module = subject("llama")
+    lm.capture = (3, -1)
+    lm.kv.add_row()
+    lm.forward(torch.tensor([text_of(6)]))
+    assert not torch.allclose(lm.hidden[3], lm.hidden[-1])
+    torch.testing.assert_close(module.model.norm(lm.hidden[3]), lm.hidden[-1])
+    torch.testing.assert_close(module.lm_head(lm.hidden[-1]), lm.forward(torch.tensor([text_of(6)])))
+
+
+@torch.inference_mode()
+def test_long_prompts_padded_and_split_passes() -> None:
+    """Catches hidden states that keep their padding, or those of the last of several passes only."""
+    lm, module = subject("llama")
+    text = text_of(PREFILL_CHUNK + 40)
+    module.config.max_position_embeddings = 512
+    lm.shape = replace(lm.shape, context_length=512)
+    lm.capture = (0, 2)
+    lm.limits = replace(lm.limits, granularity=8, max_tokens_per_pass=8)
+    heard = []
+    lm.kv.add_row()
+    lm.catch_up([text], lambda row, start, hidden: heard.append((start, hidden)))
+    assert [start for start, _ in heard] == [0, PREFILL_CHUNK]
+    whole = {key: torch.cat([hidden[key] for _, hidden in heard]) for key in lm.capture}
+    expected = own_states(module, text)
+    same(whole, {key: expected[key] for key in lm.capture}, list(range(len(text) - 1)))
+    other = text_of(6, 5)
+    lm.kv.add_row()
+    lm.catch_up([text, other])
+    lm.forward(torch.tensor([[text[-1], 5, 6], [other[-1], 7, 8]]))
+    assert {key: tuple(states.shape) for key, states in lm.hidden.items()} == {0: (2, 3, 32), 2: (2, 3, 32)}
+    expected = own_states(module, [*other, 7, 8])
+    same({key: states[1] for key, states in lm.hidden.items()}, {key: expected[key] for key in lm.capture}, [5, 6, 7])
+
+
+@torch.inference_mode()
+def test_nobody_listens_nothing_is_kept_and_no_bit_changes() -> None:
+    """Catches hooks that stay behind, and passes whose logits depend on who listens."""
+    lm, module = subject("llama")
+    lm.kv.add_row()
+    tokens = torch.tensor([text_of(7)])
+    before = lm.forward(tokens)
+    assert lm.hidden == {}
+    lm.capture = (1, -1)
+    assert torch.equal(lm.forward(tokens), before)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def test_keys_that_name_nothing_are_refused() -> None:
+    """Catches a head of a deeper model that would read another layer without a word."""
+    lm, _ = subject("llama")
+    lm.kv.add_row()
+    lm.capture = (4,)
+    with pytest.raises(ConfigError, match=r"layer 4.*0\.\.2"):
+        lm.forward(torch.tensor([[3, 4]]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.cannot_compile() is not None, reason=str(compiling.cannot_compile()))
+@torch.inference_mode()
+def test_compiled_equals_eager(tmp_path: Path) -> None:
+    """Catches outputs of the program in another order, or a plain program taken for one with hidden states."""
+    module = tiny_llama(96, num_hidden_layers=3)
+    lm = build_lm(module, "tiny", torch.float32, CPU)
+    expected_logits = probe_logits(lm)
+    lm.capture = (2, 0, -1, 3)
+    for _ in range(2):
+        lm.kv.add_row()
+    tokens, parents = torch.tensor([text_of(6, 1), text_of(6, 2)]), torch.tensor([[-1, -1, 0, 1, 3]] * 2)
+    eager = []
+    for tree in (None, parents):
+        logits = lm.forward(tokens, tree)
+        eager.append((logits, lm.hidden))
+    signals = (-1, 0, 2, 3)
+    path = tmp_path / "pass.pt2"
+    compiling.compile_pass(lm, module, path, signals)
+    lm.run = compiling.load_pass(path, signals)
+    for tree, (logits, hidden) in zip((None, parents), eager, strict=True):
+        torch.testing.assert_close(lm.forward(tokens, tree), logits, rtol=1e-4, atol=1e-4)
+        assert list(lm.hidden) == [2, 0, -1, 3]
+        for key, states in hidden.items():
+            torch.testing.assert_close(lm.hidden[key], states, rtol=1e-4, atol=1e-4)
+    lm.capture = ()
+    for _ in range(2):
+        lm.kv.swap_remove(0)
+    check_compiled(lm, "tiny", expected_logits)
+    lm.kv.add_row()
+    lm.capture = (1,)
+    with pytest.raises(CapabilityError, match="compiled target"):
+        lm.forward(torch.tensor([[3, 4]]))
+    assert compiling.pass_purpose() == "pass"
+    assert len({compiling.package_path(lm, module, compiling.pass_purpose(found)) for found in ((), (1,), (-1, 1))}) == 3
