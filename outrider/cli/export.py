@@ -1,0 +1,40 @@
+"""`outrider export FOLDER`: a trained drafter in the layout that vLLM, SGLang, Medusa's code or transformers reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.errors import ConfigError
+
+Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
+TargetOption = Annotated[
+    str, typer.Option("--target", help="Whom it drafts for: 'demo', a local folder, or a hub id.", show_default=False)
+]
+To = Annotated[str, typer.Option(help="Layout: raw, speculators, medusa, vllm or transformers.", show_default=False)]
+Out = Annotated[Path, typer.Option(help="New folder.", show_default=False)]
+Check = Annotated[bool, typer.Option("--check", help="Load it again, and compare every tensor and the config.")]
+
+
+def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check = False) -> int:
+    """Write a trained drafter in a published layout."""
+    from outrider.cli.session import progress, quieten_libraries
+
+    with progress(f"loading {target}") as status:
+        from outrider.build import DEMO
+        from outrider.demo import demo_paths
+        from outrider.train import export as exporting
+
+        quieten_libraries()
+        if to not in exporting.LAYOUTS:
+            raise ConfigError(f"--to takes one of {', '.join(exporting.LAYOUTS)}; got '{to}'")
+        loaded = exporting.Target.load(str(demo_paths().target) if target == DEMO else target)
+        status(f"writing {out}")
+        kind = exporting.export(folder, to, out, loaded)
+        lines = exporting.check(folder, kind, out, loaded) if check else []
+    for line in [f"{kind} written to {out} in layout {to}", *lines]:
+        sys.stdout.write(f"{line}\n")
+    return 0

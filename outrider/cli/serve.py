@@ -1,0 +1,165 @@
+"""`outrider serve TARGET`: an OpenAI-compatible server; several models and routes with --config."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from outrider.cli.options import ModelOptions, with_groups
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.engine.settings import EngineSettings
+    from outrider.serve.settings import ServerSettings
+
+SERVER = "Server"
+ENGINE = "Engine"
+WATCHING = "Watching"
+KEY_VARIABLE = "OUTRIDER_API_KEY"
+Target = Annotated[
+    str | None, typer.Argument(help="'demo', a local folder, or a hub id; none with --config.", show_default=False)
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Models and routes from a TOML file.", metavar="FILE", show_default=False, rich_help_panel=SERVER),
+]
+
+
+def _option(panel: str, text: str, default: str | bool = False, *names: str, **extra: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=default, **extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Where the server listens and whom it lets in. None: as the configuration file says, else the default shown."""
+
+    host: Annotated[str | None, _option(SERVER, "Address to listen on; 0.0.0.0 is all of them.", "127.0.0.1")] = None
+    port: Annotated[int | None, _option(SERVER, "0 takes a free one.", "8000")] = None
+    api_key: Annotated[
+        list[str] | None, _option(SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY")
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None, _option(SERVER, "A web page's origin that may ask; may be given again; * is all.", metavar="URL")
+    ] = None
+    ssl_certfile: Annotated[Path | None, _option(SERVER, "Certificate for TLS.", metavar="FILE")] = None
+    ssl_keyfile: Annotated[Path | None, _option(SERVER, "Its private key.", metavar="FILE")] = None
+    max_body_bytes: Annotated[int | None, _option(SERVER, "Larger bodies are refused.", "8 MiB")] = None
+    request_timeout: Annotated[float | None, _option(SERVER, "Seconds after which an answer is cut off.", "600")] = None
+    drain_timeout: Annotated[
+        float | None, _option(SERVER, "Seconds that running requests have to finish after SIGTERM.", "30")
+    ] = None
+    log_format: Annotated[Literal["human", "json"] | None, _option(WATCHING, "human or json.", "human")] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, _option(WATCHING, "Least severity of log lines.", "info")
+    ] = None
+    log_requests: Annotated[
+        Path | None, _option(WATCHING, "Write requests and answers, with their texts.", metavar="FILE")
+    ] = None
+    otlp_endpoint: Annotated[str | None, _option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL")] = None
+    no_self_test: Annotated[
+        bool, _option(WATCHING, "Do not try at the start whether drafting pays.", False, "--no-self-test")
+    ] = False
+
+    def given(self) -> dict[str, Any]:
+        """Fields of `ServerSettings` that the command line or the environment sets."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        keys = list(values.pop("api_key") or [])
+        if KEY_VARIABLE in os.environ:
+            keys.append(os.environ[KEY_VARIABLE])
+        values |= {
+            "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
+            "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
+            "self_test": False if values.pop("no_self_test") else None,
+        }  # fmt: skip
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the one model of a server without --config is run."""
+
+    served_model_name: Annotated[str | None, _option(ENGINE, "What clients call the model.", "the target")] = None
+    max_num_seqs: Annotated[int | None, _option(ENGINE, "Requests decoded at the same time.", "32")] = None
+    max_queue: Annotated[int | None, _option(ENGINE, "Requests that may wait; more are told to come again.", "256")] = None
+    kv_memory: Annotated[
+        str | None, _option(ENGINE, "Memory for keys and values, like 4GiB.", "half of what is free, 8 GiB at most")
+    ] = None
+    extra_drafter: Annotated[
+        list[str] | None, _option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME")
+    ] = None
+    allow_lossy: Annotated[
+        list[str] | None, _option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME")
+    ] = None
+
+    def engine(self) -> EngineSettings:
+        """Raises ConfigError for values out of range."""
+        from outrider.cli.quantities import memory
+        from outrider.engine.settings import EngineSettings
+
+        values: dict[str, Any] = {"max_num_seqs": self.max_num_seqs, "max_queue": self.max_queue}
+        if self.kv_memory is not None:
+            values["kv_memory"] = memory("--kv-memory", self.kv_memory)
+        return EngineSettings(**{name: value for name, value in values.items() if value is not None})
+
+
+@with_groups
+def serve(
+    model: ModelOptions,
+    engine: EngineOptions,
+    listen: ListenOptions,
+    target: Target = None,
+    config: Config = None,
+) -> int:
+    """Answer OpenAI clients: completions, chat, streaming, tools, structured output."""
+    settings = _settings(target, config, model, engine, listen)
+    _check_installed()
+    from outrider.cli.session import quieten_libraries
+    from outrider.serve.run import run_server
+
+    quieten_libraries()
+    run_server(settings, status=_say)
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _settings(
+    target: str | None, config: Path | None, model: ModelOptions, engine: EngineOptions, listen: ListenOptions
+) -> ServerSettings:
+    """Raises ConfigError, before anything heavy is loaded where that is possible."""
+    from outrider.build import Options
+    from outrider.cli.bench_options import changed
+    from outrider.serve.settings import ServedModel, ServerSettings
+
+    if config is not None:
+        from outrider.serve.config_file import read_config
+
+        unused = [*(["the target"] if target is not None else []), *changed(model, engine)]
+        if unused:
+            raise ConfigError(f"--config says which models are served: leave out {', '.join(unused)}")
+        return read_config(config, listen.given())
+    if target is None:
+        raise ConfigError("name a model to serve ('demo', a folder or a hub id), or a --config FILE")
+    served = ServedModel(
+        name=engine.served_model_name or target,
+        options=Options(target=target, **model.llm_arguments()),
+        engine=engine.engine(),
+        extra_drafters=tuple(engine.extra_drafter or ()),
+        allow_lossy=tuple(engine.allow_lossy or ()),
+    )
+    return ServerSettings(models=(served,), **listen.given())
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "uvicorn", "structlog") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serving needs {', '.join(missing)}: pip install 'outrider[serve]'")

@@ -1,0 +1,99 @@
+"""`outrider train KIND`: from a target and prompts to a trained, measured drafter in one folder."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.options import MachineOptions, with_groups
+from outrider.cli.train_options import (
+    MeasuringOptions,
+    ReportOptions,
+    ResponseOptions,
+    TextOptions,
+    TrainingOptions,
+    num_bytes,
+)
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.train.run import TrainSpec
+
+INTERRUPTED = 130
+Kind = Annotated[
+    str,
+    typer.Argument(
+        help="draft-model, medusa, eagle, eagle3, block, early-exit or acceptance.", show_default=False, metavar="KIND"
+    ),
+]
+TargetOption = Annotated[str, typer.Option("--target", help="'demo', a local folder, or a hub id.", show_default=False)]
+Out = Annotated[
+    Path, typer.Option(help="Folder of the run; the drafter is in its 'drafter'.", rich_help_panel=OUTPUT, show_default=False)
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=OUTPUT)]
+OnlyResponses = Annotated[
+    bool, typer.Option("--only-responses", help="End when the target has answered all prompts.", rich_help_panel=OUTPUT)
+]
+
+
+@with_groups
+def train(
+    kind: Kind,
+    target: TargetOption,
+    out: Out,
+    texts: TextOptions,
+    answers: ResponseOptions,
+    training: TrainingOptions,
+    machine: MachineOptions,
+    measuring: MeasuringOptions,
+    report: ReportOptions,
+    resume: Resume = False,
+    only_responses: OnlyResponses = False,
+) -> int:
+    """Train a drafter for a target: its responses, its features, training, before and after."""
+    OutputOptions(html=report.html, markdown=report.markdown).check()
+    given = texts.from_traffic or texts.prompts
+    if given is None and (answers != ResponseOptions() or machine.draft is not None):
+        raise ConfigError("options of --drafter, --draft and sampling mean nothing without --prompts or --from-traffic")
+    spec = _spec(kind, target, out, texts, answers, training, machine, measuring)
+    spec = replace(spec, resume=resume, only_responses=only_responses)
+    from outrider.cli.session import quieten_libraries
+    from outrider.train.run import run_training
+
+    quieten_libraries()
+    try:
+        with shown_progress() as progress:
+            result = run_training(spec, progress, command_line())
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; what is finished is in {out}: the same command with --resume goes on\n")
+        return INTERRUPTED
+    if result is not None:
+        deliver(result, OutputOptions(html=report.html, markdown=report.markdown, json=report.json))
+        sys.stderr.write(f"written: {out / 'drafter'}, {out / 'result.json'}\n")
+    return 0
+
+
+def _spec(
+    kind: str, target: str, out: Path, texts: TextOptions, answers: ResponseOptions, training: TrainingOptions,
+    machine: MachineOptions, measuring: MeasuringOptions,
+) -> TrainSpec:  # fmt: skip
+    """Raises ConfigError."""
+    from outrider.build import DEMO
+    from outrider.demo import demo_paths
+    from outrider.train.run import TrainSpec
+
+    options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
+    if target == DEMO:
+        pair = demo_paths()
+        draft = str(pair.draft) if options.draft is None and answers.drafter in ("auto", "draft-model") else options.draft
+        options = replace(options, target=str(pair.target), draft=draft)
+    return TrainSpec(
+        kind=kind, options=options, name=target, out=out, material=texts.material(out),
+        responses=answers.plan(training.seed), init=training.init, settings=training.settings(), config=training.config(),
+        feature_cache=num_bytes("--feature-cache", training.feature_cache), measure=measuring.plan(training.seed),
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""The options of `outrider train`, in groups; each group knows what it means for the library."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from outrider.cli.bench_options import numbers
+from outrider.cli.lab import OUTPUT
+from outrider.cli.options import SAMPLING
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.train.config import TrainConfig
+    from outrider.train.material import Material
+    from outrider.train.measure import MeasurePlan
+    from outrider.train.responses import ResponsePlan
+
+TEXTS, TRAINING, MEASURING = "Texts", "Training", "Measuring"
+GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on, made on the spot
+BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Where texts come from."""
+
+    prompts: Annotated[
+        str | None,
+        _option(
+            TEXTS, "Prompts that the target answers: a file, a named workload (docs/workloads.md), several with + between, or "
+            "demo:N for N problems of the demo's training split.", metavar="FILE_OR_NAME", show_default=False,
+        ),
+    ] = None  # fmt: skip
+    responses: Annotated[
+        Path | None,
+        _option(TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE", show_default=False),
+    ] = None
+    from_traffic: Annotated[
+        str | None,
+        _option(TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", show_default=False),
+    ] = None
+    recorded_answers: Annotated[
+        bool, _option(TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.", "--recorded-answers")
+    ] = False
+    limit: Annotated[int | None, _option(TEXTS, "Most prompts.", min=1, show_default="all")] = None
+    on_bad: Annotated[Literal["refuse", "skip"], _option(TEXTS, "Bad lines, and prompts that do not fit.")] = "refuse"
+    data: Annotated[Path | None, _option(TEXTS, "Folder with the files of named workloads.", show_default=False)] = None
+    chat_template: Annotated[
+        bool,
+        _option(TEXTS, "Wrap conversations in the model's chat template, or feed them as plain text.", "--chat-template/--raw"),
+    ] = True
+
+    def material(self, out: Path) -> Material:
+        """Raises ConfigError."""
+        from outrider.train.material import Material
+
+        match = GENERATED.fullmatch(self.prompts or "")
+        prompts = str(_generated(int(match[1]), out)) if match else self.prompts
+        return Material(
+            prompts=prompts, responses=self.responses, traffic=self.from_traffic, recorded_answers=self.recorded_answers,
+            limit=self.limit, on_bad=self.on_bad, chat_template=self.chat_template, data=self.data,
+        )  # fmt: skip
+
+
+def _generated(count: int, out: Path) -> Path:
+    """A file of problems beside the run. A run that is there already keeps its own."""
+    from itertools import islice
+    from json import dumps
+
+    from outrider.demo.problems import problems
+
+    path = out / "prompts.jsonl"
+    if count < 2:
+        raise ConfigError(f"--prompts demo:{count}: at least two prompts are needed")
+    if not (out / "config.json").exists():
+        lines = [dumps({"prompt": one.prompt, "task": "reasoning"}) for one in islice(problems(1), count)]
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseOptions:
+    """How the target answers."""
+
+    drafter: Annotated[str, _option(TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")] = "auto"
+    temperature: Annotated[str, _option(SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")] = "0,1"
+    samples: Annotated[int, _option(SAMPLING, "Responses to each prompt.", min=1)] = 1
+    max_new_tokens: Annotated[int, _option(SAMPLING, "Most tokens of a response.")] = 256
+    top_k: Annotated[int, _option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")] = 0
+    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0
+    min_p: Annotated[float, _option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")] = 0.0
+    max_num_seqs: Annotated[int, _option(SAMPLING, "Responses made at once.", min=1)] = 8
+
+    def plan(self, seed: int) -> ResponsePlan:
+        """Raises ConfigError."""
+        from outrider.train.responses import ResponsePlan
+
+        return ResponsePlan(
+            temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.samples,
+            max_new_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The fields of TrainConfig that are often set; all others with --set."""
+
+    init: Annotated[
+        Path | None, _option(TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", show_default=False)
+    ] = None
+    init_layers: Annotated[
+        str | None, _option(TRAINING, "Kind draft-model: start from the target's layers, how many or which.", show_default=False)
+    ] = None
+    option: Annotated[
+        list[str] | None,
+        _option(TRAINING, "A setting of the kind; may be given again.", metavar="NAME=VALUE", show_default=False),
+    ] = None
+    epochs: Annotated[int | None, _option(TRAINING, "Passes over the texts.", show_default="by the target's size")] = None
+    batch_size: Annotated[int | None, _option(TRAINING, "Texts per step.", show_default="by the target's size")] = None
+    lr: Annotated[float | None, _option(TRAINING, "Highest learning rate.", show_default="by kind and size")] = None
+    seed: Annotated[int, _option(TRAINING, "Of everything that is drawn.", min=0)] = 0
+    set: Annotated[
+        list[str] | None,
+        _option(
+            TRAINING, "Any other choice of docs/train.md: max_length, warmup, precision, tensorboard, ...", metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
+    feature_cache: Annotated[
+        str, _option(TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES")
+    ] = "0"
+
+    def settings(self) -> dict[str, Any]:
+        """Of the kind. Raises ConfigError."""
+        found = dict(_pair("--option", text) for text in self.option or [])
+        return found if self.init_layers is None else {**found, "init_layers": self.init_layers}
+
+    def config(self) -> TrainConfig:
+        """Raises ConfigError."""
+        from outrider.train.config import TrainConfig
+
+        given: dict[str, Any] = dict(_pair("--set", text) for text in self.set or [])
+        for name in ("epochs", "batch_size", "lr", "seed"):
+            value = getattr(self, name)
+            if value is not None and (name != "seed" or value):
+                given[name] = value
+        return TrainConfig.parse(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """What is measured in the end."""
+
+    measure_prompts: Annotated[int, _option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
+    measure_temperature: Annotated[str, _option(MEASURING, "0 is greedy; several with commas.", metavar="T,...")] = "0,1"
+    measure_tokens: Annotated[int, _option(MEASURING, "Most tokens of an answer.", min=1)] = 128
+
+    def plan(self, seed: int) -> MeasurePlan:
+        """Raises ConfigError."""
+        from outrider.train.measure import MeasurePlan
+
+        temperatures = tuple(numbers("--measure-temperature", self.measure_temperature, float))
+        return MeasurePlan(self.measure_prompts, temperatures, self.measure_tokens, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the report goes; the result is in the run's folder."""
+
+    html: Annotated[Path | None, _option(OUTPUT, "Write the report as one offline HTML page.", show_default=False)] = None
+    markdown: Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown.", show_default=False)] = None
+    json: Annotated[bool, _option(OUTPUT, "Print the result as JSON instead of the report.", "--json")] = False
+
+
+def num_bytes(option: str, text: str) -> int:
+    """'2GB' -> 2000000000. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in BYTES:
+        raise ConfigError(f"{option} takes an amount like 2GB, 500MiB or 0; got '{text}'")
+    return int(float(match[1]) * BYTES[match[2]])
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"{option} takes NAME=VALUE, got '{text}'")
+    return name, value
+

@@ -1,0 +1,1 @@
+"""`outrider serve`: an OpenAI-compatible HTTP server around one engine per model."""

@@ -1,0 +1,111 @@
+"""`--config FILE`: several models in one server, and routes between them, as TOML.
+
+    [server]                          # all optional; the same options on the command line win
+    port = 8000
+    api_keys = ["..."]
+
+    [[models]]                        # at least one
+    name = "small"
+    target = "demo"
+    drafter = "ngram"                 # any option of `outrider generate` about drafting and machine
+    max_num_seqs = 16                 # any option of the engine
+    extra_drafters = ["suffix"]
+
+    [[routes]]                        # see rules.py
+    model = "auto"
+    max_prompt_tokens = 2000
+    to = "small"
+
+Unknown keys and wrong types are refused by name.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from outrider.build import Options
+from outrider.engine.settings import EngineSettings
+from outrider.errors import ConfigError, did_you_mean
+from outrider.serve.rules import Rule
+from outrider.serve.settings import ServedModel, ServerSettings
+from outrider.settings_file import read_settings
+
+TABLES = ("server", "models", "routes")
+IN_SECONDS = ("request_timeout", "drain_timeout")  # `_s` in Python only
+Kind = TypeVar("Kind")
+
+
+def read_config(path: Path, given: dict[str, Any]) -> ServerSettings:
+    """`given`: fields of `ServerSettings` from the command line, which win. Raises ConfigError naming file and key."""
+    content = _read(path)
+    _check_keys(content, TABLES, str(path))
+    server = content.get("server", {})
+    if not isinstance(server, dict):
+        raise ConfigError(f"{path}: 'server' must be a table: [server]")
+    server = {f"{name}_s" if name in IN_SECONDS else name: value for name, value in server.items()}
+    models = [_model(table, place) for table, place in _tables(content, "models", path)]
+    rules = [_made(Rule, table, place) for table, place in _tables(content, "routes", path)]
+    return _made(ServerSettings, {**server, **given, "models": tuple(models), "rules": tuple(rules)}, f"{path} [server]")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"configuration {path} is not TOML: {error}") from error
+
+
+def _tables(content: dict[str, Any], name: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """(table, what to call it in a message)."""
+    tables = content.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: '{name}' must be a list of tables: [[{name}]]")
+    for number, table in enumerate(tables, 1):
+        yield table, f"{path} [[{name}]] number {number}"
+
+
+def _model(table: dict[str, Any], place: str) -> ServedModel:
+    own, engine, options = (
+        {name: table[name] for name in _names(kind) if name in table} for kind in (ServedModel, EngineSettings, Options)
+    )
+    known = [*_names(ServedModel), *_names(EngineSettings), *_names(Options), "settings"]
+    _check_keys(table, [name for name in known if name not in ("options", "engine")], place)
+    if "settings" in table:
+        options = {**read_settings(Path(str(table["settings"]))).options, **options}
+    if "target" not in options:
+        raise ConfigError(f"{place}: 'target' is missing: 'demo', a folder or a hub id")
+    options.pop("max_num_seqs", None)  # the engine's
+    made = {"options": _made(Options, options, place), "engine": _made(EngineSettings, engine, place)}
+    return _made(ServedModel, {"name": options["target"], **own, **made}, place)
+
+
+def _names(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _check_keys(table: dict[str, Any], known: Sequence[str], place: str) -> None:
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"{place}: unknown key '{name}'.{did_you_mean(name, known)}")
+
+
+def _made(kind: type[Kind], values: dict[str, Any], place: str) -> Kind:
+    """An instance whose fields have the types they are declared with. Raises ConfigError."""
+    _check_keys(values, _names(kind), place)
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].replace("Input should", "should")
+        raise ConfigError(f"{place}: '{name}' {said}, got {first.get('input')!r}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error

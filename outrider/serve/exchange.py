@@ -1,0 +1,139 @@
+"""What both generating endpoints do with a request once its prompts are made: engine requests, answers, cost."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.request import Request, Update
+from outrider.grammar import Spec
+from outrider.sampling.params import SamplingParams
+from outrider.serve.answer import Answer, check
+from outrider.serve.bridge import Bridge
+from outrider.serve.constraints import constraints
+from outrider.serve.errors import ApiError
+from outrider.serve.routing import Route
+from outrider.serve.schema.sampling import GenerationFields
+from outrider.serve.schema.speculation import SpeculationFields
+from outrider.serve.served import Served
+from outrider.serve.usage import Cost, metrics, usage
+from outrider.version import __version__
+
+log = logging.getLogger("outrider.serve")
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for whoever reads the log
+MakeParams = Callable[[int, list[int]], SamplingParams]  # (number of the answer to one prompt, the prompt)
+
+
+@dataclass
+class Exchange:
+    """One HTTP request at work: `num_answers` engine requests for each prompt, prompt by prompt."""
+
+    id: str
+    served: Served
+    prompts: list[list[int]]
+    requests: list[Request]
+    num_answers: int
+    costs: list[Cost] = field(default_factory=list)  # of finished answers
+    _bridge: Bridge | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def prompt_of(self, number: int) -> int:
+        return number // self.num_answers
+
+    def launch(self) -> Bridge:
+        """Hand everything to the engine. Raises what it raises for the first request that it refuses."""
+        self._bridge = Bridge(self.served.engine)
+        self._bridge.submit(self.requests)
+        return self._bridge
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        if self._bridge is not None:
+            self._bridge.cancel()
+
+    async def answers(self) -> list[Answer]:
+        """All of them, whole. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
+        found = [Answer() for _ in self.requests]
+        async for number, update in self.updates(self.launch()):
+            found[number].take(update)
+        return found
+
+    async def updates(self, bridge: Bridge) -> AsyncGenerator[tuple[int, Update], None]:
+        """(number of the answer, update), as they come; what they cost is noted."""
+        num_tokens, num_plain = [0] * len(self.requests), [0] * len(self.requests)
+        try:
+            async for number, update in bridge.updates():
+                num_tokens[number] += len(update.token_ids)
+                num_plain[number] += update.origins.count("plain")
+                if update.finish is not None:
+                    check(update.finish)
+                    self.costs.append(Cost(update.finish, num_tokens[number], num_plain[number], self.prompt_of(number)))
+                yield number, update
+        finally:
+            bridge.cancel()
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Fields that every answer and chunk begins with."""
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.served.name,
+            "system_fingerprint": f"outrider-{__version__}",
+        }  # fmt: skip
+
+    def bill(self) -> dict[str, Any]:
+        """`usage` and `metrics`, once everything has finished."""
+        return {"usage": usage(self.costs), "metrics": metrics(self.costs, self.served.num_spec_tokens)}
+
+
+async def make_exchange(
+    kind: str, body: GenerationFields, route: Route, num_answers: int, params: MakeParams, timeout_s: float,
+    *, form: Spec | None = None, prompt_logprobs: int | None = None,
+) -> Exchange:  # fmt: skip
+    """`kind` begins the id. Raises ApiError for prompts that do not fit, ConfigError for parameters out of range."""
+    for prompt in route.prompts:
+        check_prompt(prompt, route.served)
+    identity = f"{kind}-{uuid.uuid4().hex}"
+    speculation = (body.speculation or SpeculationFields.model_validate({})).merged(route.defaults)
+    grammars = iter(await constraints(route.served, form, len(route.prompts) * num_answers))
+    requests = [
+        Request(
+            id=f"{identity}-{place * num_answers + answer}",
+            prompt=prompt,
+            params=params(answer, prompt),
+            speculation=speculation,
+            constraint=next(grammars),
+            priority=body.priority or 0,
+            timeout_s=timeout_s,
+            prompt_logprobs=prompt_logprobs,
+        )
+        for place, prompt in enumerate(route.prompts)
+        for answer in range(num_answers)
+    ]
+    labels = {name: value for name in LABELS if (value := getattr(body, name, None)) is not None}
+    if labels:
+        log.info("labels", extra={"request_id": identity, **labels})
+    return Exchange(identity, route.served, route.prompts, requests, num_answers)
+
+
+def check_prompt(prompt: Sequence[int], served: Served) -> None:
+    """Raises ApiError where there is nothing to continue, no room to answer, or an id that is no token."""
+    context = served.engine.context
+    if not prompt:
+        raise ApiError("the prompt is empty: there is nothing to continue", param="prompt")
+    if len(prompt) >= context:
+        raise ApiError(
+            f"this model's context holds {context} tokens, the prompt has {len(prompt)}, and one must be left to answer",
+            param="prompt", code="context_length_exceeded",
+        )  # fmt: skip
+    check_ids(prompt, served, "prompt")
+
+
+def check_ids(tokens: Sequence[int], served: Served, param: str) -> None:
+    """Raises ApiError for an id that is no token."""
+    vocab_size = served.engine.vocab_size
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise ApiError(f"token id {str(outside)[:30]} is outside the vocabulary of {vocab_size}", param=param)

@@ -1,0 +1,103 @@
+"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; and the answer is counted.
+
+Plain ASGI, so that streams pass through untouched and a client's leaving is noticed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.serve.errors import SERVER, ApiError
+from outrider.serve.metrics import ServerMetrics
+from outrider.serve.refusals import answer
+
+log = logging.getLogger("outrider.serve")
+FAILED = ApiError("the server failed; its log says more", status=500, kind=SERVER, code="internal_error")
+PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # health, metrics and the page itself are open, as vLLM's are
+
+
+class Gate:
+    """`keys`: none means that everybody may."""
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str], max_body_bytes: int, metrics: ServerMetrics) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._max_body_bytes = max_body_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        counting = _Counting(scope, send, self._metrics)
+        try:
+            self._check(scope)
+            await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
+        except _TooLargeError:
+            await answer(self._too_large())(scope, receive, counting)
+        except ApiError as error:
+            await answer(error)(scope, receive, counting)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if not counting.begun:
+                await answer(FAILED)(scope, receive, counting)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if self._keys and scope["path"].startswith(PROTECTED) and scope["method"] != "OPTIONS":
+            self._check_key(headers.get("authorization", ""))
+        length = headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+
+    def _check_key(self, given: str) -> None:
+        scheme, _, key = given.partition(" ")
+        offered = key.strip().encode("utf-8", "surrogateescape")
+        same = [hmac.compare_digest(offered, own) for own in self._keys]  # all of them: the time must not tell which
+        if scheme.lower() != "bearer" or not any(same):
+            missing = "an API key is required: Authorization: Bearer KEY" if not given else "the API key is wrong"
+            raise ApiError(missing, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._max_body_bytes} bytes, the most this server takes (--max-body-bytes)"
+        return ApiError(message, status=413, code="body_too_large", headers={"Connection": "close"})
+
+
+class _TooLargeError(BaseException):
+    """Passes through handlers of ordinary errors, up to the gate."""
+
+
+class _Limited:
+    """Bodies that come in pieces have no length to check beforehand."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._left = receive, most
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise _TooLargeError
+        return message
+
+
+class _Counting:
+    """Counts the answer under its route's template: raw paths would let anybody fill the metrics."""
+
+    def __init__(self, scope: MutableMapping[str, Any], send: Send, metrics: ServerMetrics) -> None:
+        self._scope, self._send, self._metrics = scope, send, metrics
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            route = getattr(self._scope.get("route"), "path", "other")
+            self.begun = True
+            self._metrics.answered(route, message["status"])
+        await self._send(message)

@@ -1,0 +1,56 @@
+"""The two endpoints that generate: /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from outrider.serve.chat import Chat
+from outrider.serve.completions import Completion
+from outrider.serve.departure import unless_gone
+from outrider.serve.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.completion import CompletionBody
+from outrider.serve.served import ServerState
+from outrider.serve.sse import EventStream, dumped
+
+STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "A field is unknown, wrong or not supported."},
+    401: {"model": ErrorAnswer, "description": "No API key, or a wrong one."},
+    404: {"model": ErrorAnswer, "description": "No such model."},
+    413: {"model": ErrorAnswer, "description": "The body is too large."},
+    429: {"model": ErrorAnswer, "description": "The queue is full; Retry-After says when to try again."},
+    500: {"model": ErrorAnswer, "description": "The server failed."},
+    503: {"model": ErrorAnswer, "description": "The server is loading or shutting down."},
+}
+
+
+def generating_routes(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["generation"], responses=ERRORS)
+
+    @router.post("/v1/completions", responses={200: {"model": CompletionAnswer, "content": STREAM}}, response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue texts. With `stream`, server-sent events."""
+        return await _answer(await Completion.prepared(state, body), bool(body.stream), request)
+
+    @router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer, "content": STREAM}}, response_model=None)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation. With `stream`, server-sent events."""
+        return await _answer(await Chat.prepared(state, body), bool(body.stream), request)
+
+    return router
+
+
+async def _answer(asked: Completion | Chat, stream: bool, request: Request) -> Response:
+    if stream:
+        return EventStream(asked.chunks(), asked.cancel)
+    try:
+        whole = await unless_gone(request.receive, asked.whole())
+    finally:
+        asked.cancel()
+    return Response(dumped(whole), media_type="application/json")
+
+

@@ -1,0 +1,109 @@
+"""Endpoints that tell: models, tokens, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from outrider.serve.conversation import render
+from outrider.serve.errors import ApiError, unavailable
+from outrider.serve.exchange import check_ids
+from outrider.serve.generating import ERRORS
+from outrider.serve.routing import check_open, model_named
+from outrider.serve.schema.answers import ErrorAnswer, Health, ModelCard, ModelList, Ready, Version
+from outrider.serve.schema.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from outrider.serve.served import Served, ServerState
+from outrider.version import __version__
+
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "description": "Not now."}}
+
+
+def information_routes(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["information"])
+
+    @router.get("/v1/models", responses={401: ERRORS[401], 503: ERRORS[503]})
+    async def models() -> ModelList:
+        """What `model` may be."""
+        check_open(state)
+        return ModelList(data=[_card(state, name) for name in state.names])
+
+    @router.get("/v1/models/{model:path}", responses={n: ERRORS[n] for n in (401, 404, 503)})
+    async def model(model: str) -> ModelCard:
+        """One of them."""
+        return _card(state, model_named(state, model))
+
+    @router.post("/tokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
+    async def tokenize(body: TokenizeBody) -> TokenizeAnswer:
+        """Token ids of a text or of a conversation."""
+        served = _served(state, body.model)
+        tokens = await _tokens(served, body)
+        names = [served.texts.bytes.text(token) for token in tokens] if body.return_token_strs else None
+        return TokenizeAnswer(count=len(tokens), max_model_len=served.engine.context, tokens=tokens, token_strs=names)
+
+    @router.post("/detokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
+    async def detokenize(body: DetokenizeBody) -> DetokenizeAnswer:
+        """The text of token ids."""
+        served = _served(state, body.model)
+        check_ids(body.tokens, served, "tokens")
+        return DetokenizeAnswer(prompt=served.texts.decode(body.tokens))
+
+    @router.get("/health", responses=UNAVAILABLE)
+    async def health() -> Health:
+        """200 while the process and every engine's thread live; a server that fails this should be started again."""
+        _check_alive(state)
+        return Health()
+
+    @router.get("/ready", responses=UNAVAILABLE)
+    async def ready() -> Ready:
+        """200 while requests are taken: not while models load, not while running requests are finished before the end."""
+        check_open(state)
+        _check_alive(state)
+        return Ready(self_tests={name: test.as_dict() for name, test in state.self_tests.items()})
+
+    @router.get("/version")
+    async def version() -> Version:
+        """The server's version."""
+        return Version(version=__version__)
+
+    @router.get("/metrics", response_class=Response)
+    def metrics() -> Response:  # no coroutine: gauges ask the engines, which may take a moment
+        """Prometheus metrics."""
+        page, content_type = state.metrics.render()
+        return Response(page, headers={"Content-Type": content_type})
+
+    return router
+
+
+def _check_alive(state: ServerState) -> None:
+    dead = [f"'{name}': {reason}" for name, reason in state.failures().items()]
+    if dead:
+        raise unavailable(f"engines have failed: {'; '.join(dead)}", "engine_dead")
+
+
+def _card(state: ServerState, name: str) -> ModelCard:
+    served = state.models.get(name)
+    if served is None:  # a name that routes lead on
+        return ModelCard(id=name, created=min(one.created for one in state.models.values()))
+    engine = served.engine
+    return ModelCard(
+        id=name, created=served.created, root=name, max_model_len=engine.context, drafters=engine.drafters,
+        num_draft_tokens=engine.config.get("num_draft_tokens"), lossless=engine.lossless,
+    )  # fmt: skip
+
+
+def _served(state: ServerState, name: str | None) -> Served:
+    named = model_named(state, name)
+    if named not in state.models:
+        raise ApiError(f"'{named}' stands for several models: name one of {', '.join(state.models)}", param="model")
+    return state.models[named]
+
+
+async def _tokens(served: Served, body: TokenizeBody) -> list[int]:
+    if body.messages is None:
+        return await served.texts.encode(body.prompt or "", special=body.add_special_tokens is not False)
+    if body.add_special_tokens:
+        raise ApiError("'add_special_tokens' means nothing with messages: the template writes them", param="add_special_tokens")
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
+    return await render(served, body.messages, body, tools=tools)

@@ -1,0 +1,142 @@
+"""The server's log: one line per event, for people or as JSON, written by a thread of its own.
+
+Everything goes through Python's `logging`, so lines of uvicorn, of the engine and of libraries look alike; structlog renders
+them. The engine's thread only puts records into a queue. No line holds text of a prompt or an answer; what does is the traffic
+file (`traffic.py`), which an operator has to ask for.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from typing import Any, Literal, TextIO
+
+import structlog
+
+from outrider.engine.observer import StepReport
+from outrider.engine.request import Finish, Request
+from outrider.errors import ConfigError, did_you_mean
+
+LogStyle = Literal["human", "json"]
+STYLES = ("human", "json")
+LEVELS = ("debug", "info", "warning", "error")
+QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "opentelemetry")  # libraries whose info lines say nothing about requests
+
+log = logging.getLogger("outrider.requests")
+
+
+class Logging:
+    """The root logger's handlers while a server runs; `close` writes what is queued and puts back what was there before.
+
+    `level` is that of our own lines. Raises ConfigError for an unknown style or level.
+    """
+
+    def __init__(self, style: str = "human", level: str = "info", stream: TextIO | None = None) -> None:
+        for name, value, known in (("log-format", style, STYLES), ("log-level", level, LEVELS)):
+            if value not in known:
+                raise ConfigError(f"--{name} '{value}' is unknown.{did_you_mean(value, known)}")
+        handler = logging.StreamHandler(stream or sys.stderr)
+        handler.setFormatter(_formatter(style, colors=handler.stream.isatty()))
+        queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
+        self._listener = QueueListener(queue, handler)
+        self._root, self._before = logging.getLogger(), list(logging.getLogger().handlers)
+        self._levels = {name: logging.getLogger(name).level for name in ("", "outrider", *QUIET)}
+        self._root.handlers = [_Queued(queue)]
+        self._root.setLevel(logging.INFO)
+        logging.getLogger("outrider").setLevel(level.upper())
+        for name in QUIET:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._listener.start()
+
+    def close(self) -> None:
+        """Write what is queued; the log is as it was before."""
+        self._root.handlers = self._before
+        for name, level in self._levels.items():
+            logging.getLogger(name).setLevel(level)
+        self._listener.stop()
+
+
+class _Queued(QueueHandler):
+    """Hands records over as they are: they stay in this process, and structlog wants their fields and exceptions."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+
+def _formatter(style: str, *, colors: bool) -> logging.Formatter:
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _without_colors,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[Any] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if style == "json" else [structlog.dev.ConsoleRenderer(colors=colors)]
+    )  # fmt: skip
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+    )
+
+
+def _without_colors(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """uvicorn sends its lines twice, once with escape sequences."""
+    event.pop("color_message", None)
+    return event
+
+
+class RequestLog:
+    """An `Observer` that writes one line per request when it ends."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+
+    def queued(self, request: Request) -> None:
+        """Nothing."""
+
+    def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
+        """Nothing."""
+
+    def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
+        """Nothing."""
+
+    def preempted(self, request: Request) -> None:
+        """Nothing: the line at the end says how often."""
+
+    def stepped(self, report: StepReport) -> None:
+        """Nothing."""
+
+    def finished(self, request: Request, finish: Finish) -> None:
+        """The line. A request that failed is an error, one that was given up a warning."""
+        levels = {"error": logging.ERROR, "timeout": logging.WARNING}
+        log.log(levels.get(finish.reason, logging.INFO), "request", extra=request_fields(request, finish, self._model))
+
+
+def request_fields(request: Request, finish: Finish, model_name: str) -> dict[str, Any]:
+    """What a line says: counts, seconds and names, no text."""
+    stats = finish.stats
+    fields: dict[str, Any] = {
+        "request_id": request.id,
+        "model": model_name,
+        "finish": finish.reason,
+        "prompt_tokens": finish.prompt_tokens,
+        "cached_tokens": finish.cached_tokens,
+        "tokens": stats.emitted,
+        "queued_s": round(finish.queued_s, 4),
+        "ttft_s": round(stats.ttft_s, 4) if stats.emitted else None,
+        "tokens_per_s": _rounded(stats.tokens_per_s),
+        "drafter": finish.drafter,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "tau": _rounded(stats.tau),
+        "preemptions": finish.preemptions or None,
+        "error": str(finish.error) if finish.error else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,63 @@
+"""Every way a request can fail, as one shape: handlers that turn exceptions into OpenAI's error body."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from outrider.errors import OutriderError
+from outrider.serve.departure import ClientLeftError
+from outrider.serve.errors import INVALID, SERVER, ApiError, as_api_error
+from outrider.serve.schema.base import describe
+
+log = logging.getLogger("outrider.serve")
+CLIENT_LEFT = 499  # nginx's number; nobody receives it, the logs do
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+    app.add_exception_handler(OutriderError, _ours)
+    app.add_exception_handler(RequestValidationError, _bad_body)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientLeftError, _left)
+
+
+def answer(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OutriderError)
+    said = as_api_error(error)
+    if said.status >= 500 and said.status != 503:
+        log.error("%s %s failed: %s", request.method, request.url.path, said)
+    return answer(said)
+
+
+async def _bad_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    message, param = describe(error.errors())
+    return answer(ApiError(message, param=param))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, wrong method, a body that cannot be read."""
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"there is no {request.url.path} here; see /openapi.json for what there is",
+        405: f"{request.url.path} does not take {request.method}",
+        400: "the body is not JSON in UTF-8",
+    }
+    headers = dict(error.headers or {})
+    kind = INVALID if error.status_code < 500 else SERVER
+    message = messages.get(error.status_code, str(error.detail))
+    return answer(ApiError(message, status=error.status_code, kind=kind, headers=headers))
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+

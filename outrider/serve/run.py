@@ -1,0 +1,146 @@
+"""The server's life: listen, load, answer, drain, leave.
+
+/health answers from the first moment, everything else when the models are there. The first SIGTERM or Ctrl-C drains: /ready
+turns 503 so that load balancers look elsewhere, new requests are refused, running ones have `drain_timeout_s` to finish, then
+the process ends with code 0. A second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from outrider.errors import ConfigError
+from outrider.serve.app import make_app
+from outrider.serve.loading import load_engines
+from outrider.serve.logs import Logging
+from outrider.serve.monitoring import Monitoring
+from outrider.serve.served import ServerState, Serves
+from outrider.serve.settings import ServerSettings
+
+log = logging.getLogger("outrider.serve")
+KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
+LAST_WORDS_S = 5.0  # for connections whose requests were cut off
+
+
+def run_server(settings: ServerSettings, status: Callable[[str], None] = lambda line: None) -> None:
+    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what loading raises."""
+    logs = Logging(settings.log_format, settings.log_level)
+    if settings.log_format == "json":
+        status = log.info  # every line of the log is an object
+    try:
+        state = ServerState(settings)
+        monitoring = Monitoring(state.metrics, otlp_endpoint=settings.otlp_endpoint, log_requests=settings.log_requests)
+        try:
+            app = monitoring.around(make_app(state), state)
+            state.self_tests = monitoring.self_tests
+            Process(state, app, lambda: load_engines(settings, monitoring, status)).run()
+        finally:
+            monitoring.close()
+    finally:
+        logs.close()
+
+
+class Process(uvicorn.Server):
+    """uvicorn, with models to load first and requests to finish last. `load` runs in a thread and may raise."""
+
+    def __init__(self, state: ServerState, app: ASGIApp, load: Callable[[], Sequence[Serves]]) -> None:
+        settings = state.settings
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
+                ssl_certfile=settings.ssl_certfile, ssl_keyfile=settings.ssl_keyfile,
+                timeout_graceful_shutdown=int(LAST_WORDS_S),
+            )
+        )  # fmt: skip
+        self._state, self._load = state, load
+        self._engines: Sequence[Serves] = ()
+        self._failure: BaseException | None = None
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Until a signal. Raises what `load` raised."""
+        try:
+            self.config.load()
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"the TLS files cannot be used: {error}") from error
+        listener = listen(self._state.settings)
+        scheme = "http" if self._state.settings.ssl_certfile is None else "https"
+        host, port = listener.getsockname()[:2]
+        log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+        try:
+            super().run(sockets=[listener])
+        finally:
+            self._stop_engines()
+        if self._failure is not None:
+            raise self._failure
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does; then the models are loaded beside it."""
+        await super().startup(sockets=sockets)
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._load_all, name="loading", daemon=True).start()  # a signal need not wait for it
+
+    def _load_all(self) -> None:
+        began = time.monotonic()
+        try:
+            engines = self._load()
+        except BaseException as error:  # noqa: BLE001  raised again by `run`, in the thread that can say so
+            self._failure = error
+            self.should_exit = True
+            return
+        self._loop.call_soon_threadsafe(self._open, engines, time.monotonic() - began)
+
+    def _open(self, engines: Sequence[Serves], seconds: float) -> None:
+        self._engines = engines
+        try:
+            self._state.serve(engines, created=int(time.time()))
+        except Exception as error:  # noqa: BLE001  a route that fits no model: raised again by `run`
+            self._failure = error
+            self.should_exit = True
+            return
+        log.info("ready after %.1f s: %s", seconds, ", ".join(self._state.names))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal. uvicorn would raise it again after its shutdown; having drained, this process ends with code 0."""
+        if self._state.loading or self._state.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._state.draining = True
+        log.info("%s: finishing what runs (at most %g s)", signal.Signals(sig).name, self._state.settings.drain_timeout_s)
+        threading.Thread(target=self._drain, name="draining", daemon=True).start()
+
+    def _drain(self) -> None:
+        limit = time.monotonic() + self._state.settings.drain_timeout_s
+        finished = [engine.drain(max(0.0, limit - time.monotonic())) for engine in self._engines]
+        if not all(finished):
+            log.warning("time is up: what still runs is cut off")
+            self._stop_engines()
+        self.should_exit = True
+
+    def _stop_engines(self) -> None:
+        """Once each: what still runs ends as "abort", and drafters save what they learned."""
+        engines, self._engines = self._engines, ()
+        for engine in engines:
+            engine.stop()
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A bound socket. Raises ConfigError that says why not."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+    return listener

@@ -1,0 +1,193 @@
+"""Bodies of answers, for the OpenAPI document and for tests: the endpoints write them as plain dictionaries, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Part(BaseModel):
+    """Base: nothing is answered that is not written here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(Part):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Part):
+    error: ErrorDetail
+
+
+class PromptTokensDetails(Part):
+    cached_tokens: int
+
+
+class Usage(Part):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class SpeculativeDecoding(Part):
+    """vLLM's names."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int | None
+
+
+class Timing(Part):
+    queued_s: float
+    prefill_s: float
+    ttft_s: float
+    decode_s: float
+    tokens_per_s: float | None
+
+
+class Metrics(Part):
+    speculative_decoding: SpeculativeDecoding | None
+    timing: Timing
+    lossless: bool
+    drafter: str
+    seed: int | None
+    preemptions: int
+
+
+class Choice(Part):
+    """What choices of both endpoints share."""
+
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    stop_reason: str | None = None
+    token_ids: list[int] | None = None
+    token_origins: list[tuple[str, Literal["accepted", "correction", "bonus", "plain"]]] | None = None
+
+
+class CompletionLogprobs(Part):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class Head(Part):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage | None = None
+    metrics: Metrics | None = None
+
+
+class CompletionAnswer(Head):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class LogprobEntry(Part):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(LogprobEntry):
+    top_logprobs: list[LogprobEntry]
+
+
+class ChatLogprobs(Part):
+    content: list[TokenLogprob] | None
+    refusal: None
+
+
+class CalledFunction(Part):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CalledTool(Part):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+    index: int | None = None
+
+
+class AnswerMessage(Part):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[CalledTool] | None = None
+
+
+class ChatChoice(Choice):
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChunkChoice(Choice):
+    delta: AnswerMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatAnswer(Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatChunk(Head):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChoice]
+    prompt_token_ids: list[int] | None = None
+
+
+class ModelCard(Part):
+    """One model. What comes after `owned_by` is vLLM's and ours."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["outrider"] = "outrider"
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    drafters: list[str] = []
+    num_draft_tokens: int | str | None = None
+    lossless: bool | None = None
+
+
+class ModelList(Part):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(Part):
+    status: Literal["ok"] = "ok"
+
+
+class Ready(Part):
+    """`self_tests`: by model, what was found when it was tried at the start."""
+
+    status: Literal["ready"] = "ready"
+    self_tests: dict[str, dict[str, Any]]
+
+
+class Version(Part):
+    version: str

@@ -1,0 +1,129 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from outrider.serve.schema.base import Body, refusal
+from outrider.serve.schema.messages import TEXT_ONLY, Message, TemplateFields
+from outrider.serve.schema.sampling import MAX_LOGPROBS, REFUSED, GenerationFields
+
+
+class Function(Body):
+    """What a tool does, for the model to read."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(None, description="Arguments follow the schema, by a grammar.")
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Body):
+    name: str
+
+
+class ToolChoice(Body):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(Body):
+    """A named schema."""
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatBody(GenerationFields, TemplateFields):
+    """Answer a conversation."""
+
+    messages: list[Message] | None = None
+    max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Default: as much as the context holds.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, description="For models whose chat template knows it.")
+    prompt_cache_key: str | None = Field(None, description="For the logs; all requests share one prefix cache.")
+    safety_identifier: str | None = Field(None, description="For the logs.")
+
+    refused: ClassVar[dict[str, str]] = {
+        **REFUSED,
+        **TemplateFields.refused,
+        "audio": TEXT_ONLY,
+        "functions": "use 'tools'",
+        "function_call": "use 'tool_choice'",
+        "prediction": "drafters guess without being told; see 'speculation'",
+        "web_search_options": "this server has no web search",
+        "moderation": "this server does not moderate",
+        "prompt_cache_options": "all requests share one prefix cache",
+        "best_of": "it belongs to /v1/completions",
+        "echo": "it belongs to /v1/completions",
+        "prompt": "it belongs to /v1/completions; use 'messages' here",
+        "suffix": "it belongs to /v1/completions",
+        "prompt_logprobs": "it belongs to /v1/completions here",
+    }
+    only: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.only,
+        "modalities": (["text"],),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "verbosity": ("medium",),
+        "prompt_cache_retention": ("in_memory", "in-memory"),
+    }
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ChatBody:
+        if (self.messages is None) == (self.prompt_token_ids is None):
+            raise refusal("messages", "give either 'messages' or 'prompt_token_ids'")
+        if self.messages is not None and not self.messages:
+            raise refusal("messages", "'messages' is empty: there is nothing to answer")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refusal("top_logprobs", "'top_logprobs' needs logprobs: true")
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise refusal("max_tokens", "'max_tokens' is the older name of 'max_completion_tokens': give one of them")
+        if self.stream_options is not None and not self.stream:
+            raise refusal("stream_options", "'stream_options' needs stream: true")
+        self.check_template()
+        self._check_tools()
+        return self
+
+    def _check_tools(self) -> None:
+        if not self.tools:
+            for name in ("tool_choice", "parallel_tool_calls"):
+                value = getattr(self, name)
+                if value is not None and value != "none":
+                    raise refusal(name, f"'{name}' needs 'tools'")
+        if self.response_format is not None and self.response_format.type == "json_schema":
+            wanted = self.response_format.json_schema
+            if wanted is None or wanted.json_schema is None:
+                raise refusal("response_format", "'response_format' of type json_schema needs 'json_schema.schema'")
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None: the context's."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token; None: no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,95 @@
+"""Messages of a conversation, as chat completions and /tokenize take them: text only."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from outrider.serve.schema.base import Body, refusal
+
+TEXT_ONLY = "this server reads text only"
+
+
+class ContentPart(Body):
+    """One piece of a message's content."""
+
+    type: Literal["text", "refusal"] | str = Field(description="'text' or 'refusal'.")
+    text: str | None = None
+    refusal: str | None = None
+
+    refused: ClassVar[dict[str, str]] = {
+        "image_url": TEXT_ONLY, "input_audio": TEXT_ONLY, "file": TEXT_ONLY, "video_url": TEXT_ONLY, "audio_url": TEXT_ONLY,
+    }  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_type(self) -> ContentPart:
+        if self.type not in ("text", "refusal"):
+            raise refusal("type", f"content of type '{self.type[:40]}' is not supported: {TEXT_ONLY}")
+        if getattr(self, self.type) is None:
+            raise refusal(self.type, f"content of type '{self.type}' needs the field '{self.type}'")
+        return self
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class ToolCall(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = Field(None, description="What the assistant thought, for templates that show it.")
+
+    refused: ClassVar[dict[str, str]] = {"function_call": "use 'tool_calls'", "audio": TEXT_ONLY}
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+            raise refusal("content", f"a message of role '{self.role}' needs 'content'")
+        if self.tool_calls is not None and self.role != "assistant":
+            raise refusal("tool_calls", f"only assistant messages have 'tool_calls', this one is of role '{self.role}'")
+        if self.tool_call_id is None and self.role == "tool":
+            raise refusal("tool_call_id", "a message of role 'tool' needs the 'tool_call_id' it answers")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates expect it: content as one text, nothing that was not given."""
+        fields = self.model_dump(exclude_none=True, exclude={"content", "refusal"})
+        if isinstance(self.content, list):
+            text = "".join(part.text if part.type == "text" else part.refusal or "" for part in self.content)  # type: ignore[misc]
+        else:
+            text = self.content if self.content is not None else self.refusal or ""
+        return {"role": fields.pop("role"), "content": text, **fields}
+
+
+class TemplateFields(Body):
+    """How the chat template is used; vLLM's names."""
+
+    add_generation_prompt: bool | None = Field(None, description="Default true: the template opens the answer.")
+    continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
+    chat_template_kwargs: dict[str, JsonValue] | None = Field(None, description="Handed to the model's chat template.")
+
+    refused: ClassVar[dict[str, str]] = {
+        "chat_template": "conversations are rendered with the model's own template",
+        "documents": "put them into a message",
+        "mm_processor_kwargs": TEXT_ONLY,
+    }
+
+    def check_template(self) -> None:
+        """The two ways to begin an answer exclude each other."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refusal("continue_final_message", "'continue_final_message' and 'add_generation_prompt' contradict each other")

@@ -1,0 +1,124 @@
+"""Fields that both generating endpoints have: sampling, limits, what to report, speculation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, JsonValue
+
+from outrider.errors import ConfigError
+from outrider.sampling.params import SamplingParams
+from outrider.serve.schema.base import Body
+from outrider.serve.schema.speculation import SpeculationFields
+
+MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
+MAX_CHOICES = 128
+REFUSED = {
+    "use_beam_search": "answers are sampled or greedy",
+    "length_penalty": "it belongs to beam search",
+    "min_tokens": "use ignore_eos with max_tokens, or logit_bias on the end token",
+    "bad_words": "use logit_bias",
+    "truncate_prompt_tokens": "shorten the prompt before sending it",
+    "logits_processors": "use logit_bias, allowed_token_ids or a response format",
+    "include_stop_str_in_output": "the stop string is never part of the text",
+    "cache_salt": "the prefix cache is shared by all requests",
+    "logits_processors_args": "use logit_bias, allowed_token_ids or a response format",
+    "kv_transfer_params": "keys and values stay in this process",
+    "vllm_xargs": "use the field 'speculation' for what is particular to this server",
+}
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="A last chunk with usage, speculation counts and timing.")
+
+    refused: ClassVar[dict[str, str]] = {"continuous_usage_stats": "usage comes once, in the last chunk: include_usage"}
+    only: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+
+class GenerationFields(Body):
+    """Shared by completions and chat."""
+
+    model: str | None = Field(None, description="A name from /v1/models; may be left out where one model is served.")
+    stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
+    temperature: float | None = Field(None, ge=0, description="Default 1; 0 is greedy.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    logit_bias: dict[str, float] | None = Field(None, description="Token id -> added to its logit, -100 to 100.")
+    allowed_token_ids: list[int] | None = Field(None, description="No other token may be said.")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text; answer i of n uses seed + i.")
+    stop: str | list[str] | None = Field(None, description="The text ends before the first of these.")
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = Field(None, description="Smaller runs first; default 0.")
+    user: str | None = Field(None, description="For the logs.")
+    metadata: dict[str, str] | None = Field(None, description="For the logs.")
+    speculation: SpeculationFields | None = None
+    return_token_origins: bool | None = Field(
+        None, description="Every choice carries [[text, accepted|correction|bonus|plain], ...]."
+    )
+    return_token_ids: bool | None = Field(None, description="Every choice carries its token ids, and the prompt's once.")
+    return_tokens_as_token_ids: bool | None = Field(None, description="logprobs name tokens 'token_id:N'.")
+    prompt_token_ids: list[int] | None = Field(None, description="Instead of a prompt or messages.")
+    add_special_tokens: bool | None = Field(None, description="Begin token and the like around a text prompt.")
+    structured_outputs: dict[str, JsonValue] | None = Field(None, description="vLLM's: json, regex, choice or grammar.")
+    guided_json: JsonValue = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    refused: ClassVar[dict[str, str]] = REFUSED
+    only: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "detokenize": (True,),
+    }
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    def sampling(self, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
+        """For answer number `choice` of one prompt. Raises ConfigError."""
+        return SamplingParams(
+            temperature=_or(self.temperature, 1.0),
+            top_k=_or(self.top_k, 0),
+            top_p=_or(self.top_p, 1.0),
+            min_p=_or(self.min_p, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=None if self.logit_bias is None else _bias(self.logit_bias),
+            allowed_token_ids=self.allowed_token_ids,
+            seed=None if self.seed is None else (self.seed + choice) % 2**64,
+            max_tokens=max_tokens,
+            stop=[self.stop] if isinstance(self.stop, str) else list(self.stop or []),
+            stop_token_ids=list(self.stop_token_ids or []),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+        )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    """JSON has no numbers as keys."""
+    bias = {}
+    for name, value in given.items():
+        if not (name.isascii() and name.isdigit() and len(name) < 12):
+            raise ConfigError(f"logit_bias must map token ids to numbers, got the key '{name[:40]}'")
+        if not -100 <= value <= 100:
+            raise ConfigError(f"logit_bias must be between -100 and 100, got {value:g} for token {name}")
+        bias[int(name)] = value
+    return bias

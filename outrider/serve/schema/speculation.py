@@ -1,0 +1,31 @@
+"""`speculation` in a body: how this one request is drafted for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from outrider.engine.request import Speculation
+from outrider.serve.schema.base import Body
+
+
+class SpeculationFields(Body):
+    """Ours; `Speculation` says what each field means and checks that they fit together."""
+
+    mode: Literal["auto", "off", "fixed"] | None = Field(
+        None, description="auto: the server decides every step; fixed: max_draft_tokens every step; off: no drafting."
+    )
+    drafter: str | None = Field(None, description="One of the model's drafters, see /v1/models; default: its first.")
+    max_draft_tokens: int | None = Field(None, ge=1, le=512, description="auto: at most so many; fixed: exactly so many.")
+    invariant: bool | None = Field(
+        None, description="Same seed, same text, whatever drafter, length or load. Default: true when a seed is given."
+    )
+    lossy: str | None = Field(None, description="A verifier that may change the text, where the operator allows it.")
+
+    def merged(self, defaults: dict[str, Any]) -> Speculation:
+        """With a route's defaults for what the client left out. Raises ConfigError for a contradiction."""
+        own = self.model_dump(exclude_none=True)
+        if own.get("mode") == "off":
+            defaults = {}
+        return Speculation(**{**defaults, **own})

@@ -1,0 +1,285 @@
+"""Before a server says it is ready: does drafting work here, and does it pay?
+
+A handful of built-in prompts, one of them through the chat template, is answered greedily twice by the engine itself: plain, and
+with the full draft length. What an operator would otherwise find out weeks later from a bill is said at once, in the log, in
+/ready and as a metric: nothing is accepted, a draft is loaded but drafts nothing, texts may grow longer than the draft was
+trained for, drafting is slower than not drafting, or the texts differ.
+
+It warns and never refuses: a slow draft is a bad idea, not an error. The numbers are of a few hundred tokens and one request at a
+time: enough to see that something is broken, not to choose settings (`outrider tune` does that).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from outrider.control.length import DraftLength
+from outrider.drafters import DRAFTERS
+from outrider.engine.request import Finish, Listener, Request, Speculation, Update
+from outrider.errors import CapabilityError, CheckpointError, OutriderError
+from outrider.models.load import load_config
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+
+log = logging.getLogger("outrider.serve")
+
+TEXTS = (
+    "The history of the city begins with a small harbour at the mouth of the river, where",
+    "Question: A shop sells pencils in boxes of 12. How many pencils are in 7 boxes?\nAnswer:",
+    'def fibonacci(n: int) -> int:\n    """The n-th Fibonacci number."""\n',
+    "List: apple, pear, plum, fig, lemon, cherry.\nThe same list: apple, pear, plum, fig, lemon, cherry.\nThe same list: apple,",
+)
+CHAT = [{"role": "user", "content": "Explain in two sentences why the sky is blue."}]
+MAX_TOKENS = 32
+WARMUP_TOKENS = 4
+BUDGET_S = 20.0  # no further probe is begun after this; two are always made
+LEAST_PROBES = 2
+PATIENCE_S = 300.0  # for one probe
+NEAR_ZERO = 0.1  # alpha below which drafting is pointless
+LEAST_TESTED = 10  # draft tokens, to say so
+SLOWER = 0.95  # of the plain speed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something an operator should know."""
+
+    code: str  # the same in every release: alerts are written on it
+    message: str  # what was seen, and what to do
+    severity: Literal["warning", "note"] = "warning"
+    drafter: str | None = None
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """`numbers`: probes, seconds, plain and per drafter."""
+
+    findings: list[Finding] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "warning"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON, for /ready."""
+        return {"findings": [asdict(finding) for finding in self.findings], "numbers": self.numbers}
+
+    def write_log(self, model_name: str) -> None:
+        """One line per finding, and one with the numbers."""
+        for finding in self.findings:
+            level = logging.WARNING if finding.severity == "warning" else logging.INFO
+            log.log(level, "self-test of %s: %s", model_name, finding.message, extra={"finding": finding.code})
+        log.info("self-test of %s done", model_name, extra={"numbers": self.numbers})
+
+
+class Tested(Protocol):
+    """What is asked of an engine."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def drafters(self) -> list[str]: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def lossless(self) -> bool: ...
+
+    def submit(self, request: Request, listener: Listener) -> None: ...
+
+
+def self_test(engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float = BUDGET_S) -> SelfTest:
+    """Runs requests through a started engine that has no others. Raises nothing that a bad draft could cause."""
+    began = time.perf_counter()
+    findings: list[Finding] = []
+    prompts = _prompts(engine, max_tokens, findings)
+    drafters = [name for name in engine.drafters if name != "none"]
+    runs: dict[str | None, _Run] = {None: _Run(), **{name: _Run() for name in drafters}}
+    try:
+        for name in runs:  # the first request of a kind pays for what is made only once
+            _ask(engine, prompts[0], name, min(WARMUP_TOKENS, max_tokens))
+        for number, prompt in enumerate(prompts):
+            if number >= LEAST_PROBES and time.perf_counter() - began > budget_s:
+                break
+            for name, run in runs.items():
+                run.add(_ask(engine, prompt, name, max_tokens))
+    except OutriderError as error:
+        findings.append(Finding("probe-failed", f"a built-in prompt could not be answered: {error}"))
+    plain = runs.pop(None)
+    for name, run in runs.items():
+        if name is not None:
+            findings += _judge(engine, name, run, plain)
+    findings += _too_long(engine)
+    numbers = {
+        "probes": len(plain.tokens), "seconds": round(time.perf_counter() - began, 3), "plain": plain.as_dict(plain),
+        "drafters": {name: run.as_dict(plain) for name, run in runs.items()},
+    }  # fmt: skip
+    return SelfTest(findings, numbers)
+
+
+class _Run:
+    """Answers of one kind, added up."""
+
+    def __init__(self) -> None:
+        self.stats = DecodeStats()
+        self.tokens: list[list[int]] = []
+        self.seconds = 0.0
+
+    def add(self, answer: _Answer) -> None:
+        stats = answer.finish.stats
+        self.stats = self.stats.merge(stats)
+        self.tokens.append(answer.tokens)
+        self.seconds += stats.ttft_s + stats.decode_s - answer.finish.queued_s - answer.finish.prefill_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.stats.emitted / self.seconds if self.seconds > 0 else None
+
+    def as_dict(self, plain: _Run) -> dict[str, Any]:
+        rate, base = self.tokens_per_s, plain.tokens_per_s
+        return {
+            "tokens": self.stats.emitted, "tau": self.stats.tau, "alpha": self.stats.alpha, "drafted": self.stats.drafted,
+            "accepted": self.stats.accepted, "tokens_per_s": rate, "speedup": rate / base if rate and base else None,
+            "same_texts": sum(a == b for a, b in zip(self.tokens, plain.tokens, strict=False)),
+        }  # fmt: skip
+
+
+class _Answer:
+    """Collects one request's updates in the engine's thread."""
+
+    finish: Finish
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ended = threading.Event()
+
+    def listen(self, update: Update) -> None:
+        self.tokens += update.token_ids
+        if update.finish is not None:
+            self.finish = update.finish
+            self.ended.set()
+
+
+def _ask(engine: Tested, prompt: list[int], drafter: str | None, max_tokens: int) -> _Answer:
+    """One answer; `drafter` None is plain. Raises OutriderError when it does not come to its end."""
+    speculation = Speculation(mode="off")
+    if drafter is not None:
+        speculation = Speculation(mode="fixed", drafter=drafter, max_draft_tokens=_most(engine, drafter))
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    answer = _Answer()
+    request = Request(
+        id=f"self-test-{id(answer):x}", prompt=prompt, params=params, speculation=speculation, timeout_s=PATIENCE_S
+    )
+    engine.submit(request, answer.listen)
+    if not answer.ended.wait(PATIENCE_S + 30):
+        raise CapabilityError(f"the engine did not answer within {PATIENCE_S + 30:g} s")
+    if answer.finish.reason not in ("stop", "length"):
+        raise answer.finish.error or CapabilityError(f"it ended as '{answer.finish.reason}'")
+    return answer
+
+
+def _most(engine: Tested, drafter: str) -> int:
+    """The longest draft that the engine takes from this drafter."""
+    config, drafter_class = engine.config, DRAFTERS.load(drafter)
+    asked = config["num_draft_tokens"] if drafter == config["drafter"] else None
+    return DraftLength.parse(asked, drafter_class.default_num_draft_tokens(drafter_class.Settings())).most
+
+
+def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[list[int]]:
+    """Token ids that leave room to answer; of a text that is too long, its end."""
+    tokenizer = engine.tokenizer
+    prompts = [list(tokenizer(text)["input_ids"]) for text in TEXTS]
+    if getattr(tokenizer, "chat_template", None):
+        try:
+            encoded = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
+            prompts.insert(1, list(encoded["input_ids"]))
+        except Exception as error:  # noqa: BLE001  a template is a program of the model's author
+            message = f"the model's chat template fails ({error}): chat requests will be refused"
+            findings.append(Finding("chat-template", message))
+    room = max(1, engine.context - max_tokens - 1)
+    return [prompt[-room:] for prompt in prompts if prompt]
+
+
+def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
+    """What the numbers of one drafter say."""
+    if not run.tokens:
+        return []
+    has_model, stats, found = _has_model(engine, name), run.stats, []
+    if not stats.drafted:
+        message = f"drafter '{name}' drafted nothing on {len(run.tokens)} prompts: " + (
+            "its draft is loaded but unused, and only costs memory" if has_model else "it needs texts that repeat themselves"
+        )
+        return [Finding("draft-unused", message, "warning" if has_model else "note", name)]
+    if stats.tested >= LEAST_TESTED and (stats.alpha or 0.0) < NEAR_ZERO:
+        message = (
+            f"drafter '{name}': {stats.accepted} of {stats.tested} tested draft tokens were accepted (alpha {stats.alpha:.3f}); "
+            + ("was this draft made for this model?" if has_model else "the probes may not look like your traffic")
+        )
+        found.append(Finding("no-acceptance", message, "warning" if has_model else "note", name))
+    found += _judge_speed(engine, name, run, plain)
+    same, exact = run.as_dict(plain)["same_texts"], engine.lossless and engine.config.get("exact", True)
+    if same < len(run.tokens) and engine.lossless:
+        reason = "which should not be" if exact else "as rounding may do here (config.exact is false)"
+        message = f"drafter '{name}': {len(run.tokens) - same} of {len(run.tokens)} greedy texts differ from plain ones, {reason}"
+        found.append(Finding("texts-differ", message, "warning" if exact else "note", name))
+    return found
+
+
+def _judge_speed(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
+    rate, base = run.tokens_per_s, plain.tokens_per_s
+    if not rate or not base or rate >= SLOWER * base:
+        return []
+    adapts = str(engine.config.get("num_draft_tokens")).startswith("auto")
+    advice = (
+        "the server will draft less by itself (--num-draft-tokens auto)" if adapts
+        else "use --num-draft-tokens auto, or settings from `outrider tune`"
+    )  # fmt: skip
+    message = f"drafter '{name}' makes the probes slower: {rate:.1f} tokens/s against {base:.1f} plain; {advice}"
+    return [Finding("slower-than-plain", message, "note" if adapts else "warning", name)]
+
+
+def _has_model(engine: Tested, name: str) -> bool:
+    """Whether this drafter has weights of its own, which should be good for something."""
+    drafter_class = DRAFTERS.load(name)
+    if name == engine.config.get("drafter"):
+        return engine.config.get("draft") is not None or drafter_class.needs_head
+    return drafter_class.needs_head or drafter_class.wants_draft(drafter_class.Settings())
+
+
+def _too_long(engine: Tested) -> list[Finding]:
+    """Texts that a draft was never trained for."""
+    config, found = engine.config, []
+    folders: Sequence[str | None] = (config.get("draft"), (config.get("drafter_options") or {}).get("head"))
+    for folder in filter(None, folders):
+        longest = trained_context(str(folder))
+        if longest is not None and longest < engine.context:
+            message = (
+                f"requests may have {engine.context} tokens, but the draft was made for {longest}: beyond that it drafts badly "
+                f"or not at all; --max-model-len {longest} keeps texts within it"
+            )
+            found.append(Finding("context-too-long", message, "warning", config.get("drafter")))
+    return found
+
+
+def trained_context(folder: str) -> int | None:
+    """Tokens a draft model or head was made for, as its own config says; None where it does not."""
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else load_config(folder).to_dict()
+    except (OSError, ValueError, CheckpointError):
+        return None  # a head may come without config; a model without one would not have loaded
+    length = config.get("max_position_embeddings")
+    return length if isinstance(length, int) and length > 0 else None

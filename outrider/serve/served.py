@@ -1,0 +1,119 @@
+"""What is being served: engines with their texts, and the state the whole server is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from outrider.engine.observer import EngineSnapshot
+from outrider.engine.request import Listener, Request
+from outrider.errors import ConfigError, did_you_mean
+from outrider.grammar import Grammars
+from outrider.serve.metrics import ServerMetrics
+from outrider.serve.rules import Rule
+from outrider.serve.selftest import SelfTest
+from outrider.serve.settings import ServerSettings
+from outrider.serve.texts import Texts
+
+
+class Serves(Protocol):
+    """The part of `Engine` that the HTTP side uses."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def drafters(self) -> list[str]: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def lossless(self) -> bool: ...
+
+    def submit(self, request: Request, listener: Listener) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def snapshot(self) -> EngineSnapshot: ...
+
+    def drain(self, timeout_s: float) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model."""
+
+    engine: Serves
+    texts: Texts
+    grammars: Grammars
+    created: int  # seconds since 1970
+
+    @classmethod
+    def of(cls, engine: Serves, created: int) -> Served:
+        texts = Texts(engine.tokenizer, engine.name)
+        return cls(engine, texts, Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids), created)
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def num_spec_tokens(self) -> int | None:
+        """Draft tokens per step where that is a fixed number."""
+        number = self.engine.config.get("num_draft_tokens")
+        return number if isinstance(number, int) else None
+
+
+@dataclass
+class ServerState:
+    """Shared by all endpoints. Changed by the event loop's thread only."""
+
+    settings: ServerSettings
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    models: dict[str, Served] = field(default_factory=dict)
+    self_tests: dict[str, SelfTest] = field(default_factory=dict)  # by model, of those that were made
+    loading: bool = True
+    draining: bool = False
+
+    def serve(self, engines: Sequence[Serves], created: int) -> None:
+        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have."""
+        models = {engine.name: Served.of(engine, created) for engine in engines}
+        for rule in self.settings.rules:
+            _check_drafter(rule, models)
+        self.models, self.loading = models, False
+
+    @property
+    def names(self) -> list[str]:
+        """What a client may ask for: models, and names that only routes know."""
+        own = list(self.models)
+        return own + list(dict.fromkeys(r.model for r in self.settings.rules if r.model is not None and r.model not in own))
+
+    def failures(self) -> dict[str, str]:
+        """Model -> why its engine is dead."""
+        snapshots = {name: served.engine.snapshot() for name, served in self.models.items()}
+        return {name: snapshot.failed for name, snapshot in snapshots.items() if snapshot.failed is not None}
+
+
+def _check_drafter(rule: Rule, models: Mapping[str, Served]) -> None:
+    targets = [rule.to or rule.model] if (rule.to or rule.model) else list(models)
+    for name in targets:
+        drafters = models[name].engine.drafters if name is not None else []
+        if rule.drafter is not None and rule.drafter not in drafters:
+            hint = did_you_mean(rule.drafter, drafters)
+            raise ConfigError(f"a route drafts with '{rule.drafter}', which the model '{name}' has not loaded.{hint}")

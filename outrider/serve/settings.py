@@ -1,0 +1,80 @@
+"""What an operator decides about the server: where it listens, what it admits, which models it serves, who goes where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.build import Options
+from outrider.engine.settings import EngineSettings
+from outrider.errors import ConfigError, did_you_mean
+from outrider.serve.rules import Rule
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One engine."""
+
+    name: str  # what clients call it
+    options: Options
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    extra_drafters: tuple[str, ...] = ()  # others that a request may ask for
+    allow_lossy: tuple[str, ...] = ()  # lossy verifiers that a request may ask for
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Raises ConfigError for what cannot be."""
+
+    models: tuple[ServedModel, ...]
+    rules: tuple[Rule, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    max_body_bytes: int = 8 * MIB
+    request_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
+    self_test: bool = True
+    log_format: str = "human"
+    log_level: str = "info"
+    log_requests: Path | None = None  # texts of requests and answers
+    otlp_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+        if self.request_timeout_s <= 0:
+            raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}")
+        if self.drain_timeout_s < 0:
+            raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout_s:g}")
+        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
+            raise ConfigError("an API key must be ASCII text without spaces around it, and not empty")
+        self._check_files()
+
+    def _check_names(self) -> None:
+        names = [model.name for model in self.models]
+        if not names:
+            raise ConfigError("no model to serve: name a target, or a --config with [[models]]")
+        for name in names:
+            if not name.strip() or names.count(name) > 1:
+                raise ConfigError(f"models need names of their own: '{name}' is empty or used twice")
+        for rule in self.rules:
+            if rule.to is not None and rule.to not in names:
+                raise ConfigError(f"a route leads to the model '{rule.to}', which is not served.{did_you_mean(rule.to, names)}")
+            if rule.to is None and rule.model is not None and rule.model not in names:
+                raise ConfigError(f"a route for '{rule.model}', which is no model here, must say which one answers: to = ...")
+
+    def _check_files(self) -> None:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("TLS needs both: --ssl-certfile and --ssl-keyfile")
+        for file in (self.ssl_certfile, self.ssl_keyfile):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"TLS file {file} does not exist")

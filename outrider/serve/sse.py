@@ -1,0 +1,70 @@
+"""Server-sent events, as OpenAI streams them: `data: {json}` blocks, then `data: [DONE]`.
+
+The connection is watched while events are made: a client that leaves cancels the generator at once. An error after the
+first byte cannot change the status any more; it becomes an event of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from outrider.errors import OutriderError
+from outrider.serve.departure import ClientLeftError, unless_gone
+from outrider.serve.errors import ApiError, as_api_error
+
+log = logging.getLogger("outrider.serve")
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
+
+
+class EventStream(Response):
+    """A response made of the objects that an asynchronous generator yields."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None]) -> None:
+        """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for."""
+        self.status_code = 200
+        self.background: BackgroundTask | None = None
+        self.init_headers(HEADERS)
+        self._chunks, self._cancel = chunks, cancel
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await unless_gone(receive, self._send_all(send))
+        except (ClientLeftError, OSError):
+            return
+        finally:
+            self._cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_all(self, send: Send) -> None:
+        async def event(data: str) -> None:
+            await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+
+        try:
+            async for chunk in self._chunks:
+                await event(dumped(chunk))
+        except OutriderError as error:
+            await event(dumped(as_api_error(error).body()))
+        except OSError:  # the connection, in servers that say so
+            raise
+        except Exception:
+            log.exception("a stream failed")
+            failure = ApiError("the server failed while it answered; its log says more", status=500, kind="server_error")
+            await event(dumped(failure.body()))
+        finally:
+            await self._chunks.aclose()  # its own `finally` runs now, not some time
+        await event("[DONE]")
+
+
+def dumped(content: Any) -> str:
+    """Compact JSON; raises ValueError for what is no number, which no client could read."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,73 @@
+"""From an answer's text, as it arrives, to OpenAI's deltas: content, and tool calls piece by piece.
+
+What cannot be read as a call is content: a client then at least sees what the model said. Only a call that breaks off after
+its name was told stays as it is, with incomplete arguments and the engine's own finish reason ("length").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from outrider.serve.tools_calls import BareCalls, Event, MarkedCalls
+from outrider.serve.tools_formats import ToolFormat
+from outrider.serve.tools_pythonic import PythonicCalls
+
+
+class Calls(Protocol):
+    """Reads one format."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no call is half said."""
+
+    def push(self, text: str) -> list[Event]: ...
+
+    def end(self) -> list[Event]: ...
+
+
+class ToolReader:
+    """For one answer."""
+
+    def __init__(self, form: ToolFormat, names: Sequence[str], *, parallel: bool, called: str = "tool_calls") -> None:
+        """`names`: of the tools; without any, everything is content. `parallel`: else calls after the first are left out."""
+        self._form = form
+        self._calls = _calls(form, names) if names else None
+        self._parallel = parallel
+        self._called = called
+        self._index = -1
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Instead of the engine's, once the answer has ended."""
+        return self._called if self._index >= 0 and self._calls is not None and self._calls.is_complete else None
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """Deltas for text that was just said."""
+        if self._calls is None:
+            return [{"content": text}] if text else []
+        return self._deltas(self._calls.push(text))
+
+    def end(self) -> list[dict[str, Any]]:
+        """Deltas for what was held back."""
+        return [] if self._calls is None else self._deltas(self._calls.end())
+
+    def _deltas(self, events: list[Event]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for kind, text in events:
+            if kind == "content":
+                found.append({"content": text})
+                continue
+            call: dict[str, Any] = {"function": {"arguments": text}}
+            if kind == "name":
+                self._index += 1
+                call = {"id": self._form.new_id(), "type": "function", "function": {"name": text, "arguments": ""}}
+            if self._parallel or self._index == 0:
+                found.append({"tool_calls": [{"index": self._index, **call}]})
+        return found
+
+
+def _calls(form: ToolFormat, names: Sequence[str]) -> Calls:
+    if form.name == "pythonic":
+        return PythonicCalls(names)
+    return MarkedCalls(form) if form.opening else BareCalls(names)

@@ -1,0 +1,73 @@
+"""What a span of one request says, as plain dictionaries.
+
+Names are OpenTelemetry's for generative AI where it has one (semantic-conventions-genai, gen-ai-spans.md, status Development in
+2026); latencies have vLLM's names (gen_ai.latency.*), which tracing backends know; what is only ours begins with `outrider.`.
+No text of prompts, answers or stop strings is ever among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.engine.request import Finish, Request
+
+Attributes = dict[str, Any]
+
+
+def operation_of(request: Request) -> str:
+    """gen_ai.operation.name, by the kind of id OpenAI's interface gives."""
+    return "chat" if request.id.startswith("chatcmpl") else "text_completion"
+
+
+def of_request(request: Request, model_name: str) -> Attributes:
+    """What was asked for. Options that are off are left out."""
+    params, speculation = request.params, request.speculation
+    found: Attributes = {
+        "gen_ai.operation.name": operation_of(request),
+        "gen_ai.provider.name": "outrider",
+        "gen_ai.request.model": model_name,
+        "gen_ai.response.model": model_name,
+        "gen_ai.response.id": request.id,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "outrider.speculation.mode": speculation.mode,
+        "outrider.priority": request.priority,
+    }
+    optional = {
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.top_k": params.top_k if params.top_k > 0 else None,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
+        "gen_ai.request.presence_penalty": params.presence_penalty or None,
+        "outrider.speculation.max_draft_tokens": speculation.max_draft_tokens,
+    }
+    return found | {name: value for name, value in optional.items() if value is not None}
+
+
+def of_finish(finish: Finish) -> Attributes:
+    """What it cost and how drafting went."""
+    stats = finish.stats
+    found: Attributes = {
+        "gen_ai.response.finish_reasons": [finish.reason],
+        "gen_ai.usage.input_tokens": finish.prompt_tokens,
+        "gen_ai.usage.output_tokens": stats.emitted,
+        "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
+        "gen_ai.latency.time_in_queue": finish.queued_s,
+        "gen_ai.latency.time_in_model_prefill": finish.prefill_s,
+        "outrider.drafter": finish.drafter,
+        "outrider.lossless": finish.lossless,
+        "outrider.preemptions": finish.preemptions,
+        "outrider.spec_decode.steps": stats.steps,
+        "outrider.spec_decode.draft_tokens": stats.drafted,
+        "outrider.spec_decode.accepted_tokens": stats.accepted,
+        "outrider.spec_decode.accepted_per_position": list(stats.accepted_per_position),
+    }
+    if stats.emitted:
+        found |= {
+            "gen_ai.latency.time_to_first_token": stats.ttft_s,
+            "gen_ai.latency.time_in_model_decode": stats.decode_s,
+            "gen_ai.latency.e2e": stats.ttft_s + stats.decode_s,
+        }
+    found |= {f"outrider.step_time.{phase}": seconds for phase, seconds in stats.time_s.items()}
+    ratios = {"outrider.spec_decode.tau": stats.tau, "outrider.spec_decode.alpha": stats.alpha}
+    return found | {name: value for name, value in ratios.items() if value is not None}

@@ -1,0 +1,78 @@
+"""`--log-requests FILE`: requests and answers, with their texts, one JSON object a line.
+
+    {"id": "chatcmpl-...", "created": 1790000000, "url": "/v1/chat/completions", "request": {...}, "response": {...}}
+
+It is the form of a stored OpenAI request that `outrider bench`, `tune` and `train --from-traffic` read
+(`lab/workload/formats/openai.py`), so that a server's own traffic can choose its settings and train its draft. Off unless asked
+for: it holds what people wrote. The file is created readable by its owner only, is appended to, and may be moved away by
+logrotate at any time. Writing happens in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
+from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from outrider.errors import ConfigError
+
+OWNER_ONLY = 0o600
+
+
+class TrafficLog:
+    """Raises ConfigError when the file cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            handler = _PrivateFile(path, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--log-requests {path} cannot be written: {error.strerror or error}") from error
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
+        self._listener = QueueListener(queue, handler)
+        self._listener.start()
+        self._file = handler
+        self._logger = logging.Logger("outrider.traffic")  # of our own: texts must not reach the server's log
+        self._logger.addHandler(QueueHandler(queue))
+
+    def add(
+        self, *, request_id: str, url: str, body: Mapping[str, Any], texts: Sequence[str | None],
+        finish_reasons: Sequence[str | None] = (), usage: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """One prompt and what was answered to it.
+
+        `texts`: one per answer, None for one of tool calls only. A body's prompt must be one text to be read again.
+        """
+        is_chat = "messages" in body
+        reasons = [*finish_reasons, *[None] * (len(texts) - len(finish_reasons))]
+        choices = [
+            {"index": index, "finish_reason": reason, **({"message": _message(text)} if is_chat else {"text": text})}
+            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        ]
+        response: dict[str, Any] = {"choices": choices, **({"usage": dict(usage)} if usage else {})}
+        line = {"id": request_id, "created": int(time.time()), "url": url, "request": dict(body), "response": response}
+        self._logger.info("%s", json.dumps(line))  # ASCII: half a character (a lone surrogate) stays escaped
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self._listener.stop()
+        self._file.close()
+
+
+class _PrivateFile(WatchedFileHandler):
+    """Created with rights for its owner only, also after it was moved away."""
+
+    def _open(self) -> TextIOWrapper:
+        number = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
+        return TextIOWrapper(os.fdopen(number, "ab"), encoding=self.encoding)
+
+
+def _message(text: str | None) -> dict[str, str | None]:
+    return {"role": "assistant", "content": text}

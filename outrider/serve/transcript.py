@@ -1,0 +1,90 @@
+"""One HTTP exchange put together again: what was asked, and all answers, whether they came whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Decode = Callable[[str, list[int]], str]  # (model name, token ids) -> text
+END = b"[DONE]"
+
+
+@dataclass
+class Said:
+    """One answer."""
+
+    text: str | None = None  # None: nothing but tool calls
+    finish_reason: str | None = None
+
+
+@dataclass
+class Transcript:
+    """Feed it the bodies' bytes; `entries` when the answer is whole."""
+
+    asked: bytearray = field(default_factory=bytearray)
+    answered: bytearray = field(default_factory=bytearray)
+
+    def entries(self, decode: Decode) -> Iterator[tuple[dict[str, Any], list[Said], dict[str, Any], str]]:
+        """(request with one prompt as text, its answers, usage, id), one per prompt; nothing where an answer did not end or
+        none was asked for."""
+        body = json.loads(self.asked)
+        chunks = list(_objects(bytes(self.answered)))
+        usage: dict[str, Any] = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), {})
+        answers = _answers(chunks)
+        if not answers or body.get("max_tokens") == 0 or any(answer.finish_reason is None for answer in answers):
+            return
+        first = chunks[0]
+        ids = body.pop("prompt_token_ids", None)
+        asked = body.get("prompt") if ids is None else ids
+        prompts = [None] if body.get("messages") else list(_prompts(asked, first.get("model", ""), decode))
+        each = len(answers) // len(prompts)
+        for number, prompt in enumerate(prompts):
+            own = body if prompt is None else {**body, "prompt": prompt}
+            said = answers[number * each : (number + 1) * each]
+            if prompt is not None and body.get("echo"):
+                said = [replace(one, text=(one.text or "").removeprefix(prompt)) for one in said]
+            name = first.get("id", "") + (f"-{number}" if len(prompts) > 1 else "")
+            yield own, said, usage if len(prompts) == 1 else {}, name
+
+
+def _objects(content: bytes) -> Iterator[dict[str, Any]]:
+    """The response itself, or the events of a stream."""
+    if content.lstrip()[:1] == b"{":
+        yield json.loads(content)
+        return
+    for line in content.splitlines():
+        data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+        if data and data != END:
+            yield json.loads(data)
+
+
+def _answers(chunks: list[dict[str, Any]]) -> list[Said]:
+    """By their index."""
+    found: dict[int, Said] = {}
+    for chunk in chunks:
+        for choice in chunk.get("choices") or []:
+            answer = found.setdefault(choice.get("index", 0), Said())
+            text = _text(choice)
+            if text is not None:
+                answer.text = (answer.text or "") + text
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    return [found[index] for index in sorted(found)]
+
+
+def _text(choice: Mapping[str, Any]) -> str | None:
+    if "text" in choice:
+        return choice["text"]
+    return (choice.get("message") or choice.get("delta") or {}).get("content")
+
+
+def _prompts(prompt: Any, model: str, decode: Decode) -> Iterator[str]:
+    """OpenAI takes a text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        yield prompt
+    elif prompt and all(isinstance(token, int) for token in prompt):
+        yield decode(model, prompt)
+    else:
+        for one in prompt:
+            yield from _prompts(one, model, decode)

@@ -1,0 +1,85 @@
+"""What an answer cost: tokens in OpenAI's `usage`; speculation, under vLLM's names, and time in `metrics`.
+
+vLLM's mean acceptance length is our tau over the steps that drafted; its draft acceptance rate is our draft utilisation.
+Several answers of one request are counted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.engine.request import Finish
+from outrider.stats import DecodeStats
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One finished answer."""
+
+    finish: Finish
+    num_tokens: int  # that the client gets
+    num_plain: int  # of its tokens, said by steps that drafted nothing
+    prompt: int  # number of its prompt: a prompt that is answered n times is counted once
+
+
+def usage(costs: Sequence[Cost]) -> dict[str, Any]:
+    """`usage` of one HTTP request. What is cached counts for each prompt's first answer."""
+    first = {cost.prompt: cost.finish for cost in reversed(costs)}
+    prompt = sum(finish.prompt_tokens for finish in first.values())
+    completion = sum(cost.num_tokens for cost in costs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(finish.cached_tokens for finish in first.values())},
+    }
+
+
+def metrics(costs: Sequence[Cost], num_spec_tokens: int | None) -> dict[str, Any]:
+    """`metrics` of one HTTP request. `num_spec_tokens`: draft tokens per step where that is a fixed number."""
+    stats = DecodeStats()
+    for cost in costs:
+        stats = stats.merge(cost.finish.stats)
+    num_plain = sum(cost.num_plain for cost in costs)
+    finishes = [cost.finish for cost in costs]
+    return {
+        "speculative_decoding": _speculation(stats, stats.steps - num_plain, num_spec_tokens),
+        "timing": _timing(finishes),
+        "lossless": all(finish.lossless for finish in finishes),
+        "drafter": finishes[0].drafter,
+        "seed": finishes[0].seed if len(finishes) == 1 else None,
+        "preemptions": sum(finish.preemptions for finish in finishes),
+    }
+
+
+def _speculation(stats: DecodeStats, num_steps: int, num_spec_tokens: int | None) -> dict[str, Any] | None:
+    """None where nothing was drafted."""
+    if num_steps <= 0:
+        return None
+    reached = [num_steps, *stats.accepted_per_position]  # [k]: steps that kept k draft tokens or more
+    reached += [0] * ((num_spec_tokens or 0) + 1 - len(reached))
+    return {
+        "mean_acceptance_length": 1 + stats.accepted / num_steps,
+        "draft_acceptance_rate": stats.draft_utilisation,
+        "acceptance_histogram": [more - less for more, less in zip(reached, [*reached[1:], 0], strict=True)],
+        "num_spec_steps": num_steps,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_draft_tokens": stats.drafted,
+        "num_spec_tokens": num_spec_tokens,
+    }
+
+
+def _timing(finishes: Sequence[Finish]) -> dict[str, Any]:
+    """Seconds. Answers of one request run side by side: first token of any, longest decoding, all tokens over all time."""
+    first = min(finish.stats.ttft_s for finish in finishes)
+    last = max(finish.stats.ttft_s + finish.stats.decode_s for finish in finishes)
+    emitted = sum(finish.stats.emitted for finish in finishes)
+    return {
+        "queued_s": max(finish.queued_s for finish in finishes),
+        "prefill_s": max(finish.prefill_s for finish in finishes),
+        "ttft_s": first,
+        "decode_s": last - first,
+        "tokens_per_s": emitted / last if last > 0 else None,
+    }

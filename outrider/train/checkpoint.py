@@ -1,0 +1,51 @@
+"""What a training run leaves on disk so that it can go on: weights, optimizer, place in the data, curve.
+
+Written to a scratch file and renamed: a kill in the middle leaves the previous checkpoint. No random state is saved, because the
+loop seeds every batch from (seed, step); see loop.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CheckpointError, OutriderError
+
+
+def trained_state(module: nn.Module) -> dict[str, Tensor]:
+    """What training changes: parameters with gradients. Frozen parts come from where they came from."""
+    return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}
+
+
+def load_trained(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Put them back. Raises CheckpointError when they are those of another module."""
+    own = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    if wrong := sorted(own.keys() ^ state.keys()) or sorted(n for n in own if own[n].shape != state[n].shape):
+        raise CheckpointError(f"the checkpoint is of another drafter: '{wrong[0]}' does not fit ({len(wrong)} tensors differ)")
+    with torch.no_grad():
+        for name, one in own.items():
+            one.copy_(state[name])
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all. Raises OutriderError when the disk is full; the previous checkpoint then still stands."""
+    scratch = path.with_name(f".{path.name}.new")
+    try:
+        torch.save(state, scratch)
+        scratch.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError on a full disk
+        scratch.unlink(missing_ok=True)
+        before = f"the one before it is whole: make room, then the same command with --resume ({path})" if path.exists() else path
+        raise OutriderError(f"the checkpoint cannot be written ({error}); {before}") from error
+
+
+def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+    """Raises CheckpointError when it is damaged."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged and cannot be resumed ({error}); begin anew without --resume") from error
+    return state

@@ -1,0 +1,111 @@
+"""Kind `draft-model`: a small causal language model that learns the target's full law at every position of the response.
+
+Where it starts: `--init FOLDER` (an existing model with the target's tokenizer), some of the target's own layers
+(`init_layers`, as DistilBERT did), or random weights of given sizes. Saved as a plain transformers folder, with the target's
+tokenizer and chat template: `--draft`, and transformers' assisted generation, load it. Source: DistillSpec (2310.08461).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.models.load import load_config, load_module, load_tokenizer
+from outrider.models.vocabulary import check_same_vocabulary, fit_width
+from outrider.settings import setting
+from outrider.train.expected import chain_windows
+from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean
+from outrider.train.new_model import scratch_model, thinned_model
+from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
+
+OWNER = "recipe 'draft-model'"
+
+
+@dataclass(frozen=True)
+class DraftModelSettings:
+    """What is trained, from where, on what."""
+
+    loss: str = setting("kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
+    depth: int = setting(5, "draft tokens per step that the expected tau is computed for")
+    init_layers: str = setting("", "start from the target's layers: how many (spread evenly), or a list like 0,2,7")
+    hidden_size: int = setting(0, "from scratch: width. 0: the target's halved")
+    num_layers: int = setting(0, "from scratch: layers. 0: a quarter of the target's, at least 1")
+    num_heads: int = setting(0, "from scratch: attention heads. 0: the target's halved")
+    intermediate_size: int = setting(0, "from scratch: width of the MLP. 0: the target's halved")
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ConfigError(f"{OWNER}: depth must be at least 1, got {self.depth}")
+        if self.init_layers and self.sizes:
+            raise ConfigError(f"{OWNER}: give init_layers, or sizes of a model from scratch ({', '.join(self.sizes)}), not both")
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{OWNER}: {name} must not be negative, got {getattr(self, name)}")
+        parse_loss(self.loss)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that were given."""
+        names = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+class DraftModelRecipe:
+    """See the module docstring; `recipe.Recipe`."""
+
+    Settings: ClassVar[type] = DraftModelSettings
+    drafter: ClassVar[str] = "draft-model"
+    uses_draft: ClassVar[bool] = True
+    default_lr: ClassVar[float | None] = None
+    signals: tuple[int, ...] = ()
+
+    def __init__(self, module: Any, settings: DraftModelSettings, tokenizer: Any, dtype: torch.dtype, generation: Any) -> None:
+        """`dtype`: of the saved weights; training is in fp32. `generation`: the target's generation config."""
+        self.module = module.float().requires_grad_(True)
+        self._settings, self._tokenizer, self._dtype, self._generation = settings, tokenizer, dtype, generation
+        self._loss = parse_loss(settings.loss)
+
+    @classmethod
+    def build(cls, setup: RecipeSetup) -> DraftModelRecipe:
+        settings: DraftModelSettings = setup.settings
+        if setup.init is not None and (settings.init_layers or settings.sizes):
+            given = "init_layers" if settings.init_layers else ", ".join(settings.sizes)
+            raise ConfigError(f"{OWNER}: --init {setup.init} is a whole model; leave {given} out")
+        if setup.init is not None:
+            module = _existing(setup, setup.init)
+        elif settings.init_layers:
+            module = thinned_model(setup.target, settings.init_layers, OWNER)
+        else:
+            module = scratch_model(setup.target, settings.sizes, OWNER)
+        dtype = getattr(setup.target, "dtype", torch.float32)
+        return cls(module, settings, setup.tokenizer, dtype, getattr(setup.target, "generation_config", None))
+
+    def loss(self, batch: FeatureBatch) -> LossReport:
+        logits = self.module(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
+        wanted = law_of(batch.logits[batch.mask])  # (positions, V): only what counts is turned into laws
+        guessed = fit_width(logits[batch.mask].float(), wanted.shape[-1])
+        values = self._loss(wanted, guessed)
+        loss = weighted_mean(values, torch.ones_like(values))
+        accept = torch.zeros(batch.mask.shape, device=loss.device)
+        accept[batch.mask] = acceptance(wanted, guessed).detach()
+        per_position, survival, count = chain_windows(accept, batch.mask, self._settings.depth)
+        return LossReport(loss, per_position, {"acceptance": float(accept.sum() / batch.mask.sum())}, survival, max(count, 1))
+
+    def save(self, folder: Path) -> None:
+        copy.deepcopy(self.module).to(self._dtype).save_pretrained(folder)  # a copy: rounding must not reach the training
+        self._tokenizer.save_pretrained(folder)
+        if self._generation is not None:
+            self._generation.save_pretrained(folder)
+
+
+def _existing(setup: RecipeSetup, folder: Path) -> Any:
+    """An existing model. Raises CapabilityError when its tokenizer is not the target's."""
+    name = str(folder)
+    config = load_config(name)
+    check_same_vocabulary(setup.tokenizer, load_tokenizer(name), setup.name, name)
+    return load_module(name, config, torch.float32, torch.device("cpu"))

@@ -1,0 +1,270 @@
+"""Kinds `eagle` and `eagle3`: heads that continue the target's hidden states, trained as they draft (training-time test).
+
+Unroll j of a text does for every position t at once what the j-th drafting step does behind the features known up to t:
+
+    reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
+    sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
+    guesses    x_{t+2+j}, whose law the target says in logits[t + 1 + j]
+
+A head trained on unroll 0 alone has never read its own states, and is lost from the second draft token on. The loss of unroll j
+counts step_decay^j. A reduced draft vocabulary holds the tokens that stand most often in the training responses; the target's law
+is cut to them and renormalised, positions whose likeliest token is outside do not count in the loss (but as rejections in what is
+reported). EAGLE adds the distance of its state from the target's feature, and noise on the features it reads.
+
+Sources: EAGLE (2401.15077), EAGLE-3 (2503.01840) and its code; EAGLE-3.1's norms as in speculators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.heads.eagle import STEADY_ROPE, EagleConfig, EagleHead, Kind
+from outrider.models.heads.eagle_files import TargetSizes, default_signals, load_eagle, save_eagle
+from outrider.models.heads.eagle_unroll import unrolled
+from outrider.models.signals import AFTER_NORM, Listening
+from outrider.settings import setting
+from outrider.train.expected import chain_means
+from outrider.train.losses import Loss, law_of, parse_loss, restrict, restricted_acceptance, smooth_l1, weighted_mean
+from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
+
+LOSS_HELP = "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv"
+
+
+@dataclass(frozen=True)
+class EagleTraining:
+    """An EAGLE head."""
+
+    num_layers: int = setting(1, "decoder layers of the head")
+    unrolls: int = setting(1, "drafting steps that are trained; 1: the original recipe")
+    loss: str = setting("ce", LOSS_HELP)
+    loss_weight: float = setting(0.1, "of that loss")
+    feature_weight: float = setting(1.0, "of the distance from the target's features (SmoothL1)")
+    noise: float = setting(0.2, "uniform noise on the features that are read, times 512 / tokens of the text")
+    step_decay: float = setting(0.8, "weight of a drafting step against the one before it")
+
+    def __post_init__(self) -> None:
+        _check_sizes("eagle", self.num_layers, self.unrolls, self.step_decay)
+        if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0 or self.noise < 0:
+            raise ConfigError("recipe 'eagle': loss_weight, feature_weight and noise must not be negative, nor both weights 0")
+        parse_loss(self.loss)
+
+
+@dataclass(frozen=True)
+class Eagle3Training:
+    """An EAGLE-3 head."""
+
+    num_layers: int = setting(1, "decoder layers of the head")
+    unrolls: int = setting(5, "drafting steps that are trained")
+    loss: str = setting("lk_hybrid", LOSS_HELP)
+    step_decay: float = setting(0.8, "weight of a drafting step against the one before it")
+    draft_vocab: int = setting(0, "tokens the head knows, the most frequent ones; 0: all")
+    own_output: bool = setting(True, "an output layer of its own, begun with the target's; else the target's, not trained")
+    layers: str = setting("auto", "target layers whose inputs are read, like 2,8,13; auto: 2, L/2, L-3")
+    norm_before_residual: bool = setting(True, "the residual is the normed feature")
+    fc_norm: bool = setting(True, "a norm for each of the target's hidden states (EAGLE-3.1)")
+    norm_output: bool = setting(True, "the state is carried on behind the final norm (EAGLE-3.1)")
+    intermediate_size: int = setting(0, "width of the head's MLP; 0: the target's")
+
+    def __post_init__(self) -> None:
+        _check_sizes("eagle3", self.num_layers, self.unrolls, self.step_decay)
+        if self.draft_vocab < 0 or self.intermediate_size < 0:
+            raise ConfigError("recipe 'eagle3': draft_vocab and intermediate_size must not be negative")
+        if self.draft_vocab and not self.own_output:
+            raise ConfigError("recipe 'eagle3': a reduced draft_vocab needs own_output")
+        parse_loss(self.loss)
+
+    def signals(self, num_layers: int) -> tuple[int, ...]:
+        """Which hidden states. Raises ConfigError."""
+        if self.layers == "auto":
+            return default_signals(num_layers)
+        words = [word.strip() for word in self.layers.split(",")]
+        if not all(word.isdecimal() and int(word) <= num_layers for word in words):
+            raise ConfigError(f"recipe 'eagle3': layers must be numbers of 0..{num_layers} like 2,8,13, got '{self.layers}'")
+        return tuple(int(word) for word in words)
+
+
+class EagleRecipe:
+    """See the module docstring; `recipe.Recipe`."""
+
+    Settings: ClassVar[type] = EagleTraining
+    kind: ClassVar[Kind] = "eagle"
+    drafter: ClassVar[str] = "eagle head={folder}"
+    uses_draft: ClassVar[bool] = False
+    default_lr: ClassVar[float | None] = 1e-3
+
+    def __init__(self, head: EagleHead, settings: Any, dtype: torch.dtype | None = None) -> None:
+        """`head`: bound to the target. `dtype`: of what is saved; None: as it is trained."""
+        self.module: nn.Module = head
+        self.signals = head.config.signals
+        self.head, self._settings, self._dtype = head, settings, dtype
+        self._loss: Loss = parse_loss(settings.loss)
+
+    @classmethod
+    def build(cls, setup: RecipeSetup) -> EagleRecipe:
+        config = cls.config_for(setup)
+        Listening(setup.target, config.signals)  # refuses a target without these states
+        table, output = setup.target.get_input_embeddings().weight, setup.target.get_output_embeddings()
+        if table.shape[1] != config.hidden_size:
+            widths = f"{table.shape[1]} wide, its states {config.hidden_size}"
+            raise CapabilityError(f"recipe '{cls.kind}': the target's embedding is {widths}; train another kind of drafter")
+        head = _new_head(config, setup) if setup.init is None else _going_on(cls.kind, setup, config)
+        head.to(device=table.device).bind(table.detach(), output)
+        dtype = setup.target.config.get_text_config().dtype or table.dtype  # the target's own, in which the head will run
+        return cls(head.train().requires_grad_(True), setup.settings, dtype)
+
+    @classmethod
+    def config_for(cls, setup: RecipeSetup) -> EagleConfig:
+        """The head that these settings mean for this target."""
+        settings: EagleTraining = setup.settings
+        return replace(_like_target(setup, cls.kind), num_layers=settings.num_layers, own_output=False)
+
+    def loss(self, batch: FeatureBatch) -> LossReport:
+        settings, head = self._settings, self.head
+        features = self._features(batch)
+        terms, accepted, counted, parts = [], [], [], {}
+        for step, states in enumerate(unrolled(head, batch.tokens, features, settings.unrolls)):  # (B, T-1, H)
+            mask = _ahead(batch.mask, step)
+            rows, places = mask.nonzero(as_tuple=True)
+            states, said = states[rows, places], batch.logits[rows, places + 1 + step]
+            loss, accept = self._judge(said, head.logits(states))
+            loss = loss + self._feature_loss(batch, rows, places + 1 + step, states)
+            terms.append(loss * settings.step_decay**step)
+            parts[f"loss@{step}"] = float(loss.detach())
+            accepted.append(torch.zeros(mask.shape, device=mask.device).index_put_((rows, places), accept.detach()))
+            counted.append(mask)
+        total = torch.stack(terms).sum() / sum(settings.step_decay**step for step in range(len(terms)))
+        per_position, survival, count = chain_means(accepted, torch.stack(counted).all(dim=0))
+        return LossReport(total, per_position, parts, survival, max(count, 1))
+
+    def save(self, folder: Path) -> None:
+        save_eagle(self.head, folder, self._dtype)
+
+    def _features(self, batch: FeatureBatch) -> Tensor:
+        """(B, T, H) that the head reads, noisy while training."""
+        features = self.head.features(batch.hidden)
+        if self.head.training and self._settings.noise:
+            scale = self._settings.noise * 512 / batch.lengths.to(features.dtype)
+            features = features + (torch.rand_like(features) - 0.5) * scale[:, None, None]
+        return features
+
+    def _judge(self, said: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss, acceptance (n,)) of draft logits (n, Vd) where the target said `said` (n, V)."""
+        loss = weighted_mean(self._loss(law_of(said), logits), torch.ones(len(said), device=said.device))
+        everything = torch.arange(said.shape[-1], device=said.device)
+        return loss * self._settings.loss_weight, restricted_acceptance(said, everything, logits)
+
+    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
+        distance = smooth_l1(batch.hidden[AFTER_NORM][rows, places].to(states.dtype), states)
+        return self._settings.feature_weight * weighted_mean(distance, torch.ones_like(distance))
+
+
+class Eagle3Recipe(EagleRecipe):
+    """No feature loss: states are free to be whatever drafts best."""
+
+    Settings: ClassVar[type] = Eagle3Training
+    kind: ClassVar[Kind] = "eagle3"
+    drafter: ClassVar[str] = "eagle3 head={folder}"
+
+    @classmethod
+    def config_for(cls, setup: RecipeSetup) -> EagleConfig:
+        settings: Eagle3Training = setup.settings
+        like = _like_target(setup, cls.kind)
+        if settings.draft_vocab > like.vocab_size:
+            raise ConfigError(f"recipe 'eagle3': draft_vocab {settings.draft_vocab}, but the target has {like.vocab_size} tokens")
+        return replace(
+            like, num_layers=settings.num_layers, own_output=settings.own_output,
+            signals=settings.signals(setup.target.config.get_text_config().num_hidden_layers),
+            draft_vocab_size=settings.draft_vocab or like.vocab_size,
+            norm_before_residual=settings.norm_before_residual, fc_norm=settings.fc_norm, norm_output=settings.norm_output,
+            intermediate_size=settings.intermediate_size or like.intermediate_size,
+        )  # fmt: skip
+
+    def _features(self, batch: FeatureBatch) -> Tensor:
+        return self.head.features(batch.hidden)
+
+    def _judge(self, said: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        ids = self.head.draft_ids
+        if ids is None:
+            ids = torch.arange(said.shape[-1], device=said.device)
+            law, counts = law_of(said), torch.ones(len(said), device=said.device)
+        else:
+            law, counts = restrict(said, ids)
+        return weighted_mean(self._loss(law, logits), counts), restricted_acceptance(said, ids, logits)
+
+    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
+        return states.new_zeros(())
+
+
+def _ahead(mask: Tensor, step: int) -> Tensor:
+    """(B, T-1) bool: [t] says whether logits[t + 1 + step] count, and all that the chain from t guessed before them."""
+    found = torch.ones_like(mask[:, 1:])
+    for earlier in range(step + 1):
+        later = mask[:, 1 + earlier :]
+        found = found & torch.nn.functional.pad(later, (0, found.shape[1] - later.shape[1]))
+    return found
+
+
+def _like_target(setup: RecipeSetup, kind: Kind) -> EagleConfig:
+    """A layer of the target's own sizes."""
+    text = setup.target.config.get_text_config()
+    sizes = TargetSizes.of(text, setup.target.get_output_embeddings().weight.shape[0])
+    heads = text.num_attention_heads
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    if "rope_theta" not in rope or rope.get("rope_type", "default") not in STEADY_ROPE:
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return EagleConfig(
+        kind=kind, hidden_size=sizes.hidden_size, target_hidden_size=sizes.hidden_size,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * sizes.hidden_size,
+        num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or sizes.hidden_size // heads,
+        vocab_size=sizes.vocab_size, draft_vocab_size=sizes.vocab_size, rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
+        rope=rope, max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048, trained_for=setup.name,
+    )  # fmt: skip
+
+
+def _new_head(config: EagleConfig, setup: RecipeSetup) -> EagleHead:
+    """Weights to begin with: the target's own output layer and final norm where they fit, small random ones elsewhere."""
+    ids = None
+    if config.draft_vocab_size < config.vocab_size:
+        counts = setup.token_counts.long()
+        counts = nn.functional.pad(counts, (0, config.vocab_size - len(counts)))
+        order = counts.sort(descending=True, stable=True).indices  # among equals the lower id
+        ids = order[: config.draft_vocab_size].sort().values
+    head = EagleHead(config, ids)
+    with torch.no_grad():
+        for layer in head.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(0.0, layer.in_features**-0.5)
+        output = setup.target.get_output_embeddings().weight.float().cpu()
+        if head.lm_head is not None:
+            head.lm_head.weight.copy_(output if ids is None else output[ids])
+        norm = getattr(getattr(setup.target.get_decoder(), "norm", None), "weight", None)
+        if head.norm is not None and isinstance(norm, Tensor) and norm.shape == head.norm.weight.shape:
+            head.norm.weight.copy_(norm.float().cpu())
+    return head
+
+
+def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
+    """The head in `setup.init`. Raises ConfigError where it is another one than these settings mean."""
+    assert setup.init is not None
+    text = setup.target.config
+    head = load_eagle(setup.init, kind, TargetSizes.of(text, wanted.vocab_size)).float()
+    for name in ("num_layers", "signals", "draft_vocab_size", "own_output", "norm_before_residual", "fc_norm", "norm_output"):
+        found, asked = getattr(head.config, name), getattr(wanted, name)
+        if found != asked:
+            raise ConfigError(f"recipe '{kind}': --init {setup.init} has {name}={found}, this run wants {asked}")
+    head.config = replace(head.config, trained_for=setup.name)
+    return head
+
+
+def _check_sizes(kind: str, num_layers: int, unrolls: int, step_decay: float) -> None:
+    if num_layers < 1 or unrolls < 1:
+        raise ConfigError(f"recipe '{kind}': num_layers and unrolls must be at least 1, got {num_layers} and {unrolls}")
+    if not 0 < step_decay <= 1:
+        raise ConfigError(f"recipe '{kind}': step_decay must be above 0 and at most 1, got {step_decay}")

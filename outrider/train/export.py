@@ -1,0 +1,200 @@
+"""`outrider export`: a trained drafter in the layout that another program reads.
+
+    kind                what it is                      layouts
+    draft-model         a transformers folder           transformers
+    medusa              Medusa heads                    medusa (medusa_lm_head.pt), vllm
+    eagle, eagle3       EAGLE heads                     raw, speculators (eagle3)
+    block               DFlash / DSpark heads           raw, speculators
+    early-exit, ...     ours alone: nobody reads them   none
+
+The kind is told by the tensors and the config, not by names. Heads that share the target's tables are written with them (`raw`,
+`speculators`, `vllm`), for engines that do not share.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.models.heads.block_files import export_block, load_block
+from outrider.models.heads.eagle import EagleHead, Kind
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle
+from outrider.models.heads.exit import KIND as EXIT
+from outrider.models.heads.medusa_files import export_medusa, load_medusa
+from outrider.models.heads.tensors import HeadTensors, read_config
+from outrider.models.load import load_config, load_module, load_tokenizer, resolve_dtype
+from outrider.models.vocabulary import check_same_vocabulary
+from outrider.train.export_eagle import export_eagle, vllm_obstacles
+
+LAYOUTS = ("raw", "speculators", "medusa", "vllm", "transformers")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What heads are exported and checked against."""
+
+    name: str
+    module: Any
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, name: str) -> Target:
+        """On CPU, in its own dtype. Raises CheckpointError."""
+        config = load_config(name)
+        return cls(name, load_module(name, config, resolve_dtype("auto", config, CPU), CPU), load_tokenizer(name))
+
+    @property
+    def sizes(self) -> TargetSizes:
+        return TargetSizes.of(self.module.config, self.module.get_output_embeddings().weight.shape[0])
+
+
+Writer = Callable[[Path, Path, Target], None]  # (from, to, target)
+
+
+def kind_of(folder: Path) -> str:
+    """Which kind of drafter a folder holds. Raises CheckpointError when it is none that we know."""
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder '{folder}' to export")
+    config = read_config(folder)
+    if config.get("model_type") == EXIT:
+        return "early-exit"
+    files = HeadTensors.read(folder)
+    files.rename("model.")
+    files.rename("midlayer.", "layers.0.")
+    names = files.names
+    if any(name.startswith(("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head.")) for name in names):
+        return "medusa"
+    if "fc.weight" in files:
+        if "layers.0.hidden_norm.weight" in files:
+            return "eagle3"
+        return "block" if "hidden_norm.weight" in files else "eagle"
+    if (folder / "tokenizer_config.json").exists() and "embed_tokens.weight" in files:
+        return "draft-model"
+    known = (config.get("outrider") or {}).get("head")
+    if known:
+        return str(known)
+    raise CheckpointError(f"'{folder}' holds no drafter that we know; it has the tensors {', '.join(sorted(names)[:6])}")
+
+
+def _draft_model(source: Path, out: Path, target: Target) -> None:
+    check_same_vocabulary(target.tokenizer, load_tokenizer(str(source)), target.name, str(source))
+    load_module(str(source), load_config(str(source)), torch.float32, CPU)  # raises when it is incomplete
+    shutil.copytree(source, out, dirs_exist_ok=True)
+
+
+def _medusa(layout: str) -> Writer:
+    def write(source: Path, out: Path, target: Target) -> None:
+        heads = load_medusa(source, target.sizes.hidden_size, target.sizes.vocab_size)
+        heads.bind(target.module.get_output_embeddings())
+        export_medusa(heads, out, layout)
+
+    return write
+
+
+def _block(layout: str) -> Writer:
+    def write(source: Path, out: Path, target: Target) -> None:
+        sizes = target.sizes
+        head = load_block(source, sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
+        head.bind(target.module.get_input_embeddings(), target.module.get_output_embeddings())
+        export_block(head, out, layout, tables=True)
+
+    return write
+
+
+def _eagle(kind: Kind, layout: str) -> Writer:
+    def write(source: Path, out: Path, target: Target) -> None:
+        head = load_eagle(source, kind, target.sizes)
+        head.bind(target.module.get_input_embeddings().weight, target.module.get_output_embeddings())
+        export_eagle(head, out, layout, architectures=target.module.config.architectures or ())
+
+    return write
+
+
+WRITERS: dict[str, dict[str, Writer]] = {
+    "draft-model": {"transformers": _draft_model},
+    "medusa": {"medusa": _medusa("original"), "vllm": _medusa("vllm")},
+    "eagle": {"raw": _eagle("eagle", "raw")},
+    "eagle3": {"raw": _eagle("eagle3", "raw"), "speculators": _eagle("eagle3", "speculators")},
+    "block": {"raw": _block("raw"), "speculators": _block("speculators")},
+}
+
+
+def export(source: Path, layout: str, out: Path, target: Target) -> str:
+    """Write it; returns its kind. Raises ConfigError for a layout that the kind does not have, CheckpointError when it does not
+    fit the target, OutriderError when the disk is full."""
+    kind = kind_of(source)
+    if layout not in LAYOUTS:
+        raise ConfigError(f"unknown layout '{layout}'.{did_you_mean(layout, LAYOUTS)}")
+    writers = WRITERS.get(kind, {})
+    if not writers:
+        raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with --drafter {kind}")
+    if layout not in writers:
+        raise ConfigError(f"'{source}' is of kind '{kind}', whose layouts are {', '.join(writers)}; got '{layout}'")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is there already and not empty; give another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        writers[layout](source, out, target)
+    except OSError as error:
+        raise OutriderError(f"{out} cannot be written: {error}") from error
+    return kind
+
+
+def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
+    """Load what was written as anybody would, and compare it with the source: what was found, a line each.
+
+    Raises CheckpointError with the first tensor that differs.
+    """
+    if kind == "draft-model":
+        return _check_draft(source, out)
+    ours, theirs = (_head(kind, folder, target) for folder in (source, out))
+    obstacles = [f"vLLM: {line}" for line in vllm_obstacles(theirs)] if isinstance(theirs, EagleHead) else []
+    count = _same_tensors(ours, theirs, out)
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    architecture = ", ".join(config.get("architectures") or []) or "no architecture named"
+    sizes = target.sizes
+    return [
+        f"{count} tensors of {out} are those of {source}, and fit {target.name} "
+        f"({sizes.num_layers} layers of {sizes.hidden_size}, {sizes.vocab_size} tokens)",
+        f"config.json: {architecture}",
+        *obstacles,
+    ]
+
+
+def _head(kind: str, folder: Path, target: Target) -> nn.Module:
+    sizes = target.sizes
+    if kind == "medusa":
+        return load_medusa(folder, sizes.hidden_size, sizes.vocab_size)
+    if kind == "block":
+        return load_block(folder, sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
+    return load_eagle(folder, "eagle3" if kind == "eagle3" else "eagle", sizes)
+
+
+def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
+    """How many tensors are equal: all of ours must be there; theirs may have the target's tables beside them."""
+    left, right = ours.state_dict(), theirs.state_dict()
+    for name, value in left.items():
+        if name not in right:
+            raise CheckpointError(f"{out} lacks tensor '{name}'")
+        if not torch.equal(value.float(), right[name].float()):
+            raise CheckpointError(f"{out}: tensor '{name}' is not that of the source")
+    return len(left)
+
+
+def _check_draft(source: Path, out: Path) -> list[str]:
+    models = [load_module(str(folder), load_config(str(folder)), torch.float32, CPU) for folder in (source, out)]
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        logits = [model(input_ids=tokens, use_cache=False).logits for model in models]
+    if not torch.equal(*logits):
+        raise CheckpointError(f"{out} computes other logits than {source}")
+    return [f"{out} loads in transformers as {type(models[1]).__name__} and computes the logits of {source}"]

@@ -1,0 +1,103 @@
+"""EAGLE heads as other engines read them.
+
+    raw            the original layout: vLLM, SGLang and EAGLE's own code (`LlamaForCausalLMEagle3`, `EagleLlamaForCausalLM`)
+    speculators    vLLM's own library: names its target, so that `vllm serve FOLDER` alone finds it. EAGLE-3 only
+
+Every flag is written out, since readers disagree about what a missing one means. With `tables` the folder also holds the target's
+embedding, and its output layer where the head has none of its own: some readers compare, some insist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError, did_you_mean
+from outrider.models.derive import weight_of
+from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.eagle_files import flags, head_tensors, layer_config, raw_config, raw_tensors
+from outrider.models.heads.tensors import write_head
+
+LAYOUTS = ("raw", "speculators")
+SPECULATORS_VERSION = "0.3.0"  # whose fields these are
+
+
+def export_eagle(
+    head: EagleHead, folder: Path, layout: str, *, tables: bool = True, num_draft_tokens: int = 5,
+    architectures: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write the folder; `head` must be bound to its target where tables are shared. `architectures`: the target's, which
+    speculators' layout names.
+
+    Raises ConfigError for a layout that cannot hold this head, OSError when the disk is full.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"unknown layout '{layout}' of an EAGLE head.{did_you_mean(layout, LAYOUTS)}")
+    if layout == "raw":
+        write_head(folder, "model.safetensors", raw_config(head), raw_tensors(head) | _shared(head, tables))
+        return
+    if head.config.kind != "eagle3":
+        raise ConfigError("speculators' layout is for EAGLE-3 heads; export this one as 'raw'")
+    config = speculators_config(head, num_draft_tokens, architectures)
+    write_head(folder, "model.safetensors", config, head_tensors(head) | _shared(head, tables))
+
+
+def speculators_config(head: EagleHead, num_draft_tokens: int, architectures: Sequence[str] = ()) -> dict[str, Any]:
+    """config.json of speculators' layout."""
+    proposal = {
+        "proposal_type": "greedy", "speculative_tokens": num_draft_tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0,
+    }  # fmt: skip
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "model_type": "speculator_model",
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+        **flags(head),
+        "logit_scale": head.config.logit_scale,
+        "transformer_layer_config": layer_config(head),
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": head.config.trained_for, "architectures": list(architectures)},
+        },
+    }
+
+
+def vllm_obstacles(head: EagleHead) -> list[str]:
+    """What vLLM would not read, or read otherwise, one line each. Empty: nothing known."""
+    config = head.config
+    found = []
+    if config.fc_bias:
+        found.append("its fc layer has a bias, which vLLM does not read")
+    if config.qk_norm and config.kind == "eagle":
+        found.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
+    if config.logit_scale != 1.0 and config.kind == "eagle":
+        found.append(f"its logits are scaled by {config.logit_scale}, which vLLM's EAGLE ignores")
+    if config.own_output and config.kind == "eagle":
+        found.append("it has an output layer of its own, where vLLM's EAGLE uses the target's")
+    if len(config.signals) != len(set(config.signals)):
+        found.append(f"it reads one hidden state twice: {list(config.signals)}")
+    return found
+
+
+def _shared(head: EagleHead, tables: bool) -> dict[str, Tensor]:
+    """The target's tables, where the head has none of its own. An EAGLE-3 layout always needs an output layer."""
+    config, found = head.config, {}
+    if tables and not config.own_embedding:
+        found["embed_tokens.weight"] = _like(head, head.embedding)
+    if not config.own_output and config.kind == "eagle3":
+        found["lm_head.weight"] = _like(head, weight_of(head.output))
+    return found
+
+
+def _like(head: EagleHead, table: Tensor) -> Tensor:
+    with torch.no_grad():
+        return table.detach().to(head.dtype)

@@ -1,0 +1,154 @@
+"""Losses by name: how far a draft's law q is from the target's law p at a position. 0 is q = p (for `ce`: p's entropy).
+
+    name         value at a position                          source
+    kl           sum p log(p / q)                             distillation (Hinton et al. 1503.02531; DistillSpec 2310.08461)
+    reverse_kl   sum q log(q / p)                             DistillSpec
+    jsd          (KL(p||m) + KL(q||m)) / 2, m = (p + q) / 2   DistillSpec
+    tv           1 - sum min(p, q) = ||p - q||_1 / 2          one minus the acceptance itself (Leviathan et al. 2211.17192)
+    ce           - sum p log q                                EAGLE-3 (2503.01840): the gradient of kl
+    nla          - log sum min(p, q)                          LK losses, as in speculators' eager.py
+    lk_hybrid    w kl + (1 - w) tv, w = exp(-3 alpha)         LK losses: kl where they are far apart, tv where they are near;
+                                                              alpha = sum min(p, q) of the position, no gradient through w
+
+A sum is written as `0.1*ce+0.9*tv` (`parse_loss`). `smooth_l1` compares features, not laws (EAGLE-1, 2401.15077).
+
+All take (p as probabilities (..., V), draft logits (..., V)), compute in fp32 and return (...,): the caller weighs positions with
+`weighted_mean`. Target laws are at temperature 1 unless the caller scaled the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.errors import ConfigError, did_you_mean
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (target law (..., V), draft logits (..., V)) -> (...,)
+TINY = 1e-12  # below fp32's resolution of a probability: keeps logarithms finite where p or the overlap is 0
+HYBRID_RATE = 3.0  # of lk_hybrid
+
+
+def law_of(logits: Tensor) -> Tensor:
+    """(..., V) fp32: the law that logits stand for."""
+    return logits.float().softmax(dim=-1)
+
+
+def kl(law: Tensor, logits: Tensor) -> Tensor:
+    """KL(p || q)."""
+    return ce(law, logits) - _entropy(law)
+
+
+def reverse_kl(law: Tensor, logits: Tensor) -> Tensor:
+    """KL(q || p). Where p = 0 its logarithm is that of TINY: finite, and steep."""
+    log_q = logits.float().log_softmax(dim=-1)
+    return (log_q.exp() * (log_q - _log(law))).sum(dim=-1)
+
+
+def jsd(law: Tensor, logits: Tensor) -> Tensor:
+    """Jensen-Shannon divergence, at most log 2."""
+    law, log_q = law.float(), logits.float().log_softmax(dim=-1)
+    q = log_q.exp()
+    log_m = _log((law + q) / 2)
+    return ((law * (_log(law) - log_m)).sum(dim=-1) + (q * (log_q - log_m)).sum(dim=-1)) / 2
+
+
+def tv(law: Tensor, logits: Tensor) -> Tensor:
+    """Total variation distance: the probability that a draft token is rejected."""
+    return (law.float() - law_of(logits)).abs().sum(dim=-1) / 2
+
+
+def ce(law: Tensor, logits: Tensor) -> Tensor:
+    """Cross entropy of the full law."""
+    return -(law.float() * logits.float().log_softmax(dim=-1)).sum(dim=-1)
+
+
+def nla(law: Tensor, logits: Tensor) -> Tensor:
+    """Negative log acceptance."""
+    return -_log(acceptance(law, logits))
+
+
+def lk_hybrid(law: Tensor, logits: Tensor) -> Tensor:
+    """KL far from the target, TV near it."""
+    share = torch.exp(-HYBRID_RATE * acceptance(law, logits).detach())
+    return share * kl(law, logits) + (1 - share) * tv(law, logits)
+
+
+def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
+    """Of features (..., H): the mean over H, knee at 1."""
+    return F.smooth_l1_loss(features.float(), target.float(), reduction="none").mean(dim=-1)
+
+
+def acceptance(law: Tensor, logits: Tensor) -> Tensor:
+    """(...,): sum_x min(p, q), the probability that a token drawn from q is accepted (Leviathan et al., theorem 3.5)."""
+    return torch.minimum(law.float(), law_of(logits)).sum(dim=-1)
+
+
+LOSSES: dict[str, Loss] = {
+    "kl": kl, "reverse_kl": reverse_kl, "jsd": jsd, "tv": tv, "ce": ce, "nla": nla, "lk_hybrid": lk_hybrid, "hybrid": lk_hybrid,
+}  # fmt: skip
+
+
+def parse_loss(text: str) -> Loss:
+    """A loss by name, or a weighted sum like `0.1*ce+0.9*tv`. Raises ConfigError with the nearest name."""
+    terms = [_term(word.strip(), text) for word in text.split("+")]
+
+    def total(law: Tensor, logits: Tensor) -> Tensor:
+        values = [weight * one(law, logits) for weight, one in terms]
+        return torch.stack(values).sum(dim=0)
+
+    return terms[0][1] if len(terms) == 1 and terms[0][0] == 1 else total
+
+
+def _term(word: str, text: str) -> tuple[float, Loss]:
+    factor, star, name = word.rpartition("*")
+    name = name.strip().replace("-", "_")
+    if name not in LOSSES:
+        raise ConfigError(f"loss '{text}': unknown loss '{name}'.{did_you_mean(name, LOSSES)}")
+    try:
+        weight = float(factor) if star else 1.0
+    except ValueError as error:
+        raise ConfigError(f"loss '{text}': '{factor}' is no number; a sum is written like 0.1*ce+0.9*tv") from error
+    if not 0 < weight < float("inf"):
+        raise ConfigError(f"loss '{text}': a weight must be positive, got {factor}")
+    return weight, LOSSES[name]
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Scalar: sum(values * weights) / sum(weights), 0 where nothing counts. `weights` may be a bool mask.
+
+    Values that do not count may be anything, NaN included.
+    """
+    weights = weights.to(values.dtype)
+    kept = torch.where(weights > 0, values, torch.zeros_like(values))
+    return (kept * weights).sum() / weights.sum().clamp(min=TINY)
+
+
+def restrict(target_logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's law on a reduced draft vocabulary: (law (..., Vd) renormalised over `ids` (Vd,), counts (...,) bool).
+
+    A position counts where the target's likeliest token is among `ids`: elsewhere the restricted law is about tokens the target
+    would not say, and no draft can be right. Such positions are still rejections when acceptance is measured: see
+    `restricted_acceptance`.
+    """
+    law = law_of(target_logits.index_select(-1, ids))
+    best = target_logits.argmax(dim=-1)
+    inside = torch.zeros(target_logits.shape[-1], dtype=torch.bool, device=ids.device)
+    inside[ids] = True
+    return law, inside[best]
+
+
+def restricted_acceptance(target_logits: Tensor, ids: Tensor, draft_logits: Tensor) -> Tensor:
+    """(...,): sum_x min(p, q) against the whole law p, for draft logits (..., Vd) over `ids`: what serving will see."""
+    law = law_of(target_logits).index_select(-1, ids)
+    return torch.minimum(law, law_of(draft_logits)).sum(dim=-1)
+
+
+def _log(law: Tensor) -> Tensor:
+    return law.float().clamp(min=TINY).log()
+
+
+def _entropy(law: Tensor) -> Tensor:
+    return -(law.float() * _log(law)).sum(dim=-1)

@@ -1,0 +1,99 @@
+"""What a drafter does at work: tau and acceptance by position on held-out prompts, before and after training.
+
+Through the lab's runner, so the numbers are those of `outrider bench`. Speed is not measured: bench does that, in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.build import Options
+from outrider.errors import OutriderError
+from outrider.lab.configuration import Configuration
+from outrider.lab.progress import Progress
+from outrider.lab.runner import Runner
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+from outrider.train.result import Measured
+from outrider.train.texts import Text
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """How much is measured; no prompts: nothing."""
+
+    prompts: int = 16  # of each task
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    max_new_tokens: int = 128
+    batch_size: int = 4
+    seed: int = 0
+
+
+def measure(
+    options: Options, kind: Any, folders: dict[str, Path], draft: str | None, held_out: Sequence[Text], plan: MeasurePlan,
+    progress: Progress,
+) -> tuple[list[Measured], list[str]]:  # fmt: skip
+    """(what was measured, what could not be and why). `folders`: label -> saved drafter; `kind`: a `RecipeKind`; `draft`: the
+    draft model that its drafter needs beside the folder."""
+    prompts = _prompts(held_out, plan.prompts)
+    progress.stage("measuring on held-out prompts", len(folders) * len(plan.temperatures) * len(prompts))
+    found: list[Measured] = []
+    notes: list[str] = []
+    for label, folder in folders.items():
+        try:
+            found += _one(options, kind, label, folder, draft, prompts, plan, progress)
+        except OutriderError as error:
+            notes.append(f"{label}: could not be measured: {error}")
+    return found, notes
+
+
+def _one(
+    options: Options, kind: Any, label: str, folder: Path, beside: str | None, prompts: dict[str, list[Text]], plan: MeasurePlan,
+    progress: Progress,
+) -> list[Measured]:  # fmt: skip
+    configuration = _with_folder(Configuration.parse(kind.drafter), folder)
+    draft = str(folder) if getattr(kind, "uses_draft", False) else beside
+    runner = Runner(replace(options, draft=draft, compile="off"), [configuration])
+    shown = kind.drafter.replace("{folder}", "DIR")
+    found = []
+    for temperature in plan.temperatures:
+        for task, texts in prompts.items():
+            contender = runner.open(configuration)
+            params = [
+                SamplingParams(temperature=temperature, max_tokens=plan.max_new_tokens, seed=plan.seed * 1_000_003 + number)
+                for number in range(len(texts))
+            ]
+            room = runner.context - plan.max_new_tokens
+            traces = contender.run([text.prompt[-room:] for text in texts], params, plan.batch_size)
+            total = DecodeStats()
+            for trace in traces:
+                total = total.merge(trace.stats)
+            progress.advance(len(texts))
+            found.append(
+                Measured(
+                    label=label, configuration=shown, temperature=temperature, task=task, num_prompts=len(texts),
+                    steps=total.steps, emitted=total.emitted, drafted=total.drafted, accepted=total.accepted,
+                    tested=total.tested, accepted_per_position=total.accepted_per_position,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
+    options = {name: str(folder) if value == "{folder}" else value for name, value in configuration.drafter_options.items()}
+    return replace(configuration, drafter_options=options)
+
+
+def _prompts(held_out: Sequence[Text], most: int) -> dict[str, list[Text]]:
+    """Different prompts by task, at most so many of each."""
+    found: dict[str, list[Text]] = {}
+    seen: set[tuple[int, ...]] = set()
+    for text in held_out:
+        key = tuple(text.prompt)
+        if key not in seen and len(found.setdefault(text.task, [])) < most:
+            found[text.task].append(text)
+            seen.add(key)
+    return found

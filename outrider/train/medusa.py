@@ -1,0 +1,136 @@
+"""Kind `medusa`: heads on the target's last hidden state, the target frozen (Medusa-1, Cai et al. 2401.10774).
+
+    feature f_t            of position t: its law, known already, is that of x_{t+1}, the token pending when the heads draft
+    head i guesses x_{t+2+i}, so it is trained against logits[t + 1 + i], the target's whole law of that token
+
+Head i counts 0.8^i: a late guess only matters when the earlier ones were right. After training the accuracy of every head's
+first, second, ... guess is measured on held-out texts; the tree 'medusa' is planned with these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import ConfigError
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.models.heads.medusa_files import load_medusa, save_medusa
+from outrider.models.signals import AFTER_NORM, Listening
+from outrider.settings import setting
+from outrider.train.expected import chain_means
+from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean
+from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
+
+OWNER = "recipe 'medusa'"
+NUM_RANKS = 8  # guesses of each head whose accuracy is measured
+
+
+@dataclass(frozen=True)
+class MedusaTraining:
+    """How many heads, how large."""
+
+    num_heads: int = setting(4, "tokens guessed beyond the pending one")
+    num_layers: int = setting(1, "residual blocks of each head")
+    own_output: bool = setting(False, "an output layer for each head (V x H, as published) instead of the target's for all")
+    loss: str = setting("kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
+    head_decay: float = setting(0.8, "weight of a head's loss against the one before it")
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.num_layers < 1:
+            raise ConfigError(f"{OWNER}: num_heads and num_layers must be at least 1, got {self.num_heads} and {self.num_layers}")
+        if not 0 < self.head_decay <= 1:
+            raise ConfigError(f"{OWNER}: head_decay must be above 0 and at most 1, got {self.head_decay}")
+        parse_loss(self.loss)
+
+
+class MedusaRecipe:
+    """See the module docstring; `recipe.Recipe` and `recipe.Calibrates`."""
+
+    Settings: ClassVar[type] = MedusaTraining
+    drafter: ClassVar[str] = "medusa head={folder}"
+    uses_draft: ClassVar[bool] = False
+    default_lr: ClassVar[float | None] = 1e-3
+
+    def __init__(self, heads: MedusaHeads, settings: MedusaTraining) -> None:
+        """`heads`: bound to the target."""
+        self.module: nn.Module = heads
+        self.signals: tuple[int, ...] = (AFTER_NORM,)
+        self.heads, self._settings = heads, settings
+        self._loss = parse_loss(settings.loss)
+
+    @classmethod
+    def build(cls, setup: RecipeSetup) -> MedusaRecipe:
+        settings: MedusaTraining = setup.settings
+        Listening(setup.target, (AFTER_NORM,))  # refuses a target without that state
+        output = setup.target.get_output_embeddings()
+        vocab_size, hidden_size = output.weight.shape
+        config = MedusaConfig(
+            hidden_size, vocab_size, settings.num_heads, settings.num_layers, own_output=settings.own_output,
+            trained_for=setup.name,
+        )  # fmt: skip
+        if setup.init is None:
+            return cls(MedusaHeads.new(config, setup.target), settings)
+        heads = load_medusa(setup.init, hidden_size, vocab_size).train().requires_grad_(True).to(output.weight.device)
+        found = (heads.config.num_heads, heads.config.num_layers, heads.config.own_output)
+        if found != (config.num_heads, config.num_layers, config.own_output) or heads.token_ids is not None:
+            raise ConfigError(
+                f"{OWNER}: --init {setup.init} has num_heads={found[0]}, num_layers={found[1]}, own_output={found[2]}; this run "
+                f"wants {config.num_heads}, {config.num_layers}, {config.own_output} and the whole vocabulary"
+            )
+        heads.bind(output)
+        heads.config = replace(heads.config, trained_for=setup.name, accuracies=())
+        return cls(heads, settings)
+
+    def loss(self, batch: FeatureBatch) -> LossReport:
+        starts, counts = chain_starts(batch.mask, self.heads.num_heads)  # (N,) rows, (N,) positions; (N, heads)
+        rows, places = starts
+        logits = self.heads(batch.hidden[AFTER_NORM][rows, places])  # (N, heads, V)
+        losses, accepted, parts = [], [], {}
+        for head in range(self.heads.num_heads):
+            law = law_of(batch.logits[rows, self._answer(places, head, batch)])
+            losses.append(weighted_mean(self._loss(law, logits[:, head]), counts[:, head]))
+            accepted.append(acceptance(law, logits[:, head]).detach())
+            parts[f"loss@{head}"] = float(losses[-1].detach())
+        weights = [self._settings.head_decay**head for head in range(len(losses))]
+        loss = torch.stack([weight * value for weight, value in zip(weights, losses, strict=True)]).sum() / sum(weights)
+        per_position, survival, count = chain_means(accepted, counts.all(dim=1))
+        return LossReport(loss, per_position, parts, survival, max(count, 1))
+
+    def calibrate(self, batches: Iterable[FeatureBatch]) -> dict[str, float]:
+        """Measure how often the guesses of each rank are what the text says."""
+        ranks = min(NUM_RANKS, self.heads.config.vocab_size)
+        right, tried = torch.zeros(self.heads.num_heads, ranks), torch.zeros(self.heads.num_heads, 1)
+        for batch in batches:
+            (rows, places), counts = chain_starts(batch.mask, self.heads.num_heads)
+            guesses = self.heads(batch.hidden[AFTER_NORM][rows, places]).topk(ranks, dim=-1).indices  # (N, heads, ranks)
+            for head in range(self.heads.num_heads):
+                said = batch.tokens[rows, (places + head + 2).clamp(max=batch.tokens.shape[1] - 1)]
+                hits = (guesses[:, head] == said[:, None]) & counts[:, head, None]
+                right[head] += hits.sum(dim=0).cpu()
+                tried[head] += counts[:, head].sum().cpu()
+        accuracies = (right / tried.clamp(min=1)).tolist()
+        self.heads.config = replace(self.heads.config, accuracies=tuple(tuple(round(v, 4) for v in line) for line in accuracies))
+        return {f"accuracy@{head}": line[0] for head, line in enumerate(accuracies)}
+
+    def save(self, folder: Path) -> None:
+        save_medusa(self.heads, folder)
+
+    @staticmethod
+    def _answer(places: Tensor, head: int, batch: FeatureBatch) -> Tensor:
+        """Index of the logits that say what head `head` should have said."""
+        return (places + 1 + head).clamp(max=batch.logits.shape[1] - 1)
+
+
+def chain_starts(mask: Tensor, depth: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Features from which a first guess counts: ((N,) rows, (N,) positions t, with mask[t + 1]), and (N, depth) bool: which of
+    the guesses count, all those before included."""
+    rows, places = mask[:, 1:].nonzero(as_tuple=True)
+    answers = places[:, None] + 1 + torch.arange(depth, device=mask.device)  # (N, depth)
+    inside = answers < mask.shape[1]
+    counts = inside & mask[rows[:, None], answers.clamp(max=mask.shape[1] - 1)]
+    return (rows, places), counts.cumprod(dim=1).bool()

@@ -1,0 +1,104 @@
+"""What is trained, and how the trainer talks to it: a `Recipe` for each kind, which turns a batch of target features into a loss.
+
+    recipe = KINDS.load("eagle3").build(RecipeSetup(...))     # kinds.py: the trainer knows no kind by name
+    report = recipe.loss(batch)                                # batch: what the target said about some texts
+    report.loss.backward()
+    recipe.save(folder)                                        # what the drafter `recipe.drafter` loads
+
+Indices of a batch. `tokens[b, t]` is x_t; `logits[b, t]` is the target's law of x_{t+1}; `hidden[k][b, t]` belongs to x_t.
+`mask[b, t]` says that `logits[b, t]` counts: x_{t+1} is a token of the response (so the last token of the prompt counts, the
+last token of the text does not). With prompt (p0 p1) and response (r0 r1):
+
+    t          0    1    2    3
+    tokens     p0   p1   r0   r1
+    mask       no   yes  yes  no          logits[1] is the law of r0, logits[2] that of r1
+
+Rows shorter than T are padded on the right: `lengths[b]` tokens count, mask is False beyond.
+
+Randomness (anchors, noise) comes from torch's global generator, which the trainer seeds from (seed, step) before every batch: a
+resumed run draws what the uninterrupted one would have, and every validation sees the same draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """What the target says about B texts of at most T tokens; see the module docstring."""
+
+    tokens: Tensor  # (B, T) int64, padded on the right with any valid id
+    mask: Tensor  # (B, T) bool: logits[b, t] counts, x_{t+1} is of the response
+    hidden: dict[int, Tensor]  # layer -> (B, T, H) keys as in `LM.capture`, -1 = behind the final norm
+    logits: Tensor  # (B, T, V) the target's, in its dtype
+    lengths: Tensor  # (B,) int64, valid tokens of each row
+    progress: float = 1.0  # share of the training that is over, 0..1: for curricula. 1 in validation
+
+    @property
+    def valid(self) -> Tensor:
+        """(B, T) bool: positions that hold a token."""
+        columns = self.lengths.new_tensor(range(self.tokens.shape[1]))
+        return columns[None] < self.lengths[:, None]
+
+
+@dataclass
+class LossReport:
+    """Of one batch. All means are over `count` positions, so that several batches add up."""
+
+    loss: Tensor  # scalar fp32, with a gradient
+    per_position: list[float]  # [j]: mean of sum_x min(p, q) at draft position j, given that it is reached
+    parts: dict[str, float] = field(default_factory=dict)  # losses and other means by name, for the log
+    survival: list[float] = field(default_factory=list)  # [j]: mean of the products along chains, where they are known
+    count: int = 1  # positions that the means are over
+
+
+@dataclass(frozen=True)
+class RecipeSetup:
+    """What a recipe may need when it is built."""
+
+    target: Any  # transformers module: frozen, in eval mode, on the device that trains
+    tokenizer: Any
+    name: str  # of the target, as the user named it: heads remember who they were trained for
+    settings: Any  # an instance of the recipe's own `Settings`
+    token_counts: Tensor  # (V,) int64 on CPU: how often each token stands in the training responses
+    init: Path | None = None  # --init: a folder that this kind saved (or a model folder, for draft-model) to go on from
+
+
+class Recipe(Protocol):
+    """One kind of drafter in training. Registered in `kinds.py` as a class that also has what `RecipeKind` says."""
+
+    signals: tuple[int, ...]  # layers whose hidden states `loss` wants; () = logits only
+    module: nn.Module  # what is trained: its parameters with requires_grad. May hold frozen parts, which no checkpoint saves
+
+    def loss(self, batch: FeatureBatch) -> LossReport:
+        """In training mode and, under no_grad, in validation."""
+
+    def save(self, folder: Path) -> None:
+        """Write what the drafter loads. Raises OSError when the disk is full."""
+
+
+class RecipeKind(Protocol):
+    """What the registered class has beside `Recipe`."""
+
+    Settings: ClassVar[type]  # frozen dataclass of `setting(default, help)` fields
+    drafter: ClassVar[str]  # who drafts with it, in the text form of lab/configuration.py; "{folder}" stands for the saved folder
+    uses_draft: ClassVar[bool]  # the drafter gets the folder with --draft
+    default_lr: ClassVar[float | None]  # highest learning rate; None: by the target's size
+
+    @classmethod
+    def build(cls, setup: RecipeSetup) -> Recipe:
+        """Raises ConfigError or CapabilityError: settings that do not fit the target, a target without the needed features."""
+
+
+@runtime_checkable
+class Calibrates(Protocol):
+    """A recipe whose confidences are set after training, on held-out batches, before it is saved for good."""
+
+    def calibrate(self, batches: Iterable[FeatureBatch]) -> dict[str, float]:
+        """Numbers for the report by name. Called under no_grad with the best weights loaded."""

@@ -1,0 +1,102 @@
+"""Texts to train on, and their order: prompts with the responses that the target gave to them.
+
+Which text is in which batch depends on (seed, epoch) alone, so a run that is cut and resumed meets the same batches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError
+
+WINDOW = 16  # batches among which texts are sorted by length: less padding, and the order stays random
+
+
+@dataclass(frozen=True)
+class Text:
+    """One prompt and one response, as the target's token ids."""
+
+    id: str
+    prompt: list[int]
+    response: list[int]
+    task: str = "other"
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.response
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts, padded. Row b is text `numbers[b]` of the set it was drawn from."""
+
+    numbers: tuple[int, ...]
+    tokens: Tensor  # (B, T) int64
+    mask: Tensor  # (B, T) bool, as in FeatureBatch
+    lengths: Tensor  # (B,) int64
+
+
+def fitting(texts: Iterable[Text], max_length: int) -> list[Text]:
+    """Texts cut to `max_length` tokens, from the end; those left without two response tokens are dropped.
+
+    Raises ConfigError when none is left.
+    """
+    all_texts = list(texts)
+    cut = [Text(one.id, one.prompt, one.response[: max(0, max_length - len(one.prompt))], one.task) for one in all_texts]
+    kept = [one for one in cut if one.prompt and len(one.response) >= 2]
+    if not kept:
+        raise ConfigError(
+            f"none of {len(all_texts)} texts has a prompt and two response tokens within max_length = {max_length}: "
+            "raise max_length, or look at the responses"
+        )
+    return kept
+
+
+def split(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
+    """(to train on, held out). All texts of one prompt fall on one side. Raises ConfigError below two prompts."""
+    prompts = list(dict.fromkeys(tuple(one.prompt) for one in texts))
+    if len(prompts) < 2:
+        raise ConfigError("training needs at least two different prompts: one to train on and one held out")
+    random.Random(seed).shuffle(prompts)
+    count = min(max(1, round(held_out * len(prompts))), len(prompts) - 1)
+    away = set(prompts[:count])
+    return [t for t in texts if tuple(t.prompt) not in away], [t for t in texts if tuple(t.prompt) in away]
+
+
+def epoch_order(texts: Sequence[Text], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """Numbers of the texts of each batch of an epoch; the last batch may be smaller."""
+    draw = random.Random(f"{seed}/{epoch}")
+    numbers = list(range(len(texts)))
+    draw.shuffle(numbers)
+    wide = WINDOW * batch_size
+    batches = []
+    for start in range(0, len(numbers), wide):
+        window = sorted(numbers[start : start + wide], key=lambda n: (len(texts[n].prompt) + len(texts[n].response), n))
+        batches += [window[place : place + batch_size] for place in range(0, len(window), batch_size)]
+    draw.shuffle(batches)
+    return batches
+
+
+def collate(texts: Sequence[Text], numbers: Sequence[int], device: torch.device) -> TextBatch:
+    """These texts as one batch."""
+    rows = [texts[number].tokens for number in numbers]
+    width = max(map(len, rows))
+    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    prompts = torch.tensor([len(texts[number].prompt) for number in numbers], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    columns = torch.arange(width, device=device)[None]
+    mask = (columns >= prompts[:, None] - 1) & (columns < lengths[:, None] - 1)
+    return TextBatch(tuple(numbers), tokens, mask, lengths)
+
+
+def token_counts(texts: Iterable[Text], vocab_size: int) -> Tensor:
+    """(V,) int64: how often each token stands in the responses."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for one in texts:
+        counts += torch.bincount(torch.tensor(one.response), minlength=vocab_size)[:vocab_size]
+    return counts

@@ -1,0 +1,86 @@
+"""Training as a user runs it: a process that is killed and gone on with, and the demo target end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.demo import demo_paths
+from tests.unit.train.material import save_responses, save_target, texts
+
+pytestmark = pytest.mark.slow
+
+
+def outrider(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "outrider", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def training(folder: Path, out: str, *more: str) -> list[str]:
+    return outrider(
+        "train", "draft-model", "--target", str(folder / "target"), "--responses", str(folder / "r.jsonl"),
+        "--out", str(folder / out),
+        "--init-layers", "1", "--epochs", "30", "--batch-size", "4", "--measure-prompts", "0", "--device", "cpu",
+        "--set", "save_every_s=0", "--set", "held_out=0.2", *more,
+    )  # fmt: skip
+
+
+def test_killed_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """SIGKILL, which no handler sees; then --resume: the same bits as the run that was left alone."""
+    save_target(tmp_path / "target")
+    save_responses(tmp_path / "r.jsonl", texts(40))
+    subprocess.run(training(tmp_path, "whole"), check=True, env=environment(), capture_output=True, timeout=500)
+    run = subprocess.Popen(training(tmp_path, "cut"), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoint, deadline = tmp_path / "cut" / "checkpoint.pt", time.monotonic() + 300
+    while run.poll() is None and time.monotonic() < deadline:
+        if checkpoint.exists() and _step(checkpoint) % 8 == 3:  # 8 steps an epoch
+            break
+        time.sleep(0.01)
+    run.send_signal(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    subprocess.run(training(tmp_path, "cut", "--resume"), check=True, env=environment(), capture_output=True, timeout=500)
+    whole, cut = (load_file(tmp_path / name / "drafter" / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
+    curves = [json.loads((tmp_path / name / "result.json").read_text())["curve"] for name in ("whole", "cut")]
+    assert curves[0] == curves[1]
+
+
+def _step(checkpoint: Path) -> int:
+    try:
+        return int(torch.load(checkpoint, weights_only=True)["state"]["step"])
+    except (OSError, RuntimeError):  # replaced while it was read
+        return -1
+
+
+def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
+    """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
+    command = outrider(
+        "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"), "--compile", "off",
+        "--max-new-tokens", "48", "--epochs", "4", "--init-layers", "4",
+        "--set", "batch_size=4", "--measure-prompts", "2", "--measure-tokens", "16", "--json",
+    )  # fmt: skip
+    done = subprocess.run(command, check=True, env=environment(), capture_output=True, text=True, timeout=500)
+    result = json.loads(done.stdout)
+    assert result["target"] == "demo"
+    assert result["curve"][-1]["tau"] > result["curve"][0]["tau"] + 0.1
+    assert {(one["label"], one["temperature"]) for one in result["measured"]} == {
+        (label, temperature) for label in ("before", "after") for temperature in (0.0, 1.0)
+    }
+    answer = outrider(
+        "generate", "demo", "Question: Sam has 3 lemons.\nAnswer:", "--draft", str(tmp_path / "run" / "drafter"),
+        "--drafter", "draft-model", "--compile", "off", "--max-new-tokens", "8", "--json",
+    )  # fmt: skip
+    assert demo_paths().target.is_dir()
+    subprocess.run(answer, check=True, env=environment(), capture_output=True, timeout=200)

@@ -1,0 +1,152 @@
+"""A server that speaks as ours does and answers from a script: what the playground shows can be told in advance.
+
+The last message chooses the scene: "break", "busy", "differ", "html", "refuse", "slow", "unknown"; anything else gets STORY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from outrider.serve.playground import router
+
+Step = list[tuple[str, str]]
+STORY: list[Step] = [
+    [(" Sam", "accepted"), (" has", "accepted"), (" 37", "bonus")],
+    [(" lemons", "accepted"), (",", "correction")],
+    [(" and\n", "accepted"), ("James", "accepted"), (" has", "accepted"), (" 18", "accepted"), (".", "bonus")],
+    [(" So", "plain")],
+    [(" 19", "accepted"), (".", "accepted"), ("", "correction")],
+]
+TOLD = "".join(piece for step in STORY for piece, _ in step)
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&lt;b&gt;\u202e\x1b[31m"
+KEY = "sesame"
+
+
+@dataclass
+class Scripted:
+    """The running server: where it is, what it was asked, how often a stream was cut off by its reader."""
+
+    url: str
+    wants_key: bool = False
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    cut_off: int = 0
+
+
+@contextmanager
+def scripted_server() -> Iterator[Scripted]:
+    """Serves on a free port until the block ends."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    state = Scripted(f"http://127.0.0.1:{port}/")
+    server = uvicorn.Server(uvicorn.Config(scripted_app(state), port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield state
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+def scripted_app(state: Scripted) -> FastAPI:
+    app = FastAPI()
+    app.include_router(router())
+
+    def turned_away(request: Request) -> JSONResponse | None:
+        if state.wants_key and request.headers.get("Authorization") != f"Bearer {KEY}":
+            return refusal(401, "no valid key in the Authorization header")
+        return None
+
+    @app.get("/v1/models")
+    def models(request: Request) -> Any:
+        entry = {"id": "tale-teller", "object": "model", "drafters": ["draft", "ngram"], "max_model_len": 1024}
+        return turned_away(request) or {"object": "list", "data": [entry, {"id": "second", "object": "model"}]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Any:
+        body = await request.json()
+        state.bodies.append(body)
+        return turned_away(request) or answer(state, body, body["messages"][-1]["content"], "chat")
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Any:
+        body = await request.json()
+        state.bodies.append(body)
+        return turned_away(request) or answer(state, body, body["prompt"], "text")
+
+    return app
+
+
+def answer(state: Scripted, body: dict[str, Any], asked: str, form: str) -> Any:
+    if asked == "refuse":
+        return refusal(400, "temperature must be at most 2, got <9>")
+    if asked == "busy":
+        return refusal(429, "256 requests wait already", {"Retry-After": "3"})
+    return StreamingResponse(stream(state, body, asked, form), media_type="text/event-stream")
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status, headers)
+
+
+def scene(asked: str, speculates: bool) -> list[Step]:
+    if asked == "html":
+        return [[(HOSTILE, "accepted"), ("end", "bonus")]]
+    if asked == "slow":
+        return [[(" tick", "plain")]] * 400
+    story = STORY if speculates else [[(piece, "plain")] for step in STORY for piece, _ in step]
+    return [*story[:-2], [(" Thus", "plain")]] if asked == "differ" and not speculates else story
+
+
+async def stream(state: Scripted, body: dict[str, Any], asked: str, form: str) -> AsyncIterator[str]:
+    steps = scene(asked, body["speculation"]["mode"] != "off")
+    try:
+        for number, step in enumerate(steps):
+            if asked == "break" and number == 2:
+                yield event({"error": {"message": "the model ran out of memory"}})
+                return
+            yield event(chunk(step, form, known=asked != "unknown"))
+            await asyncio.sleep(0.05 if asked == "slow" else 0.005)
+    except asyncio.CancelledError:
+        state.cut_off += 1
+        raise
+    yield event(chunk([], form, known=True, reason="stop"))
+    yield event(last(steps))
+    yield "data: [DONE]\n\n"
+
+
+def chunk(step: Step, form: str, *, known: bool, reason: str | None = None) -> dict[str, Any]:
+    text = "".join(piece for piece, _ in step)
+    origins = {"token_origins": [list(token) for token in step]} if known else {}
+    said = {"delta": {"content": text}} if form == "chat" else {"text": text}
+    return {"choices": [{"index": 0, "finish_reason": reason, **said, **origins}]}
+
+
+def last(steps: list[Step]) -> dict[str, Any]:
+    fates = [fate for step in steps for _, fate in step]
+    accepted = fates.count("accepted")
+    counts = {"num_draft_tokens": accepted + 2, "num_accepted_draft_tokens": accepted}
+    return {
+        "choices": [],
+        "usage": {"completion_tokens": len(fates)},
+        "metrics": {"speculative_decoding": counts if accepted else None},
+    }
+
+
+def event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"

@@ -1,0 +1,103 @@
+"""`outrider serve`: what the command line and the file decide, without starting a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.serve import run
+from outrider.serve.settings import ServerSettings
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Help that loads torch or a web framework takes seconds."""
+    heavy = ("torch", "transformers", "fastapi", "uvicorn", "outrider.serve")
+    code = (
+        "import sys; from outrider.cli.app import run; code = run(['serve', '--help']); "
+        f"print('HEAVY', [m for m in {heavy!r} if m in sys.modules], code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY [] 0"
+    assert "--drain-timeout" in done.stdout
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """What servers would have been started with."""
+    found: list[ServerSettings] = []
+    monkeypatch.setattr(run, "run_server", lambda settings, status: found.append(settings))
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
+    return found
+
+
+def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
+    done = cli(
+        "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
+        "--kv-memory", "2MiB", "--extra-drafter", "suffix", "--allow-lossy", "typical", "--port", "0", "--api-key", "a",
+        "--api-key", "b", "--request-timeout", "7", "--no-self-test", "--cors-origin", "*",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (settings,) = started
+    (model,) = settings.models
+    assert (model.name, model.options.target) == ("tiny", "demo")
+    assert (model.options.drafter, model.options.num_draft_tokens) == ("ngram", "4")
+    assert (model.engine.max_num_seqs, model.engine.kv_memory, model.engine.max_queue) == (3, 2 << 20, 256)
+    assert (model.extra_drafters, model.allow_lossy) == (("suffix",), ("typical",))
+    assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (0, ("a", "b"), 7.0, False)
+    assert settings.cors_origins == ("*",)
+
+
+def test_defaults_are_safe(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
+    """Nobody outside this machine is let in unasked."""
+    assert cli("serve", "demo").code == 0
+    assert (started[0].host, started[0].port, started[0].api_keys, started[0].cors_origins) == ("127.0.0.1", 8000, (), ())
+    assert started[0].models[0].name == "demo"
+
+
+def test_key_from_the_environment(
+    cli: Callable[..., Any], started: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_API_KEY", "hidden")
+    assert cli("serve", "demo").code == 0
+    assert started[0].api_keys == ("hidden",)
+
+
+def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSettings], tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('[server]\nport = 1\nhost = "::1"\n[[models]]\ntarget = "demo"\n[[models]]\ntarget = "other"\n')
+    assert cli("serve", "--config", str(path), "--port", "2").code == 0
+    assert (started[0].port, started[0].host) == (2, "::1")
+    assert [model.name for model in started[0].models] == ["demo", "other"]
+    refused = cli("serve", "demo", "--config", str(path), "--drafter", "ngram", "--max-queue", "3")
+    assert refused.code == 2
+    assert "leave out the target, --drafter, --max-queue" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a model"),
+        (["demo", "--port", "70000"], "port must be between"),
+        (["demo", "--kv-memory", "lots"], "--kv-memory takes bytes like 4GiB"),
+        (["demo", "--kv-memory", "1"], "at least 1 MiB"),
+        (["demo", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["demo", "--ssl-keyfile", "key.pem"], "TLS needs both"),
+        (["demo", "--ssl-keyfile", "no.pem", "--ssl-certfile", "no.pem"], "does not exist"),
+        (["demo", "--api-key", " "], "API key"),
+        (["demo", "--request-timeout", "0"], "above 0"),
+        (["demo", "--config", "no.toml"], "leave out the target"),
+        (["--config", "no.toml"], "cannot be read"),
+        (["demo", "--prot", "1"], "Did you mean '--port'?"),
+    ],
+)
+def test_mistakes_are_lines(cli: Callable[..., Any], started: list[ServerSettings], arguments: list[str], said: str) -> None:
+    done = cli("serve", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert not started

@@ -1,0 +1,124 @@
+"""`outrider train` on the command line: options reach the run, nonsense is one line and exit code 2, Ctrl-C leaves a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.cli import train as verb
+from outrider.cli.app import run
+from outrider.cli.train_options import num_bytes
+from outrider.errors import ConfigError
+from outrider.train import run as training
+from outrider.train.run import TrainSpec
+from tests.unit.train.material import save_responses, save_target, texts
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_target(tmp_path / "target")
+    save_responses(tmp_path / "r.jsonl", texts())
+    return tmp_path
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return [
+        "train", "early-exit", "--target", str(folder / "target"), "--responses", str(folder / "r.jsonl"),
+        "--out", str(folder / "out"), "--measure-prompts", "0", "--epochs", "1", "--option", "rank=4", *more,
+    ]  # fmt: skip
+
+
+def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON on standard output and nothing else there; the report again from the file; the same folder is refused."""
+    assert run(command(folder, "--json", "--html", str(folder / "r.html"), "--set", "held_out=0.2")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["kind"], result["recipe"], result["settings"]["rank"]) == ("train", "early-exit", 4)
+    assert result["config"]["held_out"] == 0.2
+    assert "Expected tau" in (folder / "r.html").read_text()
+    assert run(["report", str(folder / "out" / "result.json")]) == 0
+    assert "expected tau" in capsys.readouterr().out.lower()
+    assert run(command(folder)) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--set", "warmpu=0.1"], "Did you mean 'warmup'"),
+        (["--set", "lr"], "--set takes NAME=VALUE"),
+        (["--option", "rnak=3"], "Did you mean 'rank'"),
+        (["--feature-cache", "2 apples"], "--feature-cache takes an amount"),
+        (["--prompts", "demo"], "responses"),
+        (["--temperature", "0.5"], "mean nothing without --prompts"),
+        (["--drafter", "suffix"], "mean nothing without --prompts"),
+        (["--from-traffic", "x.jsonl"], "texts come from one of"),
+        (["--recorded-answers"], "--from-traffic"),
+        (["--resume"], "no run to resume"),
+        (["--init-layers", "2"], "no option 'init_layers'"),
+        (["--set", "held_out=2"], "held_out is a share"),
+        (["--set", "betas=1"], "betas must be two numbers"),
+        (["--set", "precision=fp16"], "needs a CUDA device"),
+        (["--init", "nowhere"], "no folder 'nowhere'"),
+        (["--html", "none/x.html"], "does not exist"),
+    ],
+)
+def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
+    """One line, exit code 2, no traceback, and no folder that would be in the way of the corrected command."""
+    assert run(command(folder, *more)) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not (folder / "out" / "config.json").exists()
+
+
+def test_unknown_kind_and_missing_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest kind; a target that is not there."""
+    arguments = command(folder)
+    assert run(["train", "eagle33", *arguments[2:]]) == 2
+    assert "Did you mean 'eagle3'" in capsys.readouterr().err
+    arguments[3] = str(folder / "none")
+    assert run(arguments) == 2
+    assert "no model folder" in capsys.readouterr().err
+
+
+def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """130, and how to go on."""
+
+    def cut(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_training", cut)
+    assert run(command(folder)) == verb.INTERRUPTED
+    assert "--resume goes on" in capsys.readouterr().err
+
+
+def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed is what is done: every group."""
+    seen: list[TrainSpec] = []
+    monkeypatch.setattr(training, "run_training", lambda spec, progress, command: seen.append(spec))
+    arguments = [
+        "train", "draft-model", "--target", "demo", "--prompts", "demo:5", "--limit", "3", "--out", str(folder / "demo"),
+        "--init-layers", "2", "--option", "loss=tv", "--lr", "0.01", "--seed", "7", "--temperature", "0.5,1", "--samples", "2",
+        "--top-p", "0.9", "--feature-cache", "1.5MB", "--measure-prompts", "3", "--measure-temperature", "1", "--only-responses",
+    ]  # fmt: skip
+    assert run(arguments) == 0
+    (spec,) = seen
+    assert spec.settings == {"loss": "tv", "init_layers": "2"}
+    assert (spec.config.lr, spec.config.seed, spec.responses.seed, spec.measure.seed) == (0.01, 7, 7, 7)
+    assert (spec.responses.temperatures, spec.responses.samples, spec.responses.top_p) == ((0.5, 1.0), 2, 0.9)
+    assert (spec.feature_cache, spec.measure.prompts, spec.measure.temperatures) == (1_500_000, 3, (1.0,))
+    assert spec.only_responses
+    assert spec.name == "demo"
+    assert Path(spec.options.target).is_dir()
+    assert spec.options.draft is not None
+    assert spec.material.prompts is not None
+    assert len(Path(spec.material.prompts).read_text().splitlines()) == 5
+
+
+def test_amounts() -> None:
+    """Decimal and binary units."""
+    assert [num_bytes("x", text) for text in ("0", "10", "2GB", "1KiB", "0.5 mib")] == [0, 10, 2 * 10**9, 1024, 2**19]
+    with pytest.raises(ConfigError):
+        num_bytes("x", "-1GB")

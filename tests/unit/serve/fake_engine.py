@@ -1,0 +1,185 @@
+"""An engine without a model: a thread that says a scripted text in steps, as `outrider.engine.Engine` would.
+
+Every step says one accepted token and one correction (one plain token where the request switched drafting off). Bytes are tokens.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.observer import EngineSnapshot
+from outrider.engine.request import Finish, FinishReason, Listener, Request, Update
+from outrider.errors import OutriderError, QueueFullError
+from outrider.stats import DecodeStats
+from outrider.text import Detokenizer, StopStrings
+from tests.helpers import EOS, byte_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if tools %}[{{ tools | length }} tools]{% endif %}{% if shout %}!{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+Reply = str | Callable[[Request], str] | OutriderError  # the text, or how its request fails
+
+
+@dataclass
+class FakeEngine:
+    """`gate`: when given, a step waits for it. `reply`: what is said; max_tokens cuts it, else EOS ends it."""
+
+    name: str = "fake"
+    reply: Reply = "Hello, world"
+    context: int = 200
+    max_queue: int = 100
+    drafters: list[str] = field(default_factory=lambda: ["draft-model", "ngram"])
+    gate: threading.Semaphore | None = None
+    failed: str | None = None
+    cached: int = 0
+    tokenizer: Any = field(default_factory=byte_tokenizer)
+    seen: list[Request] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    drained: float | None = None
+    stopped: bool = False
+    late: bool = False  # requests run into their time limit after one step
+
+    vocab_size: int = 257
+    eos_token_ids: frozenset[int] = frozenset({EOS})
+    lossless: bool = True
+    notes: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=lambda: {"num_draft_tokens": 3, "drafter": "draft-model"})
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.chat_template is None:
+            self.tokenizer.chat_template = TEMPLATE
+        self._queue: queue.Queue[tuple[Request, Listener] | None] = queue.Queue()
+        self._alive: set[str] = set()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        if len(self._alive) >= self.max_queue:
+            raise QueueFullError(f"{self.max_queue} requests wait already", retry_after_s=2.5)
+        self.seen.append(request)
+        self._alive.add(request.id)
+        self._queue.put((request, listener))
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self._alive:
+            self.cancelled.append(request_id)
+
+    def snapshot(self) -> EngineSnapshot:
+        return EngineSnapshot(running=len(self._alive), failed=self.failed)
+
+    def drain(self, timeout_s: float) -> bool:
+        self.drained = timeout_s
+        limit = time.monotonic() + timeout_s
+        while self._alive and time.monotonic() < limit:
+            time.sleep(0.005)
+        return not self._alive
+
+    def stop(self) -> None:
+        self.stopped = True
+        self._queue.put(None)
+
+    def _loop(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._answer(*item)
+
+    def _answer(self, request: Request, listener: Listener) -> None:
+        reply = self.reply(request) if callable(self.reply) else self.reply
+        speech = _Speech(self, request, listener)
+        if isinstance(reply, OutriderError):
+            speech.end("error", reply)
+            return
+        tokens = [*self.tokenizer(reply)["input_ids"], EOS]
+        size = 1 if request.speculation.mode == "off" else 2
+        for start in range(0, len(tokens), size):
+            self._wait(request)
+            if request.id in self.cancelled:
+                speech.end("abort")
+                return
+            if self.late and start >= size:
+                speech.end("timeout")
+                return
+            if speech.step(tokens[start : start + size]):
+                return
+        speech.end("stop")  # ignore_eos: this engine has no more to say
+
+    def _wait(self, request: Request) -> None:
+        while self.gate is not None and not self.gate.acquire(timeout=0.005):
+            if request.id in self.cancelled:
+                return
+
+    def left(self, request: Request) -> None:
+        self._alive.discard(request.id)
+
+
+class _Speech:
+    """One answer."""
+
+    def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
+        self._engine, self._request, self._listener = engine, request, listener
+        self._text = Detokenizer(engine.tokenizer, request.prompt)
+        self._stops = StopStrings(request.params.stop)
+        self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
+        self._said = 0
+        self._first = True
+
+    def step(self, tokens: list[int]) -> bool:
+        """Whether the answer ends with it."""
+        params, plain = self._request.params, self._request.speculation.mode == "off"
+        said, pieces, reason = [], [], None
+        for token in tokens:
+            said.append(token)
+            pieces.append(self._stops.push(self._text.push(token)))
+            self._said += 1
+            if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids or self._stops.found:
+                reason = "stop"
+            elif self._said >= params.max_tokens:
+                reason = "length"
+            if reason:
+                if not self._stops.found:
+                    pieces[-1] += self._stops.push(self._text.flush()) + self._stops.flush()
+                break
+        origins = (["plain"] if plain else ["accepted", "correction"][-len(tokens) :])[: len(said)]
+        self._stats.count_step(0 if plain else 3, origins.count("accepted"), len(said), rejected=not plain)
+        self._send(said, origins, pieces, reason)
+        return reason is not None
+
+    def end(self, reason: FinishReason, error: OutriderError | None = None) -> None:
+        self._engine.left(self._request)
+        self._listener(Update(finish=self._finish(reason, error)))
+
+    def _send(self, said: list[int], origins: list[str], pieces: list[str], reason: Any) -> None:
+        count, first = self._request.params.logprobs, self._first
+        self._first = False
+        laws = [] if count is None else [_law(token, count) for token in said]
+        wanted = self._request.prompt_logprobs
+        prompt = [None, *(_law(t, wanted) for t in self._request.prompt[1:])] if first and wanted is not None else None
+        if reason:
+            self._engine.left(self._request)
+        self._listener(
+            Update(
+                text="".join(pieces), token_ids=said, origins=origins, pieces=pieces, logprobs=laws, prompt_logprobs=prompt,
+                finish=self._finish(reason) if reason else None,
+            )
+        )  # fmt: skip
+
+    def _finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
+        return Finish(
+            reason=reason, stats=self._stats, seed=self._request.params.seed or 7, lossless=True,
+            drafter=self._request.speculation.drafter or self._engine.drafters[0],
+            prompt_tokens=len(self._request.prompt), cached_tokens=self._engine.cached, error=error,
+        )  # fmt: skip
+
+
+def _law(token: int, count: int) -> dict[int, float]:
+    """Likeliest first; the token itself is the second best."""
+    others = [other for other in range(1, count + 2) if other != token][:count]
+    law = {other: -0.1 - place for place, other in enumerate(others)}
+    law[token] = -0.5 - token / 1000
+    return dict(sorted(law.items(), key=lambda item: -item[1]))

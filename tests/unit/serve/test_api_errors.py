@@ -1,0 +1,212 @@
+"""Everything that can be refused is refused by name, in OpenAI's shape, with the status that fits; nothing kills the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.serve.fake_engine import FakeEngine
+from tests.unit.serve.served_app import chat, error_of, serving
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"temprature": 1}, "temprature", "Did you mean 'temperature'?"),
+    ({"temperature": "hot"}, "temperature", "valid number"),
+    ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+    ({"temperature": 1e-9}, "temperature", "at least 0.0001"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"n": 0}, "n", "greater than or equal to 1"),
+    ({"n": True}, "n", "valid integer"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),
+    ({"stop": [""]}, "stop", "non-empty"),
+    ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
+    ({"functions": []}, "functions", "use 'tools'"),
+    ({"prediction": {}}, "prediction", "speculation"),
+    ({"modalities": ["text", "audio"]}, "modalities", "can only be"),
+    ({"store": True}, "store", "can only be false"),
+    ({"verbosity": "low"}, "verbosity", "can only be"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "knows no"),
+    ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "knows no"),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "cannot set"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "can only be true"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    ({"stream": True, "stream_options": {"include_use": True}}, "stream_options.include_use", "include_usage"),
+    ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "required"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "older name"),
+    ({"messages": []}, "messages", "empty"),
+    ({"messages": None}, "messages", "either"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "needs 'content'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "text only"),
+    ({"speculation": {"mode": "fixed"}}, "speculation.mode", "needs max_draft_tokens"),
+    ({"speculation": {"mode": "on"}}, "speculation.mode", "'auto'"),
+    ({"speculation": {"draft": 3}}, "speculation.draft", "Did you mean 'drafter'?"),
+    ({"echo": True}, "echo", "/v1/completions"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), REFUSED_IN_CHAT, ids=lambda value: str(value)[:40])
+def test_chat_refuses_by_name(fields: dict[str, Any], param: str, said: str) -> None:
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(CHAT, json=chat(**fields)), 400)
+    assert said in error["message"], error
+    assert str(error["param"]).startswith(param), error
+    assert error["type"] == "invalid_request_error"
+
+
+REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "either"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "1 to"),
+    ({"prompt": [""]}, "prompt", "empty"),
+    ({"prompt": [[]]}, "prompt", "empty"),
+    ({"prompt": {"a": 1}}, "prompt", "valid string"),
+    ({"prompt": [1, "a"]}, "prompt", "valid"),
+    ({"prompt": [999]}, "prompt", "outside the vocabulary of 257"),
+    ({"prompt": [10**30]}, "prompt", "outside the vocabulary"),
+    ({"prompt": "x" * 300}, "prompt", "context holds 200 tokens"),
+    ({"best_of": 1, "n": 2}, "best_of", "at least n = 2"),
+    ({"best_of": 2, "stream": True}, "best_of", "streamed"),
+    ({"max_tokens": 0}, "max_tokens", "echo only"),
+    ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+    ({"logprobs": True}, "logprobs", "valid integer"),
+    ({"messages": []}, "messages", "/v1/chat/completions"),
+    ({"response_format": {"type": "text"}}, "response_format", "structured_outputs"),
+    ({"use_beam_search": True}, "use_beam_search", "sampled or greedy"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, None, "give one"),
+    ({"seed": 2**64}, "seed", "less than"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), REFUSED_IN_COMPLETIONS, ids=lambda value: str(value)[:40])
+def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, said: str) -> None:
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(COMPLETIONS, json={"prompt": "a", **fields}), 400)
+    assert said in error["message"], error
+    if param is not None:
+        assert error["param"] == param, error
+
+
+def test_half_a_character_is_no_text() -> None:
+    """JSON can escape one half of a surrogate pair, which no tokenizer takes."""
+    content = b'{"prompt": "\\ud800"}'
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
+    assert error["param"] == "prompt"
+
+
+def test_null_is_the_same_as_leaving_a_field_out() -> None:
+    fields = ("temperature", "tools", "tool_choice", "functions", "stop", "seed", "speculation", "audio", "prediction", "store")
+    with serving(FakeEngine()) as client:
+        response = client.post(CHAT, json=chat(**dict.fromkeys(fields)))
+    assert response.status_code == 200
+
+
+def test_harmless_values_of_other_servers_are_taken() -> None:
+    fields = {
+        "store": False, "modalities": ["text"], "service_tier": "auto", "verbosity": "medium", "skip_special_tokens": True,
+        "user": "me", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "k",
+        "response_format": {"type": "text"},
+    }  # fmt: skip
+    with serving(FakeEngine()) as client:
+        assert client.post(CHAT, json=chat(**fields)).status_code == 200
+
+
+def test_too_long_a_prompt_has_openais_code() -> None:
+    with serving(FakeEngine()) as client:
+        assert error_of(client.post(COMPLETIONS, json={"prompt": "x" * 300}), 400)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"", b"[1]", b'"x"', b"\xff", b"null", b'{"prompt": "a", "temperature": NaN}', b"[" * 100_000]
+)
+def test_bodies_that_are_no_request(content: bytes) -> None:
+    with serving(FakeEngine()) as client:
+        error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
+
+
+def test_body_that_is_not_declared_as_json() -> None:
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"}), 400)
+    assert "application/json" in error["message"]
+
+
+def test_no_such_path_and_no_such_method() -> None:
+    with serving(FakeEngine()) as client:
+        assert "/v1/embeddings" in error_of(client.post("/v1/embeddings", json={}), 404)["message"]
+        assert "GET" in error_of(client.get(CHAT), 405)["message"]
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with serving(FakeEngine(name="llama-8b"), FakeEngine(name="qwen")) as client:
+        error = error_of(client.post(CHAT, json=chat(model="lama-8b")), 404)
+        missing = error_of(client.post(CHAT, json=chat(model=None)), 400)
+    assert "Did you mean 'llama-8b'?" in error["message"]
+    assert error["code"] == "model_not_found"
+    assert missing["param"] == "model"
+
+
+def test_full_queue_is_a_429_with_retry_after() -> None:
+    with serving(FakeEngine(max_queue=2)) as client:
+        response = client.post(CHAT, json=chat(n=3))
+        streamed = client.post(CHAT, json=chat(n=3, stream=True))
+        engine = client.state.models["fake"].engine
+        assert error_of(response, 429)["code"] == "queue_full"
+        assert response.headers["retry-after"] == "3"
+        assert streamed.status_code == 429
+        assert len(engine.cancelled) > 0, "answers that were accepted before the refusal must not go on"
+
+
+def test_a_bug_is_a_500_and_the_server_goes_on() -> None:
+    def broken(request: Any) -> str:
+        raise AssertionError
+
+    with serving(FakeEngine()) as client:
+        served = client.state.models["fake"]
+        served.engine.submit = broken
+        for stream in (False, True):
+            error = error_of(client.post(CHAT, json=chat(stream=stream)), 500)
+            assert error["type"] == "server_error"
+            assert "Assertion" not in error["message"]
+        assert client.get("/health").status_code == 200
+
+
+class TestGate:
+    def test_keys(self) -> None:
+        with serving(FakeEngine(), api_keys=("secret", "other")) as client:
+            for header in (None, "Bearer wrong", "Basic secret", "Bearer", "Bearer secr\u00e9t".encode()):
+                headers = {} if header is None else {"Authorization": header}
+                response = client.post(CHAT, json=chat(), headers=headers)
+                assert error_of(response, 401)["code"] == "invalid_api_key"
+            for key in ("secret", "other"):
+                assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+            assert client.get("/v1/models").status_code == 401
+            assert client.post("/tokenize", json={"prompt": "a"}).status_code == 401
+            for path in ("/health", "/ready", "/metrics", "/version", "/", "/openapi.json"):
+                assert client.get(path).status_code == 200, path
+
+    def test_body_limit(self) -> None:
+        with serving(FakeEngine(), max_body_bytes=200) as client:
+            assert client.post(CHAT, json=chat()).status_code == 200
+            assert error_of(client.post(CHAT, json=chat("x" * 300)), 413)["code"] == "body_too_large"
+            parts = (part for part in [b'{"prompt": "' + b"x" * 150, b"x" * 150 + b'"}'])  # chunked: no length beforehand
+            response = client.post(COMPLETIONS, content=parts, headers={"Content-Type": "application/json"})
+            assert error_of(response, 413)["code"] == "body_too_large"
+
+    def test_cors(self) -> None:
+        origin = {"Origin": "https://app.example"}
+        with serving(FakeEngine(), cors_origins=("https://app.example",), api_keys=("k",)) as client:
+            asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+            assert client.options(CHAT, headers=asked).headers["access-control-allow-origin"] == "https://app.example"
+            refused = client.post(CHAT, json=chat(), headers=origin)
+            assert refused.status_code == 401
+            assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        with serving(FakeEngine()) as client:
+            assert "access-control-allow-origin" not in client.post(CHAT, json=chat(), headers=origin).headers

@@ -1,0 +1,120 @@
+"""Models, tokens, health, routes: what is not generation."""
+
+from __future__ import annotations
+
+from outrider.serve.rules import Rule
+from outrider.serve.token_bytes import TokenBytes
+from outrider.version import __version__
+from tests.helpers import byte_tokenizer, word_tokenizer
+from tests.unit.serve.fake_engine import FakeEngine
+from tests.unit.serve.served_app import chat, error_of, serving
+
+
+def test_models_are_listed_with_what_they_can() -> None:
+    with serving(FakeEngine(name="org/a"), FakeEngine(name="b", drafters=["none"])) as client:
+        listed = client.get("/v1/models").json()
+        one = client.get("/v1/models/org/a").json()
+        error_of(client.get("/v1/models/c"), 404)
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["org/a", "b"]
+    assert one == listed["data"][0]
+    assert (one["object"], one["owned_by"], one["max_model_len"]) == ("model", "outrider", 200)
+    assert one["drafters"] == ["draft-model", "ngram"]
+
+
+def test_tokenize_and_detokenize_are_inverse() -> None:
+    with serving(FakeEngine()) as client:
+        found = client.post("/tokenize", json={"prompt": "Grüße", "return_token_strs": True}).json()
+        assert found["count"] == 7
+        assert found["max_model_len"] == 200
+        assert found["token_strs"][2] == "bytes:\\xc3"
+        assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "Grüße"}
+        rendered = client.post("/tokenize", json={"messages": chat()["messages"]}).json()["tokens"]
+        assert client.post("/detokenize", json={"tokens": rendered}).json()["prompt"] == "<user>Hi<assistant>"
+        assert error_of(client.post("/detokenize", json={"tokens": [257]}), 400)["param"] == "tokens"
+        assert error_of(client.post("/tokenize", json={}), 400)["param"] == "prompt"
+
+
+def test_health_is_about_life_and_ready_about_taking_requests() -> None:
+    engine = FakeEngine()
+    with serving(engine) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/ready").json()["status"] == "ready"
+        client.state.draining = True
+        assert client.get("/health").status_code == 200
+        assert error_of(client.get("/ready"), 503)["code"] == "shutting_down"
+        refused = client.post("/v1/chat/completions", json=chat())
+        assert error_of(refused, 503)["code"] == "shutting_down"
+        assert "retry-after" in refused.headers
+        client.state.draining, client.state.loading = False, True
+        assert error_of(client.get("/ready"), 503)["code"] == "loading"
+        assert error_of(client.post("/v1/completions", json={"prompt": "a"}), 503)["code"] == "loading"
+        client.state.loading = False
+        engine.failed = "RuntimeError: gone"
+        assert "RuntimeError: gone" in error_of(client.get("/health"), 503)["message"]
+
+
+def test_version_metrics_page_and_document() -> None:
+    with serving(FakeEngine()) as client:
+        assert client.get("/version").json() == {"version": __version__}
+        client.post("/v1/chat/completions", json=chat())
+        client.get("/no/such/path")
+        page = client.get("/metrics").text
+        assert 'outrider:http_responses_total{route="/v1/chat/completions",status="200"} 1.0' in page
+        assert "/no/such/path" not in page, "raw paths would let anybody fill the metrics"
+        assert "<html" in client.get("/").text
+        document = client.get("/openapi.json").json()
+    assert document["info"]["title"] == "Outrider"
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready"):
+        assert path in document["paths"], path
+    body = document["components"]["schemas"]["ChatBody"]
+    assert body["additionalProperties"] is False
+    assert body["properties"]["speculation"]
+
+
+class TestRoutes:
+    def asked(self, rules: tuple[Rule, ...], body: dict, path: str = "/v1/chat/completions") -> tuple[str, str | None]:
+        """(who answered, with which drafter)."""
+        small, large = FakeEngine(name="small"), FakeEngine(name="large")
+        with serving(small, large, rules=rules) as client:
+            response = client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            engine = small if small.seen else large
+            assert response.json()["model"] == engine.name
+            return engine.name, engine.seen[0].speculation.drafter
+
+    def test_by_length(self) -> None:
+        rules = (Rule(model="auto", max_prompt_tokens=30, to="small"), Rule(model="auto", to="large"))
+        assert self.asked(rules, chat(model="auto"))[0] == "small"
+        assert self.asked(rules, chat("x" * 50, model="auto"))[0] == "large"
+
+    def test_by_endpoint_and_form(self) -> None:
+        rules = (
+            Rule(endpoint="completions", drafter="ngram"),
+            Rule(structured=True, to="small", drafter="draft-model"),
+        )
+        assert self.asked(rules, {"model": "large", "prompt": "a"}, "/v1/completions") == ("large", "ngram")
+        assert self.asked(rules, chat(model="large")) == ("large", None)
+        form = {"type": "json_object"}
+        assert self.asked(rules, chat(model="large", response_format=form)) == ("small", "draft-model")
+
+    def test_what_the_client_says_wins(self) -> None:
+        rules = (Rule(mode="fixed", max_draft_tokens=2, drafter="ngram"),)
+        assert self.asked(rules, chat(model="small", speculation={"drafter": "draft-model"})) == ("small", "draft-model")
+        assert self.asked(rules, chat(model="small", speculation={"mode": "off"})) == ("small", None)
+
+    def test_names_of_routes_are_listed(self) -> None:
+        with serving(FakeEngine(name="small"), rules=(Rule(model="auto", max_prompt_tokens=20, to="small"),)) as client:
+            assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["small", "auto"]
+            lost = error_of(client.post("/v1/chat/completions", json=chat("x" * 90, model="auto")), 404)
+            assert "no route fits" in lost["message"]
+
+
+def test_bytes_of_tokens() -> None:
+    """A token may be half a character, and some vocabularies are plain words."""
+    tokenizer = byte_tokenizer()
+    (first, second) = tokenizer("é")["input_ids"]
+    assert TokenBytes(tokenizer).of(first) + TokenBytes(tokenizer).of(second) == "é".encode()
+    assert TokenBytes(tokenizer).text(0) == "<|end|>"
+    assert TokenBytes(tokenizer).of(100_000) == b""
+    assert TokenBytes(word_tokenizer(5)).of(3) == b"w3"

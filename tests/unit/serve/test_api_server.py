@@ -1,0 +1,264 @@
+"""The server as a process and with the real engine: its life from loading to draining, and OpenAI's own client against it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+
+from outrider.build import Options
+from outrider.engine.settings import EngineSettings
+from outrider.engine.start import make_engine
+from outrider.errors import ConfigError
+from outrider.serve.app import make_app
+from outrider.serve.run import Process, listen
+from outrider.serve.served import ServerState
+from outrider.serve.settings import ServedModel, ServerSettings
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from tests.unit.serve.fake_engine import TEMPLATE, FakeEngine
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@contextmanager
+def process_of(load: Any, **settings: Any) -> Iterator[tuple[Process, str]]:
+    """A `Process` in a thread of this one, and its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    state = ServerState(ServerSettings(models=(ServedModel(name="fake", options=Options(target="fake")),), port=port, **settings))
+    process = Process(state, make_app(state), load)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            process.run()
+        except BaseException as error:  # noqa: BLE001  looked at by the test
+            failures.append(error)
+
+    process.failures = failures
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.should_exit = True
+        thread.join(10)
+
+
+def wait_for(url: str, status: int = 200) -> Any:
+    limit = time.monotonic() + 200
+    while True:
+        try:
+            response = httpx2.get(url)
+            if response.status_code == status:
+                return response
+        except httpx2.TransportError:
+            pass
+        assert time.monotonic() < limit, f"{url} never answered {status}"
+        time.sleep(0.02)
+
+
+def test_life_of_a_server() -> None:
+    """Healthy while loading, ready when loaded; a signal lets running answers finish and nothing new in."""
+    loaded, gate = threading.Event(), threading.Semaphore(0)
+    engine = FakeEngine(gate=gate)
+
+    def load() -> list[FakeEngine]:
+        loaded.wait(10)
+        return [engine]
+
+    answers: list[Any] = []
+    with process_of(load, drain_timeout_s=20.0) as (process, url):
+        wait_for(f"{url}/health")
+        assert httpx2.get(f"{url}/ready").json()["error"]["code"] == "loading"
+        loaded.set()
+        wait_for(f"{url}/ready")
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20))
+        )
+        asking.start()
+        while not engine.seen:
+            time.sleep(0.01)
+        process.handle_exit(signal.SIGTERM, None)
+        assert wait_for(f"{url}/ready", 503).json()["error"]["code"] == "shutting_down"
+        assert httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
+        gate.release(1000)
+        asking.join(10)
+    assert answers[0].json()["choices"][0]["text"] == "Hello, world"
+    assert engine.stopped
+    assert not process.failures
+
+
+def test_what_does_not_finish_in_time_is_cut_off() -> None:
+    engine = FakeEngine(gate=threading.Semaphore(0))
+    stop = engine.stop
+
+    def stop_and_abort() -> None:
+        for request in engine.seen:
+            engine.cancel(request.id)
+        stop()
+
+    engine.stop = stop_and_abort
+    answers: list[Any] = []
+    with process_of(lambda: [engine], drain_timeout_s=0.1) as (process, url):
+        wait_for(f"{url}/ready")
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20))
+        )
+        asking.start()
+        while not engine.seen:
+            time.sleep(0.01)
+        process.handle_exit(signal.SIGTERM, None)
+        asking.join(10)
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "shutting_down"
+
+
+def test_failure_to_load_ends_the_process_with_its_error() -> None:
+    def load() -> list[FakeEngine]:
+        raise ConfigError("no such model")
+
+    with process_of(load) as (process, _):
+        limit = time.monotonic() + 10
+        while not process.failures and time.monotonic() < limit:
+            time.sleep(0.01)
+    assert [str(error) for error in process.failures] == ["no such model"]
+
+
+def test_taken_port_is_said_before_anything_is_loaded() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        settings = ServerSettings(
+            models=(ServedModel(name="a", options=Options(target="a")),), port=other.getsockname()[1]
+        )
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
+            listen(settings)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return save_checkpoint(tmp_path_factory.mktemp("model") / "tiny", tiny_llama(257, sharpness=4.0), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def real(tiny: Path) -> Iterator[str]:
+    """URL of the real engine behind the real HTTP server."""
+    torch.set_num_threads(1)
+    options = Options(target=str(tiny), drafter="ngram", compile="off", max_model_len=256)
+    settings = EngineSettings(max_num_seqs=4, kv_memory=64 << 20)
+
+    def load() -> list[Any]:
+        engine = make_engine(options, settings, extra_drafters=["suffix"], name="fake")
+        engine.start()
+        return [engine]
+
+    with process_of(load) as (_, url):
+        wait_for(f"{url}/ready")
+        yield url
+
+
+@pytest.mark.slow
+def test_real_engine_says_the_same_with_and_without_speculation(real: str) -> None:
+    body = {"prompt": "abcabcabc", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+
+    def ask(**fields: Any) -> dict[str, Any]:
+        response = httpx2.post(f"{real}/v1/completions", json={**body, **fields}, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    plain = ask(speculation={"mode": "off"})
+    fast = ask(speculation={"mode": "fixed", "max_draft_tokens": 3})
+    other = ask(speculation={"drafter": "suffix"})
+    assert plain["choices"][0]["text"] == fast["choices"][0]["text"] == other["choices"][0]["text"]
+    assert plain["metrics"]["speculative_decoding"] is None
+    assert fast["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    assert other["metrics"]["drafter"] == "suffix"
+    seeded = [ask(temperature=1.0, seed=3, speculation=s)["choices"][0]["text"] for s in ({"mode": "off"}, {"mode": "auto"})]
+    assert seeded[0] == seeded[1]
+    scored = ask(echo=True, max_tokens=0)["choices"][0]
+    assert scored["text"] == "abcabcabc"
+    assert len(scored["logprobs"]["token_logprobs"]) == 9
+    form = ask(structured_outputs={"choice": ["red", "green"]}, ignore_eos=False)["choices"][0]
+    assert form["text"] in ("red", "green")
+    refused = httpx2.post(f"{real}/v1/completions", json={**body, "speculation": {"lossy": "typical"}})
+    assert refused.status_code == 400
+    assert "not allowed" in refused.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_openais_own_client(real: str) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{real}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["fake"]
+    ask: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 1}
+    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2, extra_body={"ignore_eos": True})
+    assert whole.usage.completion_tokens == 12
+    assert len(whole.choices[0].logprobs.content) == 12
+    assert whole.metrics["timing"]["ttft_s"] > 0
+    stream = client.chat.completions.create(
+        **ask, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
+    )
+    *chunks, last = stream
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert last.usage.completion_tokens == 12
+    legacy = client.completions.create(model="fake", prompt=["a", "b"], max_tokens=3, logprobs=1, echo=True, n=2)
+    assert len(legacy.choices) == 4
+    with pytest.raises(openai.BadRequestError, match="Did you mean 'temperature'"):
+        client.chat.completions.create(**ask, extra_body={"temprature": 1})
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**{**ask, "model": "gpt-4"})
+    asyncio.run(_async_client(openai, real, ask, whole.choices[0].message.content))
+
+
+async def _async_client(openai: Any, url: str, ask: dict[str, Any], expected: str) -> None:
+    """Several at once: the same seed, the same text, whatever else is in the batch."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        calls = (client.chat.completions.create(**ask, extra_body={"ignore_eos": True}) for _ in range(4))
+        answers = await asyncio.gather(*calls)
+    assert [answer.choices[0].message.content for answer in answers] == [expected] * 4
+
+
+@pytest.mark.slow
+def test_command_drains_and_ends_with_code_0(tiny: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--compile", "off", "--threads", "1",
+        "--max-model-len", "512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/ready")
+        body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in "".join(rest)
+        _, err = server.communicate(timeout=30)
+        assert server.returncode == 0, err
+        assert "Traceback" not in err
+    finally:
+        server.kill()

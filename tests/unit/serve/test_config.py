@@ -1,0 +1,106 @@
+"""--config: several models and routes from TOML; what cannot be is refused with the place in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.serve.config_file import read_config
+from outrider.serve.rules import Rule
+from outrider.serve.served import ServerState
+from tests.unit.serve.fake_engine import FakeEngine
+
+WHOLE = """
+[server]
+port = 9000
+api_keys = ["k"]
+request_timeout = 5
+cors_origins = ["*"]
+
+[[models]]
+name = "small"
+target = "demo"
+drafter = "ngram"
+drafter_options = { max_ngram = 3 }
+max_num_seqs = 4
+kv_memory = 2000000
+extra_drafters = ["suffix"]
+
+[[models]]
+target = "org/large"
+draft = "org/draft"
+num_draft_tokens = "auto:8"
+compile = "off"
+
+[[routes]]
+model = "auto"
+tools = true
+to = "org/large"
+
+[[routes]]
+model = "auto"
+max_prompt_tokens = 100
+to = "small"
+mode = "fixed"
+max_draft_tokens = 2
+"""
+
+
+def read(tmp_path: Path, text: str, **given: object) -> object:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    return read_config(path, given)
+
+
+def test_everything_arrives_where_it_belongs(tmp_path: Path) -> None:
+    settings = read(tmp_path, WHOLE, port=1)
+    assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.cors_origins) == (1, ("k",), 5.0, ("*",))
+    small, large = settings.models
+    assert (small.name, small.options.drafter, small.options.drafter_options) == ("small", "ngram", {"max_ngram": 3})
+    assert (small.engine.max_num_seqs, small.engine.kv_memory, small.extra_drafters) == (4, 2_000_000, ("suffix",))
+    assert (large.name, large.options.draft, large.options.num_draft_tokens) == ("org/large", "org/draft", "auto:8")
+    assert settings.rules[1] == Rule(model="auto", max_prompt_tokens=100, to="small", mode="fixed", max_draft_tokens=2)
+
+
+MODEL = '[[models]]\ntarget = "demo"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = ", "is not TOML"),
+        ("[sever]\nport = 1", "Did you mean 'server'?"),
+        ("[server]\nprot = 1\n" + MODEL, "unknown key 'prot'. Did you mean 'port'?"),
+        ('[server]\nport = "many"\n' + MODEL, "'port' should be a valid integer"),
+        ("[server]\nport = 99999\n" + MODEL, "between 0"),
+        ("", "no model to serve"),
+        ("[[models]]\nname = 'a'", "'target' is missing"),
+        (MODEL + 'draftr = "x"', "Did you mean 'draft"),
+        (MODEL + "max_num_seqs = 0", "max_num_seqs must be at least 1"),
+        (MODEL + MODEL, "used twice"),
+        (MODEL + '[[routes]]\nto = "dmo"', "Did you mean 'demo'?"),
+        (MODEL + "[[routes]]\ntools = true", "must lead to a model"),
+        (MODEL + '[[routes]]\nmodel = "auto"\ndrafter = "ngram"', "which one answers"),
+        (MODEL + '[[routes]]\nendpoint = "images"\nto = "demo"', "chat or completions"),
+        (MODEL + '[[routes]]\nmode = "off"\ndrafter = "ngram"', "leave out drafter"),
+        ("models = 3", "must be a list of tables"),
+        ('[server]\nssl_keyfile = "/x"\n' + MODEL, "TLS needs both"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert said in str(caught.value)
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(Path("/no/such/file.toml"), {})
+
+
+def test_route_to_a_drafter_that_is_not_loaded(tmp_path: Path) -> None:
+    settings = read(tmp_path, MODEL + '[[routes]]\nendpoint = "chat"\ndrafter = "ngrm"')
+    with pytest.raises(ConfigError, match="Did you mean 'ngram'"):
+        ServerState(settings).serve([FakeEngine(name="demo")], created=0)

@@ -1,0 +1,226 @@
+"""The log and the traffic file: what is written, and what must never be."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.engine.request import Finish, Request
+from outrider.errors import ConfigError, NumericalError
+from outrider.lab.workload.load import load_workload
+from outrider.sampling.params import SamplingParams
+from outrider.serve.app import make_app
+from outrider.serve.logs import Logging, RequestLog
+from outrider.serve.telemetry import Telemetry
+from outrider.serve.traffic import TrafficLog
+from outrider.stats import DecodeStats
+from tests.unit.serve.fake_engine import FakeEngine
+from tests.unit.serve.served_app import state_of
+
+
+def request() -> Request:
+    return Request(id="cmpl-1", prompt=[1, 2], params=SamplingParams(max_tokens=8, stop=["SECRET"]))
+
+
+def finish(**facts: Any) -> Finish:
+    stats = DecodeStats(emitted=9, steps=3, drafted=10, tested=8, accepted=6, ttft_s=0.5, decode_s=1.5)
+    fields = {"reason": "stop", "stats": stats, "seed": 1, "lossless": True, "drafter": "ngram", "prompt_tokens": 2}
+    return Finish(**{**fields, **facts})
+
+
+def written(style: str, *ends: Finish, level: str = "info") -> str:
+    """What the log says of requests with these ends."""
+    stream = io.StringIO()
+    running = Logging(style, level, stream)
+    try:
+        for end in ends:
+            RequestLog("m").finished(request(), end)
+    finally:
+        running.close()
+    return stream.getvalue()
+
+
+def test_request_is_one_line_of_json() -> None:
+    (line,) = written("json", finish()).splitlines()
+    entry = json.loads(line)
+    wanted = {
+        "event": "request", "level": "info", "logger": "outrider.requests", "request_id": "cmpl-1", "model": "m",
+        "finish": "stop", "tokens": 9, "prompt_tokens": 2, "ttft_s": 0.5, "tau": 3.0, "drafted": 10, "accepted": 6,
+        "tokens_per_s": 4.5, "drafter": "ngram",
+    }  # fmt: skip
+    assert {name: entry.get(name) for name in wanted} == wanted
+    assert entry["timestamp"].endswith("Z")
+    assert "error" not in entry
+    assert "preemptions" not in entry
+    assert "SECRET" not in line
+
+
+def test_human_line_says_the_same() -> None:
+    (line,) = written("human", finish()).splitlines()
+    for part in ("request", "request_id=cmpl-1", "tau=3.0", "accepted=6", "finish=stop"):
+        assert part in line
+
+
+def test_failed_request_is_an_error_and_a_late_one_a_warning() -> None:
+    lines = written("json", finish(reason="error", error=NumericalError("NaN in layer 3")), finish(reason="timeout")).splitlines()
+    failed, late = map(json.loads, lines)
+    assert (failed["level"], failed["error"]) == ("error", "NaN in layer 3")
+    assert late["level"] == "warning"
+    assert written("json", finish(), level="warning") == ""
+
+
+def test_exceptions_and_lines_of_libraries_have_the_same_form() -> None:
+    """A traceback of many lines would break what reads the log line by line."""
+    stream = io.StringIO()
+    running = Logging("json", "info", stream)
+    try:
+        logging.getLogger("uvicorn.error").info("started on %s", "here", extra={"color_message": "\x1b[1mstarted"})
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            logging.getLogger("outrider.engine").exception("it broke")
+    finally:
+        running.close()
+    started, broke = map(json.loads, stream.getvalue().splitlines())
+    assert started["event"] == "started on here"
+    assert "color_message" not in started
+    assert "ZeroDivisionError" in broke["exception"]
+
+
+def test_closing_puts_the_log_back() -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    Logging("json", "debug", io.StringIO()).close()
+    assert (root.handlers, root.level) == (before, level)
+
+
+@pytest.mark.parametrize(("style", "level", "hint"), [("jsn", "info", "json"), ("json", "warn", "warning")])
+def test_unknown_style_and_level_are_refused(style: str, level: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean '{hint}'"):
+        Logging(style, level)
+
+
+# ---------------------------------------------------------------- traffic
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Any]:
+    """A served fake engine whose traffic goes to `client.file`."""
+    from starlette.testclient import TestClient
+
+    engine, traffic = FakeEngine(), TrafficLog(tmp_path / "traffic.jsonl")
+    app = Telemetry(
+        make_app(state_of(engine)), tracing=None, traffic=traffic, decode=lambda model, ids: engine.tokenizer.decode(ids)
+    )
+    with TestClient(app, raise_server_exceptions=False) as client:
+        client.file, client.traffic = tmp_path / "traffic.jsonl", traffic  # type: ignore[attr-defined]
+        yield client
+    engine.stop()
+
+
+def logged(client: Any) -> tuple[Any, ...]:
+    """What `outrider bench` reads from the file; a single bad line would refuse it."""
+    client.traffic.close()
+    return load_workload(str(client.file)).requests
+
+
+def ask(client: Any, path: str, **body: Any) -> Any:
+    response = client.post(path, json={"model": "fake", **body})
+    assert response.status_code == 200, response.text
+    return response
+
+
+QUESTION = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Zwölf Boxkämpfer \U0001f600?"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_conversation_comes_back_as_the_lab_reads_it(client: Any, stream: bool) -> None:
+    ask(client, "/v1/chat/completions", messages=QUESTION, max_tokens=50, stream=stream)
+    (found,) = logged(client)
+    assert list(found.messages) == QUESTION
+    assert found.answer == "Hello, world"
+    assert found.max_tokens == 50
+    assert found.id.startswith("chatcmpl-")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completion_comes_back_as_the_lab_reads_it(client: Any, stream: bool) -> None:
+    ask(client, "/v1/completions", prompt="Once\nupon", max_tokens=5, stream=stream)
+    (found,) = logged(client)
+    assert (found.prompt, found.answer, found.max_tokens) == ("Once\nupon", "Hello", 5)
+
+
+def test_every_prompt_of_a_request_is_a_line(client: Any) -> None:
+    """Also token ids, as text; answers stay with their prompt."""
+    ids = FakeEngine().tokenizer("cd")["input_ids"]
+    ask(client, "/v1/completions", prompt=["ab", "ef"], n=2)
+    ask(client, "/v1/completions", prompt=ids, echo=True)
+    ask(client, "/v1/chat/completions", prompt_token_ids=ids)
+    found = logged(client)
+    assert [one.prompt for one in found] == ["ab", "ef", "cd", "cd"]
+    assert {one.answer for one in found} == {"Hello, world"}
+    assert len({one.id for one in found}) == 4
+    first = json.loads(client.file.read_text().splitlines()[0])
+    assert len(first["response"]["choices"]) == 2
+
+
+def test_refused_request_is_not_logged(client: Any) -> None:
+    """Nor one that asked for no answer: neither is anything that a model could be measured on."""
+    ask(client, "/v1/completions", prompt="only its logprobs", max_tokens=0, echo=True, logprobs=0)
+    assert client.post("/v1/completions", json={"model": "fake", "prompt": "a", "nonsense": 1}).status_code == 400
+    assert client.get("/health").status_code == 200
+    client.traffic.close()
+    assert client.file.read_text() == ""
+
+
+def test_texts_reach_the_file_and_not_the_log(client: Any) -> None:
+    stream = io.StringIO()
+    running = Logging("human", "debug", stream)
+    try:
+        ask(client, "/v1/completions", prompt="my secret diary")
+    finally:
+        running.close()
+    assert logged(client)[0].prompt == "my secret diary"
+    assert "diary" not in stream.getvalue()
+    assert "Hello" not in stream.getvalue()
+
+
+def test_traffic_file_is_its_owners_only_and_appended_to(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    for number in range(2):
+        traffic = TrafficLog(file)
+        traffic.add(request_id=f"r{number}", url="/v1/completions", body={"prompt": "100 %s"}, texts=["\ud83d", "b"])
+        traffic.close()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["id"] for line in lines] == ["r0", "r1"]
+    assert lines[0]["request"]["prompt"] == "100 %s"
+    assert lines[0]["response"]["choices"][0]["text"] == "\ud83d"
+
+
+def test_file_moved_away_by_logrotate_is_begun_anew(tmp_path: Path) -> None:
+    file, old = tmp_path / "t.jsonl", tmp_path / "t.1"
+    traffic = TrafficLog(file)
+    traffic.add(request_id="a", url="/", body={"prompt": "x"}, texts=["y"])
+    limit = time.monotonic() + 10
+    while not file.read_text() and time.monotonic() < limit:  # another thread writes
+        time.sleep(0.005)
+    file.rename(old)
+    traffic.add(request_id="b", url="/", body={"prompt": "x"}, texts=["y"])
+    traffic.close()
+    assert json.loads(old.read_text())["id"] == "a"
+    assert json.loads(file.read_text())["id"] == "b"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="log-requests"):
+        TrafficLog(tmp_path / "nowhere" / "t.jsonl")

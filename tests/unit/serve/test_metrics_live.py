@@ -1,0 +1,108 @@
+"""A real engine behind a real HTTP server, measured by our own lab and watched by everything at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from outrider.build import Options
+from outrider.engine.settings import EngineSettings
+from outrider.engine.start import make_engine
+from outrider.lab.server import Endpoint, LoadOptions, measure_servers
+from outrider.lab.server.counters import parse
+from outrider.lab.workload.load import load_workload
+from outrider.lab.workload.types import Request, Workload
+from outrider.sampling.params import SamplingParams
+from outrider.serve.app import make_app
+from outrider.serve.logs import Logging
+from outrider.serve.monitoring import Monitoring
+from outrider.serve.served import ServerState
+from outrider.serve.settings import ServedModel, ServerSettings
+from outrider.serve.tracing import Tracing
+from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
+
+PROMPTS, TOKENS = 4, 12
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """Everything an operator can switch on."""
+    folder = tmp_path_factory.mktemp("live")
+    target = tiny_llama(257, sharpness=4.0)
+    for name, model in (("target", target), ("draft", disturbed(target, 0.05))):
+        save_checkpoint(folder / name, model, byte_tokenizer())
+    options = Options(
+        target=str(folder / "target"), drafter="draft-model", draft=str(folder / "draft"), num_draft_tokens=3, compile="off"
+    )
+    exporter, state = InMemorySpanExporter(), ServerState(ServerSettings(models=(ServedModel(name="tiny", options=options),)))
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(Tracing, "to", lambda endpoint: Tracing(SimpleSpanProcessor(exporter)))
+    monitoring = Monitoring(state.metrics, otlp_endpoint="http://nobody:4318", log_requests=folder / "traffic.jsonl")
+    monkeypatch.undo()
+    log = io.StringIO()
+    logging = Logging("json", "info", log)
+    engine = make_engine(options, EngineSettings(kv_memory=64 << 20), observer=monitoring.observer("tiny"), name="tiny")
+    engine.start()
+    state.serve([monitoring.ready(engine)], created=0)
+    app = monitoring.around(make_app(state), state)
+    web = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
+    thread = threading.Thread(target=web.run)
+    thread.start()
+    while not web.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    port = web.servers[0].sockets[0].getsockname()[1]
+    yield SimpleNamespace(
+        url=f"http://127.0.0.1:{port}", metrics=state.metrics, exporter=exporter, monitoring=monitoring, log=log,
+        logging=logging, file=folder / "traffic.jsonl",
+    )  # fmt: skip
+    web.should_exit = True
+    thread.join()
+    engine.stop()
+    engine.check_integrity()
+
+
+def test_lab_measures_our_server_and_everything_is_told(server: SimpleNamespace) -> None:
+    """`outrider bench URL`: engine, tokens and speculation counts from our page agree with what our answers say."""
+    assert parse(server.metrics.render()[0].decode()).generated == 0, "the self-test is nobody's request"
+    workload = Workload("w", tuple(Request(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))
+    options = LoadOptions(
+        concurrency=(2,), warmup=1, settle_s=0.1, timeout_s=60.0, sampling=SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    )
+    (result,) = measure_servers({"ours": Endpoint.parse(server.url)}, workload, options)
+    assert (result.server.engine, result.server.model, result.server.metrics) == ("outrider", "tiny", True)
+    (level,) = result.levels
+    assert level.failures == []
+    assert level.speculation is not None
+    assert level.speculation.num_steps > 0
+    told = [answer.speculation for answer in level.answers]
+    for count in ("num_draft_tokens", "num_accepted_tokens"):
+        assert sum(getattr(one, count) for one in told) == getattr(level.speculation, count)
+
+    server.monitoring.close()
+    server.logging.close()
+    assert server.monitoring.self_tests["tiny"].numbers["drafters"]["draft-model"]["drafted"] > 0
+    prompts = {request.prompt for request in load_workload(str(Path(server.file))).requests}
+    assert {f"prompt {i}" for i in range(PROMPTS)} <= prompts
+    lines = [json.loads(line) for line in server.log.getvalue().splitlines()]
+    requests = [line for line in lines if line["event"] == "request"]
+    assert len(requests) >= PROMPTS
+    assert all(line["accepted"] <= line["drafted"] for line in requests)
+    spans = server.exporter.get_finished_spans()
+    web = {span.context.span_id for span in spans if span.name == "POST /v1/completions"}
+    inner = [span for span in spans if span.name == "text_completion tiny"]
+    assert len(inner) == len(requests)
+    assert all(span.parent.span_id in web for span in inner)

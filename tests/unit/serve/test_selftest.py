@@ -1,0 +1,205 @@
+"""The start-up self-test finds what is wrong with a draft, and nothing where nothing is. Real engines on small random models."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.build import Options
+from outrider.engine.engine import Engine
+from outrider.engine.request import Finish, Listener, Request, Update
+from outrider.engine.settings import EngineSettings
+from outrider.engine.start import make_engine
+from outrider.errors import NumericalError
+from outrider.serve.selftest import Finding, SelfTest, self_test, trained_context
+from outrider.stats import DecodeStats
+from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
+
+CONTEXT = 2048
+SHORT = 128
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a target and drafts: good, a stranger's, and one with a short context."""
+    folder, tokenizer = tmp_path_factory.mktemp("selftest"), byte_tokenizer()
+    target = tiny_llama(257, sharpness=4.0)
+    short = disturbed(target, 0.05)
+    short.config.max_position_embeddings = SHORT
+    stranger = tiny_llama(257, seed=99, sharpness=4.0)
+    for name, model in (("good", disturbed(target, 0.02)), ("stranger", stranger), ("short", short)):
+        save_checkpoint(folder / name, model, tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    save_checkpoint(folder / "target", target, tokenizer)
+    return folder
+
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(models: Path) -> Iterator[Start]:
+    """Engines that are stopped and sound at the end."""
+    made: list[Engine] = []
+
+    def begin(draft: str | None, extra: tuple[str, ...] = (), **options: Any) -> Engine:
+        options = {"num_draft_tokens": 4, "compile": "off", **options}
+        chosen = Options(target=str(models / "target"), draft=str(models / draft) if draft else None, **options)
+        made.append(make_engine(chosen, EngineSettings(kv_memory=64 << 20), extra_drafters=extra, name="m"))
+        made[-1].start()
+        return made[-1]
+
+    yield begin
+    for engine in made:
+        engine.stop()
+        engine.check_integrity()
+
+
+def codes(result: SelfTest) -> set[str]:
+    """Without speed: on models of two layers drafting cannot pay, and the clock of a busy machine says nothing."""
+    return {finding.code for finding in result.findings} - {"slower-than-plain"}
+
+
+def test_good_pair_is_found_good(start: Start) -> None:
+    result = self_test(start("good"), max_tokens=10)
+    assert codes(result) == set()
+    numbers = result.numbers["drafters"]["draft-model"]
+    assert result.numbers["probes"] == 5, "one of them through the chat template"
+    assert numbers["tokens"] == result.numbers["plain"]["tokens"] == 5 * 10
+    assert numbers["same_texts"] == 5
+    assert numbers["tau"] > 2
+    assert result.numbers["plain"]["tau"] == 1
+    json.dumps(result.as_dict())
+
+
+def test_strangers_draft_is_found_out(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    result = self_test(start("stranger"), max_tokens=10)
+    assert codes(result) == {"no-acceptance"}
+    finding = next(finding for finding in result.warnings if finding.code == "no-acceptance")
+    assert "made for this model" in finding.message
+    assert finding.drafter == "draft-model"
+    with caplog.at_level(logging.INFO, "outrider.serve"):
+        result.write_log("m")
+    warned = [record.__dict__["finding"] for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no-acceptance" in warned
+
+
+def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
+    """It drafts well on short probes: only its config tells."""
+    result = self_test(start("short"), max_tokens=4)
+    assert codes(result) == {"context-too-long"}
+    assert f"--max-model-len {SHORT}" in next(one.message for one in result.warnings if one.code == "context-too-long")
+    assert codes(self_test(start("short", max_model_len=SHORT), max_tokens=4)) == set()
+
+
+def test_every_drafter_of_a_server_is_tried(start: Start) -> None:
+    """n-grams have no weights: a probe without repetitions is no reason to warn."""
+    result = self_test(start("good", extra=("ngram",)), max_tokens=4)
+    assert set(result.numbers["drafters"]) == {"draft-model", "ngram"}
+    assert not [finding for finding in result.warnings if finding.drafter == "ngram" and finding.code != "slower-than-plain"]
+
+
+def test_server_without_speculation_has_nothing_to_compare(start: Start) -> None:
+    result = self_test(start(None, drafter="none", num_draft_tokens=None), max_tokens=4)
+    assert result.findings == []
+    assert result.numbers["drafters"] == {}
+
+
+@pytest.mark.slow
+def test_demo_pair_is_found_good() -> None:
+    engine = make_engine(Options(target="demo", compile="off"), EngineSettings(kv_memory=1 << 28))
+    engine.start()
+    try:
+        result = self_test(engine)
+    finally:
+        engine.stop()
+    assert codes(result) == set()
+    assert result.numbers["drafters"]["draft-model"]["alpha"] > 0.4
+
+
+# ---------------------------------------------------------------- scripted answers: what no small model does by itself
+
+
+class Scripted:
+    """An engine whose answers cost what a test says: (accepted of drafted, seconds) of speculative answers; plain take 1 s."""
+
+    drafters = ["draft-model"]  # noqa: RUF012
+    context = 500
+    lossless = True
+
+    def __init__(self, *, drafted: int = 40, accepted: int = 30, seconds: float = 0.4, **config: Any) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.config = {"drafter": "draft-model", "draft": "nowhere", "num_draft_tokens": 4, "exact": True, **config}
+        self._drafted, self._accepted, self._seconds = drafted, accepted, seconds
+        self.text = [7]
+        self.error: NumericalError | None = None
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        is_plain = request.speculation.mode == "off"
+        stats = DecodeStats(emitted=32, steps=32, ttft_s=0.1, decode_s=0.9)
+        if not is_plain:
+            stats = DecodeStats(
+                emitted=32, steps=10, drafted=self._drafted, tested=self._drafted, accepted=self._accepted, ttft_s=0.0,
+                decode_s=self._seconds,
+            )  # fmt: skip
+        reason = "error" if self.error else "length"
+        finish = Finish(
+            reason=reason, stats=stats, seed=0, lossless=True, drafter="draft-model", prompt_tokens=3, error=self.error
+        )
+        listener(Update(token_ids=[7] if is_plain else self.text, finish=finish))
+
+
+def only(result: SelfTest) -> Finding:
+    (finding,) = result.findings
+    return finding
+
+
+def test_fast_draft_needs_no_words() -> None:
+    result = self_test(Scripted())
+    assert result.findings == []
+    assert result.numbers["drafters"]["draft-model"]["speedup"] == pytest.approx(2.5)
+
+
+def test_slow_draft_is_a_warning_unless_the_server_adapts() -> None:
+    found = only(self_test(Scripted(seconds=1.3)))
+    assert (found.code, found.severity) == ("slower-than-plain", "warning")
+    assert "outrider tune" in found.message
+    assert only(self_test(Scripted(seconds=1.3, num_draft_tokens="auto:8"))).severity == "note"
+
+
+def test_draft_that_drafts_nothing_is_unused() -> None:
+    found = only(self_test(Scripted(drafted=0, accepted=0)))
+    assert (found.code, found.severity) == ("draft-unused", "warning")
+
+
+def test_other_text_than_plain_is_told_as_bad_as_it_is() -> None:
+    engine = Scripted()
+    engine.text = [8]
+    found = only(self_test(engine))
+    assert (found.code, found.severity) == ("texts-differ", "warning")
+    engine.config["exact"] = False
+    assert only(self_test(engine)).severity == "note"
+
+
+def test_engine_that_fails_is_a_finding_and_no_crash() -> None:
+    engine = Scripted()
+    engine.error = NumericalError("NaN in layer 2")
+    found = only(self_test(engine))
+    assert found.code == "probe-failed"
+    assert "NaN in layer 2" in found.message
+
+
+def test_context_of_a_head_comes_from_its_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}')
+    assert trained_context(str(tmp_path)) == 300
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
+    assert trained_context(str(tmp_path)) is None
+    engine = Scripted(draft=None, drafter_options={"head": str(tmp_path)})
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}')
+    assert only(self_test(engine)).code == "context-too-long"

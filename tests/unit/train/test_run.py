@@ -1,0 +1,209 @@
+"""Runs: resumed ones give the same bits, broken ones keep what was good, folders are not overwritten."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.errors import CheckpointError, ConfigError, NumericalError, OutriderError
+from outrider.lab.result import read_result
+from outrider.train import feature_cache
+from outrider.train.config import TrainConfig
+from outrider.train.early_exit import EarlyExitRecipe
+from outrider.train.material import Material
+from outrider.train.recipe import FeatureBatch, LossReport
+from outrider.train.result import TrainResult
+from outrider.train.run import TrainSpec, run_training
+from outrider.train.texts import Text
+from tests.unit.train.material import Interrupting, save_responses, spec_for
+
+
+def finished(spec: TrainSpec) -> TrainResult:
+    result = run_training(spec)
+    assert result is not None
+    return result
+
+
+def weights(spec: TrainSpec) -> dict[str, torch.Tensor]:
+    return load_file(spec.out / "drafter" / "model.safetensors")
+
+
+def assert_same(one: TrainSpec, other: TrainSpec) -> None:
+    for name, value in weights(one).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
+@pytest.mark.parametrize(("step", "cache"), [(3, 0), (4, 0), (2, 10**6)])
+def test_resumed_is_uninterrupted(tmp_path: Path, step: int, cache: int) -> None:
+    """Bit for bit, at the end of an epoch (3 steps) and inside one, with features from the cache and without."""
+    whole = spec_for(tmp_path, "whole", feature_cache=cache)
+    cut = spec_for(tmp_path, "cut", feature_cache=cache)
+    expected = finished(whole)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(cut, Interrupting(step))
+    assert (cut.out / "checkpoint.pt").exists()
+    found = finished(replace(cut, resume=True))
+    assert_same(whole, cut)
+    assert found.curve == expected.curve
+    assert found.losses == expected.losses
+    assert found.steps == expected.steps == 6
+
+
+@pytest.mark.slow
+def test_a_late_cache_entry_does_not_change_the_bits(tmp_path: Path) -> None:
+    """What a killed run cached after its last checkpoint was computed in other batches: it must be forgotten."""
+    whole = spec_for(tmp_path, "whole", feature_cache=30_000)
+    cut = spec_for(tmp_path, "cut", feature_cache=30_000)
+    finished(whole)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(cut, Interrupting(2))
+    checkpoint = (cut.out / "checkpoint.pt").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        run_training(replace(cut, resume=True), Interrupting(5))
+    (cut.out / "checkpoint.pt").write_bytes(checkpoint)  # as if the kill had come before the next one was written
+    finished(replace(cut, resume=True))
+    assert_same(whole, cut)
+
+
+def test_what_a_finished_run_leaves(tmp_path: Path) -> None:
+    """A drafter, a result that can be read again, the resolved config; no checkpoints, no features."""
+    spec = spec_for(tmp_path, feature_cache=10**6)
+    result = finished(spec)
+    assert sorted(path.name for path in spec.out.iterdir()) == ["config.json", "drafter", "result.json"]
+    assert read_result(spec.out / "result.json") == result
+    saved = json.loads((spec.out / "config.json").read_text())
+    assert saved["run"]["train"]["seed"] == 0
+    assert {"torch", "transformers", "outrider"} <= set(saved["versions"])
+    assert [point.step for point in result.curve] == [0, 3, 6]
+    assert result.curve[-1].loss < result.curve[0].loss
+    with pytest.raises(ConfigError, match="holds a run already"):
+        run_training(spec)
+    with pytest.raises(ConfigError, match="is finished"):
+        run_training(replace(spec, resume=True))
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training that makes it worse must leave the drafter of the best epoch."""
+    spec = spec_for(tmp_path, config=TrainConfig(epochs=2, batch_size=4, lr=5.0, clip=1e9, held_out=0.2))
+    result = finished(spec)
+    best = max(result.curve, key=lambda point: point.tau)
+    assert result.best_step == best.step
+    assert best.tau > result.curve[-1].tau
+    if best.step == 0:
+        assert torch.equal(weights(spec)["scale"], torch.ones(64))
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_nan_stops_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Broken numbers must not reach weights; the message says what is left and what to try."""
+    calls: list[int] = []
+    good = EarlyExitRecipe.loss
+
+    def breaking(self: EarlyExitRecipe, batch: FeatureBatch) -> LossReport:
+        report = good(self, batch)
+        if torch.is_grad_enabled():
+            calls.append(1)
+            if len(calls) == 8:  # two micro-batches a step: in step 4, behind the first epoch
+                factor = float("nan")
+                if where == "gradient":
+                    report.loss.register_hook(lambda gradient: gradient * factor)
+                else:
+                    report.loss = report.loss * factor
+        return report
+
+    monkeypatch.setattr(EarlyExitRecipe, "loss", breaking)
+    spec = spec_for(tmp_path)
+    with pytest.raises(NumericalError, match=r"stopped at step 4 of 6: .*NaN.*step [03], expected tau.*lower learning rate"):
+        run_training(spec)
+    assert all(torch.isfinite(value).all() for value in weights(spec).values())
+    monkeypatch.setattr(EarlyExitRecipe, "loss", good)
+    assert finished(replace(spec, resume=True)).steps == 6
+
+
+def test_a_full_disk_ends_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features can be computed again: the run says so once and goes on, with the same result."""
+
+    def full(tensors: Any, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    plain = spec_for(tmp_path, "plain")
+    finished(plain)
+    monkeypatch.setattr(feature_cache, "save_file", full)
+    cached = spec_for(tmp_path, "cached", feature_cache=10**6)
+    progress = Interrupting(at=10**9)
+    assert run_training(cached, progress) is not None
+    assert sum("No space left" in line for line in progress.said) == 1
+    assert_same(plain, cached)
+
+
+def test_a_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The previous checkpoint stays whole, no traceback."""
+    spec = spec_for(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(spec, Interrupting(2))
+    before = (spec.out / "checkpoint.pt").read_bytes()
+
+    def full(state: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("PytorchStreamWriter failed writing file: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(OutriderError, match=r"checkpoint cannot be written.*--resume"):
+            run_training(replace(spec, resume=True))
+    assert (spec.out / "checkpoint.pt").read_bytes() == before
+    assert finished(replace(spec, resume=True)).steps == 6
+
+
+def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
+    """Another learning rate in the middle would be neither run; where it logs is free."""
+    spec = spec_for(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(spec, Interrupting(2))
+    other = replace(spec, resume=True, config=replace(spec.config, lr=0.5))
+    with pytest.raises(ConfigError, match=r"train\.lr: 0\.01 then, 0\.5 now"):
+        run_training(other)
+    assert finished(replace(spec, resume=True, config=replace(spec.config, log_every=7))).steps == 6
+    with pytest.raises(ConfigError, match="no run to resume"):
+        run_training(replace(spec, out=tmp_path / "nothing", resume=True))
+
+
+def test_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """Half a file after a crash of the file system."""
+    spec = spec_for(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(spec, Interrupting(2))
+    (spec.out / "checkpoint.pt").write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(CheckpointError, match="damaged"):
+        run_training(replace(spec, resume=True))
+
+
+@pytest.mark.slow
+def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
+    """Two micro-batches of two are one of four up to rounding, where texts are of one length (a step is a mean of means)."""
+    chosen = [Text(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(6)]) for n in range(10)]
+    material = Material(responses=save_responses(tmp_path / "even.jsonl", chosen))
+    plan = TrainConfig(epochs=2, batch_size=4, lr=1e-2, held_out=0.2, log_every=1)
+    one, two = (
+        finished(spec_for(tmp_path, f"{micro}", material=material, config=replace(plan, micro_batch=micro))) for micro in (4, 2)
+    )
+    assert [x.loss for x in two.losses] == pytest.approx([x.loss for x in one.losses], rel=1e-4)
+    assert one.losses[-1].loss < one.losses[0].loss
+
+
+@pytest.mark.slow
+def test_bfloat16_autocast_and_tensorboard(tmp_path: Path) -> None:
+    """Mixed precision, after a run without it in the same process; logs with both curves."""
+    finished(spec_for(tmp_path, "first"))
+    config = TrainConfig(epochs=1, batch_size=4, precision="bf16", tensorboard=True, held_out=0.2)
+    spec = spec_for(tmp_path, "second", config=config)
+    assert finished(spec).curve[-1].tau > 1
+    assert weights(spec)["scale"].dtype == torch.float32
+    assert list((spec.out / "tensorboard").iterdir())
