@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,6 +58,8 @@ def train(
 ) -> int:
     """Train a drafter for a target: its responses, its features, training, before and after."""
     OutputOptions(html=report.html, markdown=report.markdown).check()
+    if find_spec("accelerate") is None:
+        raise ConfigError("training needs accelerate: pip install 'outrider[train]'")
     given = texts.from_traffic or texts.prompts
     if given is None and (answers != ResponseOptions() or machine.draft is not None):
         raise ConfigError("options of --drafter, --draft and sampling mean nothing without --prompts or --from-traffic")
