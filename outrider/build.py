@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from outrider.decode import Decoder
-from outrider.demo import demo_paths
+from outrider.demo import demo_head, demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
@@ -200,8 +200,13 @@ def assemble(models: Models, parts: Parts) -> Built:
 
 def _with_head(options: Options, drafter: str) -> Options:
     """--draft names the folder of the head for a drafter that needs one; from here on it is that drafter's option `head`."""
-    if options.draft is None or not DRAFTERS.load(drafter).needs_head:
+    if not DRAFTERS.load(drafter).needs_head:
         return options
+    if options.draft is None:
+        embedded = demo_head(drafter) if options.target == DEMO and "head" not in options.drafter_options else None
+        if embedded is None:
+            return options
+        return _replace(options, drafter_options={**options.drafter_options, "head": str(embedded)})
     if options.drafter_options.get("head", options.draft) != options.draft:
         raise ConfigError(f"two heads were named: --draft {options.draft} and head={options.drafter_options['head']}; give one")
     return _replace(options, draft=None, drafter_options={**options.drafter_options, "head": options.draft})

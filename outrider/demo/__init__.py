@@ -20,6 +20,12 @@ def demo_paths() -> DemoPaths:
     return DemoPaths(models / "target", models / "draft")
 
 
+def demo_head(drafter: str) -> Path | None:
+    """The folder of the embedded head that this drafter drafts with; None where there is none."""
+    folder = Path(__file__).parent / "models" / "heads" / drafter
+    return folder if folder.is_dir() else None
+
+
 DEMO_PROMPTS: tuple[str, ...] = (
     "Question: Sam has 37 lemons and James has 18 lemons. How many more lemons does Sam have?\nAnswer:",
     "Question: A box holds 11 pink books and 18 blue books. How many books does the box hold?\nAnswer:",
@@ -41,4 +47,4 @@ DEMO_PROMPTS: tuple[str, ...] = (
     ),
 )  # written by problems.py, held-out split; answers 19, 29, 18, 4, 4, 13
 
-__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_paths"]
+__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_head", "demo_paths"]

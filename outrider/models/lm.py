@@ -112,6 +112,7 @@ class LM:
             else:
                 logits = self.run(tokens[rows], positions, plan, columns)
             parts.append(logits)
+        self.hidden = {}
         if self.capture:
             joined = (_joined(list(states))[:, :num_tokens] for states in zip(*hidden, strict=True))
             self.hidden = dict(zip(self.capture, joined, strict=True))

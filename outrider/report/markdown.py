@@ -74,7 +74,12 @@ def _table(block: Table) -> Iterator[str]:
     rows = [_row([_marked(_line(cell), number in block.marked) for cell in row]) for number, row in enumerate(block.rows)]
     table = "\n".join([_head(block.columns), *rows])
     yield _folded(f"{len(block.rows)} rows", table) if len(block.rows) > LONG_TABLE else table
-    yield "  \n".join(f"{_line(column.heading)}: {_line(column.help)}" for column in block.columns if column.help)
+    yield "  \n".join(_explained(column) for column in block.columns if column.help)
+
+
+def _explained(column: Column) -> str:
+    line = f"{_line(column.heading)}: {_line(column.help)}"
+    return f"\\{line}" if line.startswith("[") else line  # "[x]: y" would define a link
 
 
 def _head(columns: Sequence[Column]) -> str:

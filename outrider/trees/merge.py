@@ -65,11 +65,11 @@ def part_verdict(draft: Draft, places: Places, merged: Draft, verdict: Verdict) 
 
 
 def part_output(draft: Draft, places: Places, output: TargetOutput) -> TargetOutput:
-    """The target's outputs at one part's own nodes: logits (B, own N + 1, V), hidden states alike."""
+    """The target's outputs at one part's own nodes: logits (B, own N + 1, V); hidden states of the whole pass, as ever."""
     columns = [[0, *(place + 1 for place in line)] + [0] * (draft.num_nodes - len(line)) for line in places]
     index = torch.tensor(columns, device=output.logits.device)
     rows = torch.arange(len(columns), device=index.device)[:, None]
-    return TargetOutput(output.logits[rows, index], {layer: states[rows, index] for layer, states in output.hidden.items()})
+    return TargetOutput(output.logits[rows, index], output.hidden, output.kept)
 
 
 def _place(tree: TokenTree, draft: Draft, row: int) -> list[int]:

@@ -77,6 +77,17 @@ def test_failed_request_is_an_error_and_a_late_one_a_warning() -> None:
     assert written("json", finish(), level="warning") == ""
 
 
+@pytest.fixture
+def uvicorn_speaks() -> Iterator[None]:
+    """Another server of this process may have silenced it."""
+    logger = logging.getLogger("uvicorn.error")
+    level = logger.level
+    logger.setLevel(logging.NOTSET)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("uvicorn_speaks")
 def test_exceptions_and_lines_of_libraries_have_the_same_form() -> None:
     """A traceback of many lines would break what reads the log line by line."""
     stream = io.StringIO()

@@ -112,14 +112,15 @@ def test_a_part_without_nodes_hears_the_text_alone() -> None:
 
 
 def test_outputs_are_those_of_the_parts_nodes() -> None:
-    """Column 0 follows the pending token, 1 + i the part's own node i, hidden states alike."""
+    """Column 0 follows the pending token, 1 + i the part's own node i; hidden states are the whole pass's."""
     parts = [chains([5, 6], [4]), trees([(-1, 8), (0, 1)], [(-1, 4), (0, 2)])]
     merged = merge_drafts(parts)
     width = merged.draft.num_nodes + 1
     logits = torch.arange(2 * width).view(2, width, 1).float()
-    output = part_output(parts[1], merged.places[1], TargetOutput(logits, {3: -logits}))
+    output = part_output(parts[1], merged.places[1], TargetOutput(logits, {3: -logits}, [[0, 1], [0]]))
     assert output.logits[..., 0].tolist() == [[0, 3, 4], [width, width + 1, width + 2]]
-    assert torch.equal(output.hidden[3], -output.logits)
+    assert torch.equal(output.hidden[3], -logits)
+    assert output.kept == [[0, 1], [0]]
 
 
 # ------------------------------------------------ the law

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider import decode
 from outrider.kv import KVCache
 from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.result import Greedy
@@ -17,6 +16,7 @@ from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.ties import spacing, teacher_forced
 from outrider.lab.certify.units import Units
 from outrider.sampling.params import SamplingParams
+from outrider.verifiers import batch
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
 PARAMS = SamplingParams(max_tokens=16)
@@ -58,7 +58,7 @@ def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
 
 def off_by_one_near_ties(margin: float) -> Callable[..., Tensor]:
     """BUG: with a draft, the runner-up wins where it is close."""
-    real = decode.greedy_choice
+    real = batch.greedy_choice
 
     def choice(logits: Tensor, sampling: Any, history: Any = None, draft: Any = None) -> Tensor:
         found = real(logits, sampling, history, draft)
@@ -73,7 +73,7 @@ def off_by_one_near_ties(margin: float) -> Callable[..., Tensor]:
 def test_a_choice_against_its_own_scores_is_the_verifiers_fault(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by one near ties: the scores are the same to the bit, the token is not theirs."""
     subject = open_subject()
-    monkeypatch.setattr(decode, "greedy_choice", off_by_one_near_ties(0.1))
+    monkeypatch.setattr(batch, "greedy_choice", off_by_one_near_ties(0.1))
     found = section(subject)
     assert found.status == "failed"
     assert {one.cause for one in found.differences} == {"verifier"}
