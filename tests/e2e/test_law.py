@@ -228,6 +228,7 @@ CLOSELY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "options", "verifier", "nodes"), [*CHAINS, *TREES])
 def test_texts_follow_the_target_law(
     world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
