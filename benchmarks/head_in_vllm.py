@@ -101,7 +101,7 @@ def main(
             "outrider": in_outrider(folder, head, requests, sampling, length),
             "vllm": in_vllm(folder, exported, requests, sampling, length, threads),
         }  # fmt: skip
-    content["utilisation_ratio"] = content["vllm"]["draft_utilisation"] / content["outrider"]["draft_utilisation"]
+    content["tau_ratio"] = content["vllm"]["tau"] / content["outrider"]["tau"]  # drafts beyond an answer's end: only vLLM counts them
     console().print_json(json.dumps(content))
     console().print(f"written to {write_result('head-in-vllm', content, threads)}")
 

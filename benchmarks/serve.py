@@ -201,7 +201,7 @@ def main(
         return
     target, draft = model_pair(pair)
     if mlp:
-        target = inflated(target, mlp, 0)
+        target, _ = inflated(target, mlp, 0)
     texts = prompt_texts(60)
     every = [Level(concurrency=int(n)) for n in levels.split(",")]
     every += [Level(rate_per_s=float(rate)) for rate in arrivals.split(",") if rate]

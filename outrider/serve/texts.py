@@ -39,7 +39,7 @@ class Texts:
 
         def work() -> list[int]:
             with self._lock:
-                return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+                return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])  # we judge lengths
 
         return work() if len(text) < LONG else await asyncio.to_thread(work)
 

@@ -2,24 +2,45 @@
 
 import json
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from outrider import LLM, SamplingParams
 from outrider.demo import corpus, demo_paths, tokenizer
 from outrider.demo.evaluate import chain_tau, greedy_tokens
 from outrider.demo.problems import is_correct, problems
 
 MODELS = demo_paths().target.parent
-MAX_BYTES = 35e6
+HEADS = MODELS / "heads"
+MAX_BYTES, MAX_HEAD_BYTES = 35e6, 15e6
 
 _HAS_PAIR = (MODELS / "evaluation.json").exists()
 pytestmark = pytest.mark.skipif(not _HAS_PAIR, reason="the pair is not in this checkout")
 
 
-def test_folder_stays_small() -> None:
-    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= MAX_BYTES
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_folders_stay_small() -> None:
+    assert size_of(HEADS) <= MAX_HEAD_BYTES
+    assert size_of(MODELS) - size_of(HEADS) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("drafter", ["eagle3"])
+def test_embedded_heads_are_found_and_draft_well(drafter: str) -> None:
+    """Without --draft the demo's own head is meant; catches one trained for another target."""
+    llm = LLM("demo", drafter=drafter, compile="off")
+    plain = LLM("demo", drafter="none", compile="off")
+    prompts = [one.prompt for one in islice(problems(2024, held_out=True), 3)]
+    params = SamplingParams(max_tokens=60)
+    answers = llm.generate(prompts, params)
+    assert [answer.text for answer in answers] == [answer.text for answer in plain.generate(prompts, params)]
+    steps, emitted = sum(answer.stats.steps for answer in answers), sum(answer.stats.emitted for answer in answers)
+    assert emitted / steps > 3.5
 
 
 def test_both_models_share_one_tokenizer_template_and_end() -> None:
