@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup
+from outrider.drafters.children import draw, likeliest
 from outrider.drafters.draft_model import ModelDrafter, draft_model_of
 from outrider.errors import ConfigError
 from outrider.models.lm import LM
@@ -25,7 +26,6 @@ from outrider.models.vocabulary import fit_width
 from outrider.rows import Rows
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
-from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child, Growth, ShapeGrowth
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
@@ -198,7 +198,7 @@ class TreeModelDrafter(ModelDrafter):
                 found.append([[] for _ in counts])
             else:
                 laws = scores[index, [output - level.first for output in fed]]
-                found.append(_likeliest(laws, counts) if counts else [])
+                found.append(likeliest(laws, counts) if counts else [])
         self._draw(rows, level, found)
         return found
 
@@ -218,22 +218,8 @@ class TreeModelDrafter(ModelDrafter):
         for tree, fed in zip(self._trees, level.fed, strict=True):
             wanted = zip(tree.growth.wanted(), fed, strict=True) if tree.sampled else ()
             turns.append([(i, output - level.first) for i, ((_, count), output) in enumerate(wanted) for _ in range(count)])
-        rest = level.law.clone() if any(turns) else level.law
-        nobody = torch.ones_like(rest[0, 0])
-        for turn in range(max(map(len, turns))):
-            lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]
-            weights = torch.stack(lines)
-            possible = weights.sum(dim=-1) > 0
-            weights = torch.where(possible[:, None], weights, nobody)
-            offsets = [len(tree.growth.tokens) + turn for tree in self._trees]
-            drawn = rows.rng.categorical(weights, Purpose.DRAFT, rows.positions, offsets).tolist()
-            for index, (mine, token) in enumerate(zip(turns, drawn, strict=True)):
-                if turn < len(mine):
-                    which, place = mine[turn]
-                    # nothing left to draw from: a guess that is known to be wrong keeps the shape
-                    found[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
-                    if not self.plan.replacement:
-                        rest[index, place, token] = 0
+        counts = [len(tree.growth.tokens) for tree in self._trees]
+        draw(rows, level.law, turns, counts, found, replacement=self.plan.replacement)
 
     # ---------------------------------------------------------------- the finished tree
 
@@ -268,12 +254,3 @@ def _laws_of_children(levels: list[_Level], width: int) -> Tensor:
                     probs[index, output] = level.law[index, place - level.first]
     return probs
 
-
-def _likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
-    """The counts[i] likeliest tokens of every law (M, V), likeliest first."""
-    top = laws.topk(min(max(counts), laws.shape[1]))
-    lines = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
-    return [
-        [Child(token, prob) for token, prob in zip(tokens[:count], probs[:count], strict=True)]
-        for tokens, probs, count in lines
-    ]

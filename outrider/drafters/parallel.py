@@ -16,12 +16,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.drafters.children import draw, likeliest
 from outrider.drafters.choice import choose, chosen_chain
 from outrider.models.vocabulary import fit_width
 from outrider.rows import Rows
 from outrider.sampling.confidence import StopRule
 from outrider.sampling.distribution import distribution
-from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child, Growth, ShapeGrowth
 from outrider.trees.plan import TreePlan
 from outrider.types import Draft
@@ -165,7 +165,7 @@ def _children(rows: Rows, trees: list[_RowTree], level: _Level, depth: int, plan
         if tree.sampled or not counts:
             found.append([[] for _ in counts])
         else:
-            found.append(_likeliest(scores[index, [output - level.first for output in outputs]], counts))
+            found.append(likeliest(scores[index, [output - level.first for output in outputs]], counts))
     _draw(rows, trees, level, found, plan.replacement)
     return found
 
@@ -186,22 +186,7 @@ def _draw(
     for tree, outputs in zip(trees, level.outputs, strict=True):
         wanted = zip(tree.growth.wanted(), outputs, strict=True) if tree.sampled else ()
         turns.append([(i, output - level.first) for i, ((_, count), output) in enumerate(wanted) for _ in range(count)])
-    rest = level.law.clone() if any(turns) else level.law
-    nobody = torch.ones_like(rest[0, 0])
-    for turn in range(max(map(len, turns))):
-        lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]
-        weights = torch.stack(lines)
-        possible = weights.sum(dim=-1) > 0
-        weights = torch.where(possible[:, None], weights, nobody)
-        offsets = [len(tree.growth.tokens) + turn for tree in trees]
-        drawn = rows.rng.categorical(weights, Purpose.DRAFT, rows.positions, offsets).tolist()
-        for index, (mine, token) in enumerate(zip(turns, drawn, strict=True)):
-            if turn < len(mine):
-                which, place = mine[turn]
-                # nothing left to draw from: a guess that is known to be wrong keeps the shape
-                found[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
-                if not replacement:
-                    rest[index, place, token] = 0
+    draw(rows, level.law, turns, [len(tree.growth.tokens) for tree in trees], found, replacement=replacement)
 
 
 def _finished(rows: Rows, trees: list[_RowTree], levels: list[_Level], plan: TreePlan) -> Draft:
@@ -247,12 +232,3 @@ def _laws_of_children(levels: list[_Level], width: int) -> Tensor:
                     probs[index, output] = level.law[index, output - level.first]
     return probs
 
-
-def _likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
-    """The counts[i] likeliest tokens of every law (M, V), likeliest first."""
-    top = laws.topk(min(max(counts), laws.shape[1]))
-    lines = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
-    return [
-        [Child(token, prob) for token, prob in zip(tokens[:count], probs[:count], strict=True)]
-        for tokens, probs, count in lines
-    ]

@@ -224,7 +224,8 @@ class Engine:
             command()
 
     def _turn(self) -> None:
-        for live in [live for live in list(self._alive.values()) if live.is_late]:
+        now = time.perf_counter()
+        for live in [live for live in list(self._alive.values()) if live.is_late(now)]:
             self._end(live, "timeout")
         self._admit()
         self._read_prompts()

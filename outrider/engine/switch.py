@@ -54,8 +54,8 @@ class Switch(Drafter):
         return side_by_side(self._drafts, self._numbers())
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        for number, (drafter, own) in enumerate(zip(self._drafters.values(), self._drafts, strict=True)):
-            mine = [owner == number for owner in self._numbers()]
+        for (name, drafter), own in zip(self._drafters.items(), self._drafts, strict=True):
+            mine = [owner == name for owner in self._owners]
             seen = TargetOutput(output.logits[:, : own.num_nodes + 1], output.hidden, output.kept)
             drafter.commit(rows, own, verdict_for(own, mine, draft, verdict), seen)
         self._drafts = []

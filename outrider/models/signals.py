@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, ConfigError
 
 AFTER_NORM = -1  # the key of what the output head reads
+NO_SIGNALS = "So its hidden states cannot be read; use a drafter that needs none."
 
 
-def decoder_layers(module: Any) -> nn.ModuleList:
+def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS) -> nn.ModuleList:
     """The one list of modules that is as long as the config says the model has layers (inner lists do not count).
 
-    Raises CapabilityError where there is none, or more than one.
+    Raises CapabilityError, `hint` at its end, where there is none, or more than one.
     """
     count = module.config.get_text_config().num_hidden_layers
     found: dict[str, nn.ModuleList] = {}
@@ -35,8 +36,7 @@ def decoder_layers(module: Any) -> nn.ModuleList:
     if len(found) != 1:
         what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
         raise CapabilityError(
-            f"{module.config.model_type}: its {count} decoder layers cannot be told: {what} of that many modules. "
-            "So its hidden states cannot be read; use a drafter that needs none."
+            f"{name} ({module.config.model_type}): its {count} decoder layers cannot be told: {what} of that many modules. {hint}"
         )
     return next(iter(found.values()))
 

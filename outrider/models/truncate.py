@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import CapabilityError
 from outrider.models.derive import num_weights, with_replaced
 from outrider.models.lm import LM, module_run
+from outrider.models.signals import decoder_layers
+
+UNKNOWN = "Early exit does not know this architecture; use another drafter."
 
 
 class SkippedLayer(nn.Module):
@@ -45,7 +47,7 @@ class DecoderLayers:
     def __init__(self, module: Any, target: LM, name: str) -> None:
         """`target` tells how passes run; its cache is not touched. Raises CapabilityError when the layers are not found."""
         self.module, self._target = module, target
-        self.layers = _find_layers(module, name)
+        self.layers = decoder_layers(module, name, UNKNOWN)
         self._in_tuple = self._layers_return_tuples()
         self._num_weights = num_weights(module)
 
@@ -82,19 +84,3 @@ class DecoderLayers:
         hook.remove()
         return isinstance(returned[0], tuple)
 
-
-def _find_layers(module: Any, name: str) -> nn.ModuleList:
-    """The one list of modules that is as long as the config says the model has layers (inner lists do not count)."""
-    count = module.config.get_text_config().num_hidden_layers
-    found: dict[str, nn.ModuleList] = {}
-    for path, part in module.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
-        if isinstance(part, nn.ModuleList) and len(part) == count and not inside:
-            found[path] = part
-    if len(found) != 1:
-        what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
-        raise CapabilityError(
-            f"{name} ({module.config.model_type}): its {count} decoder layers cannot be told: {what} of that many modules. "
-            "Early exit does not know this architecture; use another drafter."
-        )
-    return next(iter(found.values()))

@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
-from outrider.engine.observer import StepReport
+from outrider.engine.observer import Silent
 from outrider.engine.request import Finish, Request
 from outrider.errors import ConfigError, did_you_mean
 
@@ -88,26 +88,11 @@ def _without_colors(logger: Any, method: str, event: dict[str, Any]) -> dict[str
     return event
 
 
-class RequestLog:
+class RequestLog(Silent):
     """An `Observer` that writes one line per request when it ends."""
 
     def __init__(self, model_name: str) -> None:
         self._model = model_name
-
-    def queued(self, request: Request) -> None:
-        """Nothing."""
-
-    def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
-        """Nothing."""
-
-    def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
-        """Nothing."""
-
-    def preempted(self, request: Request) -> None:
-        """Nothing: the line at the end says how often."""
-
-    def stepped(self, report: StepReport) -> None:
-        """Nothing."""
 
     def finished(self, request: Request, finish: Finish) -> None:
         """The line. A request that failed is an error, one that was given up a warning."""

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from outrider.engine.observer import EngineSnapshot
-from outrider.engine.request import Listener, Request
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.rules import Rule
-from outrider.serve.selftest import SelfTest
+from outrider.serve.selftest import SelfTest, Tested
 from outrider.serve.settings import ServerSettings
 from outrider.serve.texts import Texts
 
 
-class Serves(Protocol):
+class Serves(Tested, Protocol):
     """The part of `Engine` that the HTTP side uses."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def tokenizer(self) -> Any: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
     def vocab_size(self) -> int: ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
-
-    @property
-    def drafters(self) -> list[str]: ...
-
-    @property
-    def config(self) -> dict[str, Any]: ...
-
-    @property
-    def lossless(self) -> bool: ...
-
-    def submit(self, request: Request, listener: Listener) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
 

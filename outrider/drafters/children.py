@@ -1,0 +1,49 @@
+"""The children of a tree's nodes, from the laws behind them: the likeliest tokens, or drawn ones. For every drafter of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.rows import Rows
+from outrider.sampling.rng import Purpose
+from outrider.trees.growth import Child
+
+Turns = list[list[tuple[int, int]]]  # per row, per child to be drawn: (which wanted node, the place of its law)
+
+
+def likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
+    """The counts[i] likeliest tokens of every law (M, V), likeliest first."""
+    top = laws.topk(min(max(counts), laws.shape[1]))
+    lines = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
+    return [
+        [Child(token, prob) for token, prob in zip(tokens[:count], probs[:count], strict=True)]
+        for tokens, probs, count in lines
+    ]
+
+
+def draw(
+    rows: Rows, law: Tensor, turns: Turns, num_nodes: Sequence[int], found: list[list[list[Child]]], *, replacement: bool
+) -> None:
+    """Append drawn children to `found[row][which]`, one draw for all rows at a time, each keyed by its node's number.
+
+    law (B, M, V); `num_nodes`: nodes that each row's tree has already.
+    """
+    rest = law.clone() if any(turns) else law
+    nobody = torch.ones_like(rest[0, 0])
+    for turn in range(max(map(len, turns))):
+        lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]
+        weights = torch.stack(lines)
+        possible = weights.sum(dim=-1) > 0
+        weights = torch.where(possible[:, None], weights, nobody)
+        offsets = [count + turn for count in num_nodes]
+        drawn = rows.rng.categorical(weights, Purpose.DRAFT, rows.positions, offsets).tolist()
+        for index, (mine, token) in enumerate(zip(turns, drawn, strict=True)):
+            if turn < len(mine):
+                which, place = mine[turn]
+                # nothing left to draw from: a guess that is known to be wrong keeps the shape
+                found[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
+                if not replacement:
+                    rest[index, place, token] = 0
