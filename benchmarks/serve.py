@@ -47,6 +47,7 @@ from outrider.lab.workload.types import Request
 
 READY_S = 600
 PLAIN = "off"
+TURNS = 3  # answers per place in a window: most of it at the load it is named after, not filling up or running dry
 
 
 @dataclass
@@ -132,8 +133,9 @@ def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[
         found: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in settings}
         for number in range(rounds + 1):
             for setting in settings if number % 2 else list(reversed(settings)):
-                count = max(level.concurrency or 8, 4) if number else max(level.concurrency or 4, 2)  # the first warms up
-                requests = [_request(prompts, number * 64 + place) for place in range(count)]
+                width = level.concurrency or 4
+                count = max(TURNS * width, 8) if number else max(width, 2)  # the first warms up
+                requests = [_request(prompts, number * 128 + place) for place in range(count)]
                 sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
                 options = LoadOptions(concurrency=(1,), sampling=sampling, api="completions", extra=setting.extra)
                 began = time.perf_counter()

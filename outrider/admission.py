@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from outrider.build import Built
 from outrider.errors import ConfigError, RequestError
 from outrider.rows import Row
+from outrider.sampling.bans import Bans, word_ids
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
 from outrider.text import Detokenizer, StopStrings
@@ -15,7 +18,7 @@ from outrider.text import Detokenizer, StopStrings
 
 def new_row(
     built: Built, number: int, tokens: Sequence[int], params: SamplingParams,
-    *, with_text: bool, context: int | None = None, called: str = "the prompt",
+    *, with_text: bool, context: int | None = None, called: str = "the prompt", constraint: Constraint | None = None,
 ) -> Row:  # fmt: skip
     """A row that continues `tokens`. `with_text`: text is wanted while it runs; `context`: fewer tokens than the model's.
 
@@ -33,6 +36,10 @@ def new_row(
     if params.logprobs is not None and params.logprobs > vocab_size:
         raise ConfigError(f"logprobs must be at most {vocab_size}, the size of the vocabulary, got {params.logprobs}")
     eos = frozenset() if params.ignore_eos else built.target.eos_token_ids
+    ends = eos | frozenset(params.stop_token_ids)
+    if params.min_tokens or params.bad_words:
+        words = word_ids(built.target.tokenizer, params.bad_words, vocab_size)
+        constraint = Bans(vocab_size, min_tokens=params.min_tokens, ends=ends, words=words, inner=constraint)
     return Row(
         request=number,
         tokens=list(tokens),
@@ -40,7 +47,16 @@ def new_row(
         params=params,
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         max_tokens=min(limit, len(tokens) + params.max_tokens),
-        stop_tokens=eos | frozenset(params.stop_token_ids),
-        detokenizer=Detokenizer(built.target.tokenizer, tokens) if with_text or params.stop else None,
-        stops=StopStrings(params.stop),
+        stop_tokens=ends,
+        detokenizer=detokenizer_for(built.target.tokenizer, tokens, params, eos) if with_text or params.stop else None,
+        stops=StopStrings(params.stop, after=params.min_tokens),
+        constraint=constraint,
     )
+
+
+def detokenizer_for(
+    tokenizer: Any, prompt: Sequence[int], params: SamplingParams, eos: frozenset[int] = frozenset()
+) -> Detokenizer:
+    """As the request wants its text; the token that ended it is no part of it."""
+    special = not params.skip_special_tokens
+    return Detokenizer(tokenizer, prompt, special=special, silent=eos if special else frozenset())

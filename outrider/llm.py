@@ -21,13 +21,12 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from outrider.admission import new_row
+from outrider.admission import detokenizer_for, new_row
 from outrider.build import Built, Options, build
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.outputs import Completion, StreamChunk
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
-from outrider.text import Detokenizer
 from outrider.version import __version__
 
 Prompt = str | Sequence[int]
@@ -211,7 +210,8 @@ class LLM:
 
     def _decode_all(self, row: Row) -> str:
         """The text of a row nobody watched: the same pieces a stream would have released."""
-        detokenizer = Detokenizer(self.tokenizer, row.tokens[: row.num_prompt])
+        ends = row.stop_tokens & self._built.target.eos_token_ids
+        detokenizer = detokenizer_for(self.tokenizer, row.tokens[: row.num_prompt], row.params, ends)
         return "".join([*(detokenizer.push(token) for token in row.output), detokenizer.flush()])
 
 

@@ -18,8 +18,13 @@ UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete character
 class Detokenizer:
     """Text of one row, token by token."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], *, special: bool = False,
+        silent: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """`special`: the text shows special tokens, but for those in `silent`."""
         self._tokenizer = tokenizer
+        self._special, self._silent = special, silent
         self._ids = list(prompt[-CONTEXT:])
         self._window = 0  # start of the decoded window
         self._done = len(self._ids)  # ids before this have been released
@@ -27,6 +32,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text this token completes; empty while a character is unfinished."""
+        if token in self._silent:
+            return ""
         self._ids.append(token)
         text = self._decode(self._window, len(self._ids))
         if text.endswith(UNFINISHED):
@@ -48,14 +55,16 @@ class Detokenizer:
         return new
 
     def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=True)
+        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=not self._special)
 
 
 class StopStrings:
     """Finds the first stop string in a growing text and holds back what could still become one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, after: int = 0) -> None:
+        """Those that begin in the first `after` pieces of the text do not count."""
         self._stops = [stop for stop in stops if stop]
+        self._ignored = after
         self._held = ""
         self.found = False
 
@@ -63,6 +72,9 @@ class StopStrings:
         """Text that is safe to show. After a stop string is found, `found` is set and nothing more comes out."""
         if self.found:
             return ""
+        if self._ignored > 0:
+            self._ignored -= 1
+            return text
         self._held += text
         hits = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:

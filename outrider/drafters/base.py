@@ -6,6 +6,9 @@
     commit(rows, draft, verdict, output)   the step is over: forget what was rejected, learn from what was said
     stop(index)                 the row at `index` leaves; the last row takes its place
 
+A server asks for more, all of it optional: `prepare` (long texts in chunks), `pack` and `unpack` (rows that leave and come
+back), `text_caches` (texts that begin alike).
+
 A drafter decides what to propose from the committed text and its own laws, never from the value of the token it would
 propose (non-anticipation): that, and honest `Draft.probs`, is all it takes to be lossless with every verifier.
 """
@@ -16,10 +19,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel
+from outrider.models.memory import ModelMemory
+from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict
@@ -38,6 +45,8 @@ class DraftSetup:
     num_draft_tokens: int  # the most nodes per row it will be asked for
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
     head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters with `needs_head`
+    workshop: Workshop | None = None  # where programs of heads come from; None: the target runs uncompiled, so everything does
+    any_length: bool = False  # fewer nodes may be asked for from step to step, as a control finds best
 
 
 class Drafter(ABC):
@@ -85,10 +94,32 @@ class Drafter(ABC):
         return (settings.head or None) if cls.needs_head else None
 
     @classmethod
+    def heads_of(cls, settings: Any) -> tuple[tuple[type[Drafter], str], ...]:
+        """Every trained head under these settings: the drafter that drafts with it, and its folder."""
+        folder = cls.head_of(settings)
+        return () if folder is None else ((cls, folder),)
+
+    @classmethod
+    def head_part(cls, settings: Any) -> str | None:
+        """The name of the part that drafts with a trained head, in a drafter made of several."""
+        return None
+
+    @classmethod
+    def with_head(cls, options: dict[str, Any], part: str, folder: str) -> dict[str, Any]:
+        """The drafter's options with the folder of a head, which drafter `part` drafts with."""
+        return {**options, "head": folder}
+
+    @classmethod
     def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
         """`signals` of a drafter with this head (a folder), known before any weight is read, so that the target can be
         compiled with them. Raises CheckpointError when the folder holds no such head."""
         return ()
+
+    @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        """What this head (a folder) takes in memory, from its files' headers. Raises CheckpointError when it does not fit the
+        target; asked before any weight of the target is read. Bytes are 0 where a drafter cannot tell."""
+        return ModelMemory(head, 0, 0)
 
     @classmethod
     def wants_module(cls, settings: Any) -> bool:
@@ -121,6 +152,14 @@ class Drafter(ABC):
         from a store, no pass was made and there is nothing to read.
         """
 
+    def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
+        """Before a `propose` that may ask for gamma[b] nodes: a model of its own reads what it lacks of those rows, in chunks and
+        in turns, about `budget` tokens in all. Returns `gamma`, 0 for the rows that are not read to their end yet.
+
+        For callers with neighbours to think of (the engine); without it, `propose` reads all that is missing.
+        """
+        return gamma
+
     @abstractmethod
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A draft with at most gamma[b] nodes for row b."""
@@ -133,6 +172,19 @@ class Drafter(ABC):
 
     def stop(self, index: int) -> None:  # noqa: B027
         """The row at `index` leaves by swap-remove."""
+
+    def pack(self, index: int) -> Any:
+        """What it knows of the row at `index` and would have to be told or read again, for `unpack`; None: nothing is kept."""
+        return None
+
+    def unpack(self, state: Any) -> None:  # noqa: B027
+        """The row that started last is the one that `pack` gave this for, with the same tokens."""
+
+    @property
+    def text_caches(self) -> list[KVCache]:
+        """Its own keys and values of the rows' texts: row by row, position by position, made from nothing but the text so far. A
+        caller may fill in the beginning of a row that has just started, from what it kept of another (`KVCache.read`, `put`)."""
+        return []
 
     def close(self) -> None:  # noqa: B027
         """The process is done with this drafter: save what is to be kept."""

@@ -5,13 +5,15 @@ as the target's, and that law travels with it as `Draft.probs`. Greedy rows need
 deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the target's own noise instead.
 
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the cache lacks (after a
-full acceptance that is two tokens, else one), after a step it forgets what was rejected.
+full acceptance that is two tokens, else one), after a step it forgets what was rejected. A row that nothing is drafted for
+is not read either; beside others a long text is read in chunks (`prepare`, `reading.py`).
 """
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,9 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
+from outrider.drafters.reading import Turns
 from outrider.errors import ConfigError
+from outrider.kv import KVCache
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
@@ -37,6 +41,7 @@ class ModelDrafter(Drafter):
 
     needs = "a smaller model with the same tokenizer (--draft)"
     needs_draft = True
+    reads_texts: ClassVar[bool] = True  # into a cache of its own, from nothing but the tokens
 
     def __init__(self, lm: LM, loop: DraftLoop | None = None, confidence: ConfidenceSettings | None = None) -> None:
         """Raises CheckpointError when a stop rule's trained head cannot be read."""
@@ -45,7 +50,9 @@ class ModelDrafter(Drafter):
         self._confidence = confidence or ConfidenceSettings()
         folder = self._confidence.acceptance_head
         self._acceptance = AcceptanceHead.load(Path(folder)).to(lm.device) if folder else None
-        self._committed: list[int] = []  # per row, tokens it had when it was last drafted for
+        self._turns = Turns()
+        self._idle: list[bool] = []  # of the open proposal, per row: its text was not read, its place in the passes means nothing
+        self._known: list[int] = []  # the same: positions of the committed text that its cache holds
 
     @property
     def model(self) -> LM | None:
@@ -58,13 +65,31 @@ class ModelDrafter(Drafter):
     def start(self, row: Row) -> None:
         self.lm.kv.add_row()
 
+    @property
+    def text_caches(self) -> list[KVCache]:
+        return [self.lm.kv] if self.reads_texts else []
+
+    def pack(self, index: int) -> object:
+        kv = self.lm.kv
+        return kv.read(index, 0, kv.lengths[index]) if self.reads_texts else None
+
+    def unpack(self, state: list[Tensor]) -> None:
+        self.lm.kv.put(self.lm.kv.num_rows - 1, 0, state)
+
+    def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
+        if not self.reads_texts:
+            return gamma
+        wanted, texts = self._within_context(rows, gamma), [row.tokens for row in rows]
+        self._turns.read(self.lm, texts, [i for i, many in enumerate(self._lags(rows)) if many and wanted[i]], budget)
+        return [0 if many else g for g, many in zip(gamma, self._lags(rows), strict=True)]
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        context = self.lm.shape.context_length
-        wanted = [max(0, min(g, context - len(row.tokens))) for g, row in zip(gamma, rows, strict=True)]
+        wanted = self._within_context(rows, gamma)
         steps = max(wanted)
         if steps == 0:
             return Draft.empty(len(rows), rows.device)
         lengths = torch.tensor(wanted, device=rows.device)
+        self._idle = [many and not count for many, count in zip(self._lags(rows), wanted, strict=True)]
         pending = self._catch_up(rows)
         if self._loop is not None and self._confidence.stop == "none" and _loop_can_sample(rows):
             return self._propose_compiled(self._loop, rows, pending, lengths)
@@ -117,9 +142,9 @@ class ModelDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
         for index, (row, accepted) in enumerate(zip(rows, verdict.lists.num_accepted, strict=True)):
-            if index < len(self._committed):
-                kv.truncate(index, min(self._committed[index] + accepted, len(row.tokens) - 1))
-        self._committed = []
+            if index < len(self._known):
+                kv.truncate(index, min(self._known[index] + accepted, len(row.tokens) - 1))
+        self._idle, self._known = [], []
 
     def stop(self, index: int) -> None:
         self.lm.kv.swap_remove(index)
@@ -133,13 +158,24 @@ class ModelDrafter(Drafter):
         greedy = torch.tensor([row.params.is_greedy for row in rows], device=rows.device)
         return StopRule(settings, len(rows), rows.device, partial(head.chance, greedy=greedy))
 
+    def _within_context(self, rows: Rows, gamma: list[int]) -> list[int]:
+        """Nodes per row that the draft model has room for."""
+        context = self.lm.shape.context_length
+        return [max(0, min(g, context - len(row.tokens))) for g, row in zip(gamma, rows, strict=True)]
+
+    def _lags(self, rows: Rows) -> list[bool]:
+        """Per row, whether its cache lacks more than the first drafting pass can feed."""
+        return [len(row.tokens) - length > MAX_RAGGED for row, length in zip(rows, self.lm.kv.lengths, strict=True)]
+
     def _catch_up(self, rows: Rows) -> list[list[int]]:
-        """What each row's cache still lacks after any long catch-up: one token, or two after a full acceptance."""
-        kv = self.lm.kv
-        if any(len(row.tokens) - length > MAX_RAGGED for row, length in zip(rows, kv.lengths, strict=True)):
-            self.lm.catch_up([row.tokens for row in rows])
-        self._committed = [len(row.tokens) for row in rows]
-        return [row.tokens[length:] for row, length in zip(rows, kv.lengths, strict=True)]
+        """What each row's cache still lacks after any long catch-up: one token, or two after a full acceptance. An idle row
+        gets a place that is not kept."""
+        kv, idle = self.lm.kv, self._idle
+        if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
+            held = list(kv.lengths)
+            self.lm.catch_up([row.tokens[: n + 1] if skip else row.tokens for row, n, skip in zip(rows, held, idle, strict=True)])
+        self._known = [n if skip else len(row.tokens) for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
+        return [row.tokens[-1:] if skip else row.tokens[n:] for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
 
     def _first_logits(self, pending: list[list[int]]) -> Tensor:
         """Logits (B, V) after each row's last token, the caches fed with it."""

@@ -116,11 +116,11 @@ class TreeModelDrafter(ModelDrafter):
         self._chosen: list[list[int]] = []  # per row: the growth's nodes that became the draft
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        context = self.lm.shape.context_length
-        budgets = [max(0, min(g, context - len(row.tokens))) for g, row in zip(gamma, rows, strict=True)]
+        budgets = self._within_context(rows, gamma)
         self._trees = []
         if max(budgets) == 0:
             return Draft.empty(len(rows), rows.device)
+        self._idle = [many and not count for many, count in zip(self._lags(rows), budgets, strict=True)]
         pending = self._catch_up(rows)
         is_coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
         for row, budget, missing, coupled in zip(rows, budgets, pending, is_coupled, strict=True):
@@ -138,6 +138,8 @@ class TreeModelDrafter(ModelDrafter):
         self.plan.observe(draft, verdict)
         kv = self.lm.kv
         for index, (tree, row) in enumerate(zip(self._trees, rows, strict=bool(self._trees))):
+            if self._idle[index]:
+                continue
             path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
             nodes = [self._chosen[index][node] for node in path]
             kept = [tree.place[node] for node in nodes if node in tree.place]  # leaves were never fed

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from outrider.drafters.base import DraftSetup
+from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.kv import KVCache
@@ -27,6 +27,7 @@ from outrider.models.derive import derived_lm, own_module, with_replaced
 from outrider.models.exit_search import find_exit
 from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
+from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.truncate import DecoderLayers
 from outrider.rows import Rows
 from outrider.settings import setting
@@ -68,6 +69,7 @@ class EarlyExitDrafter(ModelDrafter):
     needs = "nothing; best with a model trained for early exits"
     needs_draft = False
     needs_module = True
+    reads_texts = False  # the target has
     Settings = EarlyExitSettings
 
     def __init__(self, lm: LM, cache: KVCache, note: str) -> None:
@@ -79,6 +81,16 @@ class EarlyExitDrafter(ModelDrafter):
     @property
     def notes(self) -> list[str]:
         return [self._note]
+
+    @classmethod
+    def heads_of(cls, settings: EarlyExitSettings) -> tuple[tuple[type[Drafter], str], ...]:
+        return ((cls, settings.head),) if settings.head else ()
+
+    @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        target = target_config.get_text_config()
+        fitting = _fitting_head(head, target.num_hidden_layers, target.hidden_size, str(target_config._name_or_path))
+        return head_memory(head, fitting, 0, dtype)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> EarlyExitDrafter:
@@ -103,16 +115,23 @@ class EarlyExitDrafter(ModelDrafter):
 
 def _trained_head(setup: DraftSetup, count: int) -> ExitHead:
     """The head that was named. Raises CheckpointError when it was trained for another target, ConfigError for another exit."""
-    head = ExitHead.load(Path(setup.settings.head))
-    config, width = head.config, setup.target.config.get_text_config().hidden_size
-    if (config.num_layers, config.hidden_size) != (count, width):
-        raise CheckpointError(
-            f"'{setup.settings.head}' was trained for {config.target}: {config.num_layers} layers of width {config.hidden_size}; "
-            f"{setup.target.name} has {count} of {width}"
-        )
+    head = _fitting_head(setup.settings.head, count, setup.target.config.get_text_config().hidden_size, setup.target.name)
+    config = head.config
     if setup.settings.exit_layer not in ("auto", config.exit_layer):
         raise ConfigError(
             f"{OWNER}: '{setup.settings.head}' was trained for exit_layer {config.exit_layer}, got {setup.settings.exit_layer}"
+        )
+    return head
+
+
+def _fitting_head(folder: str, count: int, width: int, target: str) -> ExitHead:
+    """The head in a folder. Raises CheckpointError when it was not trained for a target of `count` layers of this width."""
+    head = ExitHead.load(Path(folder))
+    config = head.config
+    if (config.num_layers, config.hidden_size) != (count, width):
+        raise CheckpointError(
+            f"'{folder}' was trained for {config.target}: {config.num_layers} layers of width {config.hidden_size}; "
+            f"{target} has {count} of {width}"
         )
     return head
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
+from outrider.drafters.reading import Turns
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
@@ -80,6 +81,7 @@ class UniversalDrafter(Drafter):
         named[[token for token in pair.draft.keys if token < len(named)]] = True
         self._is_unnamed = ~named  # (V',) bool: rows of the draft's embedding that stand for no token
         self._rows: list[_RowState] = []
+        self._turns = Turns()
 
     @classmethod
     def build(cls, setup: DraftSetup) -> UniversalDrafter:
@@ -97,6 +99,22 @@ class UniversalDrafter(Drafter):
         allowed = row.params.allowed_token_ids
         can_draw = allowed is None or any(token in self.pair.to_draft for token in allowed)
         self._rows.append(_RowState(DraftContext(self.pair), can_draw))
+
+    def pack(self, index: int) -> object:
+        kv = self.lm.kv
+        return self._rows[index], kv.read(index, 0, kv.lengths[index])
+
+    def unpack(self, state: tuple[_RowState, list[Tensor]]) -> None:
+        self._rows[-1], parts = state
+        self.lm.kv.put(self.lm.kv.num_rows - 1, 0, parts)
+
+    def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
+        self._align(rows)
+        told, room = [state.context.tokens for state in self._rows], self.lm.shape.context_length
+        wanted = [index for index, g in enumerate(gamma) if g and self._lags(index) and len(told[index]) < room]
+        if self._turns.read(self.lm, told, wanted, budget):
+            self._note_cached()
+        return [0 if self._lags(index) else g for index, g in enumerate(gamma)]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         self._align(rows)
@@ -148,7 +166,7 @@ class UniversalDrafter(Drafter):
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions
-        logits = self._first_logits()
+        logits = self._first_logits(steps)
         for node in range(max(steps)):
             if node:
                 logits = self._feed([[token] for token in self._draft_id[tokens[-1]].tolist()])
@@ -179,7 +197,7 @@ class UniversalDrafter(Drafter):
     def _draft_text(self, rows: Rows, steps: list[int], gamma: list[int]) -> Draft:
         """The draft's own greedy continuation, in the target's tokens."""
         said: list[list[int]] = [[] for _ in rows]
-        logits = self._first_logits()
+        logits = self._first_logits(steps)
         for step in range(max(steps)):
             if step:
                 logits = self._feed([tokens[-1:] for tokens in said])
@@ -193,14 +211,27 @@ class UniversalDrafter(Drafter):
                 trees[-1].add_path(self.pair.continuation(row.tokens, state.context, tokens[:count]), most)
         return to_draft(trees, rows.device)
 
-    def _first_logits(self) -> Tensor:
-        """Logits (B, V') of the draft after each row's last draft token, the caches fed with it."""
-        told = [state.context.tokens for state in self._rows]
-        if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(told, self.lm.kv.lengths, strict=True)):
+    def _first_logits(self, steps: list[int]) -> Tensor:
+        """Logits (B, V') of the draft after each row's last draft token, the caches fed with it. A long text that nothing is
+        drafted for is not read: its logits mean nothing."""
+        kv = self.lm.kv
+        told = [
+            state.context.tokens if count or not self._lags(index) else state.context.tokens[: kv.lengths[index]]
+            for index, (state, count) in enumerate(zip(self._rows, steps, strict=True))
+        ]
+        if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(told, kv.lengths, strict=True)):
             self.lm.catch_up(told)
-            for state, length in zip(self._rows, self.lm.kv.lengths, strict=True):
-                state.cached = state.context.tokens[:length]
-        return self._feed([tokens[length:] for tokens, length in zip(told, self.lm.kv.lengths, strict=True)])
+            self._note_cached()
+        return self._feed([tokens[length:] for tokens, length in zip(told, kv.lengths, strict=True)])
+
+    def _lags(self, index: int) -> bool:
+        """Whether its cache lacks more than the first drafting pass can feed."""
+        return len(self._rows[index].context.tokens) - self.lm.kv.lengths[index] > MAX_RAGGED
+
+    def _note_cached(self) -> None:
+        """What the caches were fed of the texts."""
+        for state, length in zip(self._rows, self.lm.kv.lengths, strict=True):
+            state.cached = state.context.tokens[:length]
 
     def _feed(self, tokens: list[list[int]]) -> Tensor:
         """Feed and commit some tokens of every row; logits (B, V') after each row's last one."""

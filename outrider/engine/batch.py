@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.build import Built
 from outrider.decode import Decoder
+from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
 from outrider.engine.live import Live
 from outrider.engine.watch import WatchedControl
@@ -69,6 +70,8 @@ class Batch:
     def join(self, live: Live) -> None:
         """With the keys, values and hidden states it brings."""
         parked, live.parked = live.parked, None
+        state, live.draft_state = live.draft_state, None
+        parts, live.draft_parts = live.draft_parts, []
         signals, live.signals = live.signals, []
         self._lineup.choose(self.decoder.drafter, live.drafter)
         self.decoder.add(live.row)
@@ -76,22 +79,31 @@ class Batch:
         index = len(self.decoder.rows) - 1
         if parked is not None and parked[0].shape[0]:
             self.kv.put(index, 0, parked)
+        drafter = self.decoder.drafter
+        if state is not None:
+            drafter.unpack(state)
+        elif parts:
+            for cache, part in zip(drafter.text_caches, parts, strict=True):
+                cache.put(index, 0, part)
         for start, hidden in signals:
-            self.decoder.drafter.read(index, start, hidden)
+            drafter.read(index, start, hidden)
 
-    def park(self, live: Live) -> None:
-        """Out of the batch, to come back as it was. What its drafter must read again (hidden states) only a pass gives: such a
-        request comes back through its prompt."""
-        index = self._index(live)
-        if not self.decoder.drafter.signals:
+    def park(self, live: Live, *, anew: bool = False) -> None:
+        """Out of the batch, to come back as it was. `anew`: what its drafter knew of it is not to be trusted. What a drafter must
+        read again (hidden states) only a pass gives: then the request comes back through its prompt."""
+        index, drafter = self._index(live), self.decoder.drafter
+        live.draft_state = None if anew else drafter.pack(index)
+        if not drafter.signals or live.draft_state is not None:
             live.parked = self.kv.read(index, 0, self.kv.lengths[index])
         self._remove(live, index)
 
-    def leave(self, live: Live, pool: PagePool) -> None:
-        """For good. What it read and wrote stays known, where decoding writes the bits that reading would."""
+    def leave(self, live: Live, pool: PagePool, drafts: DraftPages) -> None:
+        """For good. What it read and wrote stays known, where decoding writes the bits that reading would; a draft's keys may
+        have any."""
         index = self._index(live)
         if pool.page < PREFILL_CHUNK:
             pool.save(live.row.tokens, self.kv, index, self.kv.lengths[index])
+        drafts.save(live.row.tokens, self.decoder.drafter.text_caches, index)
         self._remove(live, index)
 
     def step(self) -> Stepped:
@@ -109,20 +121,20 @@ class Batch:
 
     def reset(self) -> None:
         """Nobody runs; a decoder as new on the same models, with what its control has learned."""
-        control = self.decoder.control
+        control = self.control
         for model in (self.built.target, self.built.draft):
             if model is not None:
                 model.lm.kv.lengths.clear()
                 model.lm.kv.scrub()
         self.built = self._lineup.build()
-        self.decoder.control = control
+        self.decoder.control = WatchedControl(control.inner, self.decoder.drafter)
         self._running.clear()
 
     def _one_by_one(self, lives: list[Live], error: Exception) -> Stepped:
         """A step failed. Every row makes it alone: whoever fails alone is to blame, the others go on."""
         log.warning("a step of %d rows failed: looking for the request to blame", len(lives), exc_info=error)
         for live in lives:
-            self.park(live)
+            self.park(live, anew=True)
         self.reset()
         if len(lives) == 1:
             return Stepped([], failed=[(lives[0], error)])
@@ -136,7 +148,7 @@ class Batch:
                 done.failed.append((live, own))
             else:
                 done.lives.append(live)
-                self.park(live)
+                self.park(live, anew=True)
         for live in done.lives:
             self.join(live)
         return done

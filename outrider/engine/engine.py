@@ -25,6 +25,7 @@ from typing import Any
 from outrider.admission import new_row
 from outrider.engine.batch import Batch, Stepped
 from outrider.engine.calibrate import calibrate
+from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
 from outrider.engine.live import Live
 from outrider.engine.observer import EngineSnapshot, Observer, Silent, StepReport
@@ -32,6 +33,7 @@ from outrider.engine.prefill import Prefiller, make_pool
 from outrider.engine.request import FinishReason, Listener, Request
 from outrider.engine.room import Room
 from outrider.engine.settings import EngineSettings
+from outrider.engine.threads import use_threads
 from outrider.engine.waiting import WaitingQueue
 from outrider.errors import NumericalError, OutriderError, QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
@@ -52,9 +54,11 @@ class Engine:
         self._observer = observer or Silent()
         self._batch = Batch(lineup)
         target = self._batch.built.target.lm
-        positions = settings.kv_bytes(available_memory(target.device)) // max(1, lineup.kv_bytes_per_token)
+        drafter = self._batch.decoder.drafter
+        positions = settings.kv_bytes(available_memory(target.device)) // max(1, lineup.kv_bytes_per_token(drafter))
         self._pool = make_pool(target, int(positions * settings.prefix_share))
-        self._prefiller = Prefiller(target, self._pool, self._batch.decoder.drafter.signals)
+        self._drafts = DraftPages(drafter.text_caches, self._pool.num_pages * self._pool.page)
+        self._prefiller = Prefiller(target, self._pool, self._drafts, drafter.signals)
         self._room = Room(positions - self._pool.num_pages * self._pool.page, target.kv, self._prefiller.lm.kv)
         self._waiting: WaitingQueue[Live] = WaitingQueue()
         self._alive: dict[str, Live] = {}  # by request id; changed under the lock
@@ -120,15 +124,19 @@ class Engine:
         """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot be honoured, QueueFullError
         when too many wait, UnavailableError when the engine ends; then `listener` is never called."""
         drafter, verifier = self._lineup.rules_of(request)
-        row = new_row(self._batch.built, 0, request.prompt, request.params, with_text=True, context=self.context)
-        row.verifier, row.constraint = verifier, request.constraint
+        row = new_row(
+            self._batch.built, 0, request.prompt, request.params, with_text=True, context=self.context,
+            constraint=request.constraint,
+        )  # fmt: skip
+        row.verifier = verifier
         row.draft_bound, row.draft_fixed = self._lineup.bound_of(request.speculation)
-        lossless = (verifier or self._batch.decoder.verifier).lossless
+        rule = verifier or self._batch.decoder.verifier
+        reproducible = self._lineup.is_reproducible(request, rule)
         with self._wake:
             self._refuse(request)
             self._arrivals += 1
             row.request = self._arrivals
-            live = Live(request, listener, row, self._arrivals, drafter, lossless)
+            live = Live(request, listener, row, self._arrivals, drafter, rule.lossless, reproducible)
             self._alive[request.id] = live
             self._do(lambda: self._enqueue(live))
 
@@ -175,6 +183,7 @@ class Engine:
                 cache.check_integrity()
                 assert cache.num_rows == 0, f"{cache.num_rows} rows are left in the {name} cache"
         self._pool.check_integrity()
+        self._drafts.check_integrity()
 
     def _refuse(self, request: Request) -> None:
         if self._draining or self._stopping or self._failed:
@@ -197,6 +206,7 @@ class Engine:
     # ---------------------------------------------------------------- the engine's thread
 
     def _loop(self) -> None:
+        use_threads(self._batch.built.options.threads)
         try:
             while not self._stopping:
                 self._hear()
@@ -339,12 +349,12 @@ class Engine:
         if self._alive.get(live.request.id) is not live:
             return
         if live in self._batch:
-            self._batch.leave(live, self._pool)
+            self._batch.leave(live, self._pool, self._drafts)
         elif live in self._prefiller:
             self._prefiller.drop(live)
         else:
             self._waiting.remove(live)
-        live.parked = None
+        live.parked = live.draft_state = None
         finish = live.finish(reason, error)
         if live.joined is not None:
             self._ran_s.append(time.perf_counter() - live.joined)
@@ -361,6 +371,7 @@ class Engine:
     def _blame(self, live: Live, error: Exception) -> None:
         if isinstance(error, NumericalError):
             self._pool.clear()  # what its prompt shares with others may be broken
+            self._drafts.clear()
         self._end(live, "error", _as_ours(error))
 
     def _fail_prompts(self, error: Exception) -> None:

@@ -34,32 +34,33 @@ class Lineup:
             raise ConfigError(f"drafters {' and '.join(on_draft)} would run the same draft model; a server takes one of them")
         self._lossy = {name: _lossy(name) for name in allow_lossy}
         self._invariant: Verifier = _made(INVARIANT)
-        trees = any(one.draws_trees for one in self._parts.values())
-        if trees and self._main.verifier.shape != "tree":
+        self._draws_trees = any(one.draws_trees for one in self._parts.values())
+        if self._draws_trees and self._main.verifier.shape != "tree":
             self._main = replace(self._main, verifier=VERIFIERS.load("traversal"), verifier_settings=_settings("traversal"))
 
     @property
     def names(self) -> list[str]:
         return list(self._parts)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Of target and draft."""
+    def kv_bytes_per_token(self, drafter: Drafter) -> int:
+        """Of target, draft model and what drafters keep of a text besides."""
         models = (self._models.target, self._models.draft)
-        return sum(model.lm.kv.bytes_per_token for model in models if model is not None)
+        caches = [*(model.lm.kv for model in models if model is not None), *drafter.text_caches]
+        return sum({id(cache): cache.bytes_per_token for cache in caches}.values())
 
     def build(self) -> Built:
         """A decoder as new."""
-        built = assemble(self._models, self._main)
+        models = self._models
+        built = assemble(models, self._main)
         others = {
-            name: parts.make_drafter(self._models.target, self._models.draft if parts.wants_draft else None)
+            name: parts.make_drafter(models.target, models.draft if parts.wants_draft else None, models.workshop)
             for name, parts in list(self._parts.items())[1:]
         }
         given, drafter = built.decoder, built.decoder.drafter
         if others:
             drafter = Switch({self.names[0]: drafter, **others})
             built.notes.extend(note for other in others.values() for note in other.notes)
-        built.decoder = Decoder(given.target, drafter, given.verifier, WatchedControl(given.control))
+        built.decoder = Decoder(given.target, drafter, given.verifier, WatchedControl(given.control, drafter))
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:
@@ -78,6 +79,13 @@ class Lineup:
         if request.params.is_greedy or not request.is_invariant or self._main.verifier.coupled:
             return name, None
         return name, self._invariant
+
+    def is_reproducible(self, request: Request, verifier: Verifier) -> bool:
+        """Whether its text follows from prompt, parameters and seed. What a row says that is sampled and not drafter-invariant
+        depends on its drafts, and these on the hour: how many there are (the control), whether a compiled loop makes them (not
+        beside a row with filters or a grammar), when the draft model has read the prompt, and from what pages."""
+        exact = self._models.target.lm.limits.exact_trees or not self._draws_trees
+        return exact and verifier.lossless and (request.params.is_greedy or verifier.coupled)
 
     def bound_of(self, speculation: Speculation) -> tuple[int | None, bool]:
         """(`Row.draft_bound`, `Row.draft_fixed`). Raises ConfigError for more than the drafter was built for."""

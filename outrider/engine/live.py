@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from outrider.engine.draft_pages import Parts
 from outrider.engine.request import Finish, FinishReason, Listener, Request, Update
 from outrider.errors import OutriderError
 from outrider.rows import Row
@@ -22,6 +24,7 @@ class Live:
     number: int  # of arrival
     drafter: str
     lossless: bool
+    reproducible: bool
     submitted: float = field(default_factory=time.perf_counter)
     started: float | None = None  # its prompt began to be read
     joined: float | None = None  # it was first in the batch
@@ -31,6 +34,8 @@ class Live:
     preemptions: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
     parked: list[Tensor] | None = None  # its keys and values while it is out of the batch (`KVCache.read`)
+    draft_state: Any = None  # what its drafter knew then (`Drafter.pack`)
+    draft_parts: Parts = field(default_factory=list)  # what drafters' pages know of its prompt, until it joins the batch
     signals: list[tuple[int, dict[int, Tensor]]] = field(default_factory=list)  # (start, layer -> (T, H)) for its drafter
 
     @property
@@ -70,6 +75,7 @@ class Live:
         joined = started if self.joined is None else self.joined
         return Finish(
             reason=reason, stats=self.row.stats, seed=self.row.seed, lossless=self.lossless, drafter=self.drafter,
+            reproducible=self.reproducible,
             queued_s=started - self.submitted, prefill_s=joined - started, prompt_tokens=self.row.num_prompt,
             cached_tokens=self.cached_tokens, preemptions=self.preemptions, error=error,
         )  # fmt: skip

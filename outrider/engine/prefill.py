@@ -15,6 +15,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from outrider.engine.draft_pages import DraftPages, shortest
 from outrider.engine.live import Live
 from outrider.kv.pages import PagePool
 from outrider.models.lm import LM, PREFILL_CHUNK
@@ -27,10 +28,10 @@ CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))  # of the 300 token
 class Prefiller:
     """See the module docstring. Lives in the engine's thread."""
 
-    def __init__(self, target: LM, pool: PagePool, signals: tuple[int, ...]) -> None:
+    def __init__(self, target: LM, pool: PagePool, drafts: DraftPages, signals: tuple[int, ...]) -> None:
         self.lm = target.twin()
         self.lm.capture = signals
-        self._pool = pool
+        self._pool, self._drafts = pool, drafts
         self._lanes: list[Live] = []  # by row of the cache
         self._turns: deque[Live] = deque()
 
@@ -41,16 +42,20 @@ class Prefiller:
         return live in self._lanes
 
     def begin(self, live: Live) -> None:
-        """Its prompt is to be read; what is known of it is there at once, unless the drafter or the caller wants more of
-        every prompt token than keys and values."""
+        """Its prompt is to be read; what is known of it is there at once, unless the caller wants more of every prompt token
+        than keys and values. Of what comes from pages a drafter that reads hidden states hears nothing: where it keeps pages of
+        its own, the target's go as far as those; else it begins behind them."""
         row = self.lm.kv.add_row()
         self._lanes.append(live)
         self._turns.append(live)
-        live.signals = []
+        live.signals, live.draft_parts = [], []
         if live.request.prompt_logprobs is not None:
             live.prompt_logprobs = [None]  # nothing predicts the first token
-        if not self.lm.capture and live.request.prompt_logprobs is None:
-            live.cached_tokens = self._pool.load(live.row.tokens[:-1], self.lm.kv, row)
+        else:
+            known = live.row.tokens[:-1]
+            live.draft_parts = self._drafts.copy(known)
+            most = shortest(live.draft_parts) if self.lm.capture else None
+            live.cached_tokens = self._pool.load(known, self.lm.kv, row, most)
 
     def drop(self, live: Live) -> None:
         """It is not to be read any further."""

@@ -76,6 +76,7 @@ class Finish:
     seed: int
     lossless: bool
     drafter: str
+    reproducible: bool = True  # the text follows from prompt, parameters and seed, whatever ran beside it
     queued_s: float = 0.0  # from submission to the first prompt chunk
     prefill_s: float = 0.0  # of reading the prompt
     prompt_tokens: int = 0

@@ -7,12 +7,14 @@ is its own. The drafts are put side by side into one: row by row, whole, never m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.base import Drafter
+from outrider.kv import KVCache
 from outrider.rows import Row, Rows
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
@@ -46,11 +48,12 @@ class Switch(Drafter):
             if drafter.signals:
                 drafter.read(index, start, hidden)
 
+    def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
+        each = [drafter.prepare(rows, self._own(gamma, name), budget) for name, drafter in self._drafters.items()]
+        return [max(counts) for counts in zip(*each, strict=True)]  # a row is asked for by one
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        self._drafts = [
-            drafter.propose(rows, [g if owner == name else 0 for g, owner in zip(gamma, self._owners, strict=True)])
-            for name, drafter in self._drafters.items()
-        ]
+        self._drafts = [drafter.propose(rows, self._own(gamma, name)) for name, drafter in self._drafters.items()]
         return side_by_side(self._drafts, self._numbers())
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -66,9 +69,26 @@ class Switch(Drafter):
         for drafter in self._drafters.values():
             drafter.stop(index)
 
+    def pack(self, index: int) -> dict[str, Any] | None:
+        states = {name: drafter.pack(index) for name, drafter in self._drafters.items()}
+        return states if all(states[name] is not None or not one.signals for name, one in self._drafters.items()) else None
+
+    def unpack(self, state: dict[str, Any]) -> None:
+        for name, own in state.items():
+            if own is not None:
+                self._drafters[name].unpack(own)
+
+    @property
+    def text_caches(self) -> list[KVCache]:
+        return [cache for drafter in self._drafters.values() for cache in drafter.text_caches]
+
     def close(self) -> None:
         for drafter in self._drafters.values():
             drafter.close()
+
+    def _own(self, gamma: list[int], name: str) -> list[int]:
+        """What is asked of one drafter."""
+        return [g if owner == name else 0 for g, owner in zip(gamma, self._owners, strict=True)]
 
     def _numbers(self) -> list[int]:
         names = list(self._drafters)

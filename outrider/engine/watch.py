@@ -1,10 +1,16 @@
-"""A control that remembers what the step was about, for reports; decisions are the inner one's."""
+"""A control that remembers what the step was about, for reports, and lets drafters read new texts at a measured pace.
+
+How much is drafted is the inner control's decision. A row whose text the drafter has not read yet is asked for nothing.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from outrider.decode import Control
+from outrider.drafters.base import Drafter
+from outrider.models.lm import PREFILL_CHUNK
 from outrider.rows import Rows
 from outrider.types import Draft, Verdict
 
@@ -12,21 +18,28 @@ from outrider.types import Draft, Verdict
 class WatchedControl:
     """Per row of the latest step: nodes asked for, drafted, accepted."""
 
-    def __init__(self, inner: Control) -> None:
+    def __init__(self, inner: Control, drafter: Drafter) -> None:
         self.inner = inner
         self.asked: list[int] = []
         self.drafted: list[int] = []
         self.accepted: list[int] = []
         self.rejected: list[bool] = []
+        self._drafter = drafter
+        self._reading_s = 0.0  # of the present step, for texts that are new to the drafter
 
     def choose(self, rows: Rows) -> list[int]:
-        self.asked = self.inner.choose(rows)
+        wanted = self.inner.choose(rows)
+        began = time.perf_counter()
+        ready = self._drafter.prepare(rows, wanted, PREFILL_CHUNK)
+        self._reading_s = time.perf_counter() - began
+        wanted[:] = ready  # the control's own list, from which it learns what it was given for what it asked
+        self.asked = wanted
         return self.asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         self.drafted, self.accepted = draft.lists[1], verdict.lists.num_accepted
         self.rejected = [not complete for complete in verdict.lists.all_accepted]
-        self.inner.observe(rows, draft, verdict, seconds)
+        self.inner.observe(rows, draft, verdict, seconds - self._reading_s)  # like a prompt's, no part of a step's price
 
     def summary(self) -> dict[str, Any]:
         """The inner control's."""

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from outrider.kv.cache import KVCache, LayerShape
 
@@ -40,6 +41,7 @@ class PagePool:
     ) -> None:
         self.page = page  # tokens
         self.num_pages = num_pages
+        self._device = torch.device(device)
         self.queries = self.hits = 0  # prompt tokens looked up, and found
         sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [(s.num_kv_heads, s.value_size) for s in layers]
         self._stores = [torch.empty(num_pages, page, heads, size, dtype=dtype, device=device) for heads, size in sizes]
@@ -54,15 +56,22 @@ class PagePool:
         """Tokens that `load` would fill in."""
         return len(self._match(tokens)) * self.page
 
-    def load(self, tokens: Sequence[int], cache: KVCache, row: int) -> int:
-        """Fill an empty row with the longest known beginning of `tokens`; returns how many tokens that was."""
-        path = self._match(tokens)
+    def load(self, tokens: Sequence[int], cache: KVCache, row: int, most: int | None = None) -> int:
+        """Fill an empty row with the longest known beginning of `tokens`, of at most `most` tokens; returns how many that was."""
+        path = self._match(tokens[:most])
         self._touch(path)
         self.queries += len(tokens)
         self.hits += len(path) * self.page
         for number, page in enumerate(path):
             cache.put(row, number * self.page, [store[page.place] for store in self._stores])
         return len(path) * self.page
+
+    def copy(self, tokens: Sequence[int]) -> list[Tensor]:
+        """The longest known beginning of `tokens`, as `KVCache.read` gives it; of 0 positions where nothing is known."""
+        path = self._match(tokens)
+        self._touch(path)
+        places = torch.tensor([page.place for page in path], dtype=torch.int64, device=self._device)
+        return [store[places].flatten(0, 1) for store in self._stores]
 
     @torch.inference_mode()
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:

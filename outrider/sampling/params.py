@@ -37,6 +37,9 @@ class SamplingParams:
     stop: list[str] = field(default_factory=list)  # a single string is accepted
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
+    min_tokens: int = 0  # the answer does not end before it has so many
+    bad_words: list[str] = field(default_factory=list)  # not to be said
+    skip_special_tokens: bool = True  # whether special tokens are left out of the text
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
 
     def __post_init__(self) -> None:
@@ -74,12 +77,17 @@ class SamplingParams:
             raise _out_of_range("seed", self.seed, "between 0 and 2**64 - 1, or None")
         if _integer("max_tokens", self.max_tokens) < 1:
             raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
+        if not 0 <= _integer("min_tokens", self.min_tokens) <= self.max_tokens:
+            raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
         if self.logprobs is not None and _integer("logprobs", self.logprobs) < 0:
             raise _out_of_range("logprobs", self.logprobs, "at least 0, or None for no logprobs")
 
     def _check_collections(self) -> None:
         if not _all_are(self.stop, str) or "" in self.stop:
             raise ConfigError(f"stop must be a string or a list of non-empty strings, got {self.stop!r}")
+        words: Any = self.bad_words  # a string is a list of its letters to the checks below
+        if isinstance(words, str) or not _all_are(words, str) or "" in words:
+            raise ConfigError(f"bad_words must be a list of words, none of them empty, got {self.bad_words!r}")
         _token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             _token_ids("allowed_token_ids", self.allowed_token_ids)

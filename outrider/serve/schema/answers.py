@@ -59,6 +59,7 @@ class Metrics(Part):
     speculative_decoding: SpeculativeDecoding | None
     timing: Timing
     lossless: bool
+    reproducible: bool
     drafter: str
     seed: int | None
     preemptions: int

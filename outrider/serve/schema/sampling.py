@@ -13,11 +13,10 @@ from outrider.serve.schema.speculation import SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
 MAX_CHOICES = 128
+MAX_WORDS = 1024  # bad_words: each is looked for at every draft token
 REFUSED = {
     "use_beam_search": "answers are sampled or greedy",
     "length_penalty": "it belongs to beam search",
-    "min_tokens": "use ignore_eos with max_tokens, or logit_bias on the end token",
-    "bad_words": "use logit_bias",
     "truncate_prompt_tokens": "shorten the prompt before sending it",
     "logits_processors": "use logit_bias, allowed_token_ids or a response format",
     "include_stop_str_in_output": "the stop string is never part of the text",
@@ -55,6 +54,9 @@ class GenerationFields(Body):
     stop: str | list[str] | None = Field(None, description="The text ends before the first of these.")
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, description="The answer does not end before it has so many.")
+    bad_words: list[str] | None = Field(None, max_length=MAX_WORDS, description="Not to be said.")
+    skip_special_tokens: bool | None = Field(None, description="false: the text shows special tokens. Default true.")
     priority: int | None = Field(None, description="Smaller runs first; default 0.")
     user: str | None = Field(None, description="For the logs.")
     metadata: dict[str, str] | None = Field(None, description="For the logs.")
@@ -74,7 +76,6 @@ class GenerationFields(Body):
 
     refused: ClassVar[dict[str, str]] = REFUSED
     only: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
         "detokenize": (True,),
     }
@@ -104,6 +105,9 @@ class GenerationFields(Body):
             stop=[self.stop] if isinstance(self.stop, str) else list(self.stop or []),
             stop_token_ids=list(self.stop_token_ids or []),
             ignore_eos=bool(self.ignore_eos),
+            min_tokens=_or(self.min_tokens, 0),
+            bad_words=list(self.bad_words or []),
+            skip_special_tokens=_or(self.skip_special_tokens, True),
             logprobs=logprobs,
         )
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 
 from outrider import LLM
+from outrider.drafters.reading import Turns
 from outrider.engine.request import Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
+from outrider.grammar import Grammars, regex
 from outrider.sampling.params import SamplingParams
+from tests.helpers import byte_tokenizer
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
 
 LENGTHS = (1, 2, 9, 40, 300, 33, 5, 70)
@@ -71,16 +75,31 @@ def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, 
     assert engine.snapshot().kv_capacity * 1.0 <= (1 << 20)
 
 
-def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, models: Models) -> None:
-    """The second turn of a conversation begins with the first one's prompt and answer."""
+def test_a_prompt_seen_before_is_not_read_again(
+    engine_of: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second turn of a conversation begins with the first one's prompt and answer: neither target nor draft read it."""
+    drafts_read: list[int] = []
+    read = Turns.read
+
+    def counted(turns: Turns, *arguments: Any) -> list[int]:
+        sizes = read(turns, *arguments)
+        drafts_read.extend(sizes)
+        return sizes
+
+    monkeypatch.setattr(Turns, "read", counted)
     engine = engine_of()
     first = prompt(600, 3)
     answer = ask(engine, request(first))[0]
     assert answer.finish.cached_tokens == 0
+    assert sum(drafts_read) == 601, "the prompt and two tokens said meanwhile, the pending one not"
+    drafts_read.clear()
     second = [*first, *answer.token_ids, *prompt(20, 4)]
     again = ask(engine, request(second))[0]
     assert again.finish.cached_tokens >= 512
     assert again.token_ids == alone(models, [second])[0]
+    assert 0 < sum(drafts_read) < 60, "of 644 tokens: what is behind the last whole page"
+    assert again.updates[0].origins != ["plain"], "it drafts from its first step"
     snapshot = engine.snapshot()
     assert snapshot.prefix_hits == again.finish.cached_tokens
     assert snapshot.prefix_pages > 0
@@ -125,6 +144,33 @@ def test_a_late_request_keeps_what_it_has(engine_of: MakeEngine) -> None:
     answer = ask(engine_of(), request(prompt(9), max_tokens=1900, timeout_s=0.3))[0]
     assert answer.finish.reason == "timeout"
     assert answer.finish.stats.emitted == len(answer.token_ids)
+
+
+def test_a_request_is_told_whether_its_text_can_be_had_again(engine_of: MakeEngine) -> None:
+    """Greedy and seeded ones always; sampled ones that asked for the usual verification never."""
+    engine = engine_of(lossy=("typical",))
+    kinds = [
+        ({}, None, True), ({"temperature": 1.0, "seed": 3}, None, True), ({"temperature": 1.0}, None, False),
+        ({"temperature": 1.0, "seed": 3}, Speculation(invariant=False), False),
+        ({"temperature": 1.0}, Speculation(invariant=True), True), ({}, Speculation(lossy="typical"), False),
+    ]  # fmt: skip
+    requests = (request(prompt(9), speculation=speculation, max_tokens=3, **fields) for fields, speculation, _ in kinds)
+    answers = ask(engine, *requests)
+    assert [answer.finish.reproducible for answer in answers] == [expected for *_, expected in kinds]
+
+
+def test_an_answer_may_not_end_early_or_say_what_is_banned(engine_of: MakeEngine) -> None:
+    """Beside a grammar of its own, and beside rows without any."""
+    engine = engine_of()
+    early = {"logit_bias": {0: 60.0}, "ignore_eos": False, "max_tokens": 12}
+    grammar = Grammars(byte_tokenizer(), 257, [0]).constraint(regex("[a-d]*"))
+    answers = ask(
+        engine, request(prompt(9), min_tokens=7, **early), request(prompt(9), min_tokens=5, constraint=grammar, **early),
+        request(prompt(9), bad_words=["a"], max_tokens=40), request(prompt(20, 3)),
+    )  # fmt: skip
+    assert [len(answer.token_ids) for answer in answers] == [8, 6, 40, 24]
+    assert set(answers[1].text) <= set("abcd")
+    assert "a" not in answers[2].text
 
 
 class BrokenConstraint:

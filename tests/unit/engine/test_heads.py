@@ -1,12 +1,14 @@
-"""Drafters that read the target's hidden states, in the engine: prompts in chunks, preemption, other drafters beside them."""
+"""Drafters that read the target's hidden states, in the engine: prompts in chunks, preemption, prefixes, other drafters beside
+them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import LLM
 from outrider.build import Options
@@ -16,51 +18,93 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams
-from tests.heads import random_eagle
+from tests.heads import block_head, medusa_heads, random_eagle
 from tests.unit.engine.conftest import WAIT, Models, ask, prompt, request
+
+KINDS = ("eagle3", "medusa", "block")
+MakeHeadEngine = Callable[..., Engine]
 
 
 @pytest.fixture(scope="module")
-def head(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random EAGLE-3 head for the target."""
-    folder = tmp_path_factory.mktemp("head") / "eagle3"
-    save_eagle(random_eagle("eagle3", AutoConfig.from_pretrained(models.target)), folder)
-    return folder
+def heads(models: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random heads for the target, by drafter."""
+    folder, target = tmp_path_factory.mktemp("heads"), AutoModelForCausalLM.from_pretrained(models.target)
+    save_eagle(random_eagle("eagle3", AutoConfig.from_pretrained(models.target)), folder / "eagle3")
+    medusa_heads(target, folder / "medusa")
+    block_head(target, folder / "block")
+    return {kind: folder / kind for kind in KINDS}
 
 
 @pytest.fixture
-def engine(models: Models, head: Path) -> Iterator[Engine]:
-    """One row at a time, with a look-up drafter beside the head."""
-    options = Options(target=str(models.target), drafter="eagle3", draft=str(head), num_draft_tokens=3, compile="off")
-    engine = make_engine(options, EngineSettings(max_num_seqs=2, kv_memory=64 << 20), extra_drafters=("ngram",))
-    engine.start()
-    yield engine
-    assert engine.drain(WAIT)
-    engine.stop()
-    engine.check_integrity()
+def engine_of(models: Models, heads: dict[str, Path]) -> Iterator[MakeHeadEngine]:
+    """Two rows at a time, with a look-up drafter beside the head."""
+    made: list[Engine] = []
+
+    def make(kind: str, **settings: Any) -> Engine:
+        options = Options(target=str(models.target), drafter=kind, draft=str(heads[kind]), num_draft_tokens=3, compile="off")
+        given = EngineSettings(**{"max_num_seqs": 2, "kv_memory": 64 << 20, **settings})
+        made.append(make_engine(options, given, extra_drafters=("ngram",)))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for engine in made:
+        assert engine.drain(WAIT)
+        engine.stop()
+        engine.check_integrity()
 
 
-def test_texts_and_drafts_are_those_of_one_request_alone(engine: Engine, models: Models, head: Path) -> None:
-    """Long prompts in chunks, a preemption, a row of another drafter: same text, and the head drafts as it does alone."""
-    prompts = [prompt(length, seed) for seed, length in enumerate((1, 40, 300, 33))]
-    llm = LLM(models.target, drafter="eagle3", draft=head, num_draft_tokens=3, compile="off", max_num_seqs=1)
-    alone = llm.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True))
+def alone(models: Models, heads: dict[str, Path], kind: str, prompts: list[list[int]], count: int = 24) -> list[Any]:
+    """Completions of one request at a time, which share nothing."""
+    llm = LLM(models.target, drafter=kind, draft=heads[kind], num_draft_tokens=3, compile="off", max_num_seqs=1)
+    return llm.generate(prompts, SamplingParams(max_tokens=count, ignore_eos=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_and_drafts_are_those_of_one_request_alone(
+    engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str
+) -> None:
+    """Long prompts in chunks, a preemption, a row of another drafter: same text, and the head drafts as it does alone, for it
+    comes back with what it knew."""
+    engine, prompts = engine_of(kind, prefix_share=0.0), [prompt(length, seed) for seed, length in enumerate((1, 40, 300, 33))]
+    expected = alone(models, heads, kind, prompts)
     answers = ask(engine, *(request(tokens, priority=1) for tokens in prompts))
     other = ask(engine, request(prompts[2], speculation=Speculation(drafter="ngram"), priority=0))[0]
-    assert [answer.token_ids for answer in answers] == [done.token_ids for done in alone]
-    assert other.token_ids == alone[2].token_ids
-    for answer, done in zip(answers, alone, strict=True):
-        if not answer.finish.preemptions:  # a row that came back drafts anew from where it was
-            assert answer.finish.stats.accepted == done.stats.accepted
-    assert engine.snapshot().prefix_hits == 0, "its hidden states are in no page, so a prompt is always read"
+    assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
+    assert other.token_ids == expected[2].token_ids
+    assert [answer.finish.stats.accepted for answer in answers] == [done.stats.accepted for done in expected]
+    assert [answer.finish.stats.drafted for answer in answers] == [done.stats.drafted for done in expected]
 
 
-def test_a_preempted_row_of_a_head_is_read_again(engine: Engine, models: Models) -> None:
-    """And its text does not show it."""
-    slow = ask(engine, *(request(prompt(30, seed), max_tokens=200, priority=1) for seed in (1, 2)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_preempted_row_of_a_head_comes_back_as_it_was(
+    engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str
+) -> None:
+    """Its prompt is not read again, and neither text nor drafts show it."""
+    engine, prompts = engine_of(kind, prefix_share=0.0), [prompt(30, seed) for seed in (1, 2)]
+    slow = ask(engine, *(request(tokens, max_tokens=60, priority=1) for tokens in prompts))
     assert all(answer.begun.wait(30) for answer in slow)
     ask(engine, request(prompt(9, 3), priority=0))[0].wait()
-    plain = LLM(models.target, drafter="none", compile="off")
-    expected = plain.generate([prompt(30, seed) for seed in (1, 2)], SamplingParams(max_tokens=200, ignore_eos=True))
+    expected = alone(models, heads, kind, prompts, 60)
     assert [answer.token_ids for answer in slow] == [done.token_ids for done in expected]
+    assert [answer.finish.stats.drafted for answer in slow] == [done.stats.drafted for done in expected]
+    assert [answer.finish.stats.accepted for answer in slow] == [done.stats.accepted for done in expected]
     assert sum(answer.finish.preemptions for answer in slow) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_shares_prefixes(engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str) -> None:
+    """The second turn's beginning comes from pages: same text. A block head has its own pages, a Medusa head needs none: both
+    draft as if all had been read. An EAGLE head begins behind the prefix."""
+    engine, first = engine_of(kind), prompt(300, 3)
+    answer = ask(engine, request(first))[0]
+    second = [*first, *answer.token_ids, *prompt(20, 4)]
+    again = ask(engine, request(second))[0]
+    assert again.finish.cached_tokens >= 256
+    assert engine.snapshot().prefix_hits == again.finish.cached_tokens
+    [expected] = alone(models, heads, kind, [second])
+    assert again.token_ids == expected.token_ids
+    if kind == "eagle3":
+        assert again.finish.stats.drafted > 0
+    else:
+        assert (again.finish.stats.drafted, again.finish.stats.accepted) == (expected.stats.drafted, expected.stats.accepted)

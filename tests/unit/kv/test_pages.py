@@ -105,3 +105,17 @@ def test_random_histories() -> None:
             hits += loaded(pool, text)
         pool.check_integrity()
     assert hits > 500
+
+
+def test_a_copy_is_what_load_fills_in() -> None:
+    """For caches whose row does not exist yet; and `load` stops where it is told to."""
+    pool, text = pool_of(8), list(range(14))
+    pool.save(text, cache_of(text), 0, 14)
+    parts = pool.copy([*text[:9], 99])
+    for mine, real in zip(parts, cache_of(text).read(0, 0, 8), strict=True):
+        assert torch.equal(mine, real)
+    assert [part.shape[0] for part in pool.copy([99])] == [0] * 4
+    cache = KVCache(LAYERS, torch.float64, "cpu")
+    cache.add_row()
+    assert pool.load(text, cache, 0, most=7) == 4
+    pool.check_integrity()

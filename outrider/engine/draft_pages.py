@@ -1,0 +1,52 @@
+"""What drafters knew of texts seen before: pages of their own keys and values, beside the target's (`kv/pages.py`).
+
+Where a prompt begins like an earlier one, the target's keys come from the store and no pass is made; a draft model would read
+all of it nevertheless. So its keys are kept, too, for as many tokens as the target's. They are found by the text alone, which
+is all they depend on (`Drafter.text_caches`). Their bits may be another run's: a draft's law may differ by rounding for it,
+the text of a lossless request may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.kv import KVCache
+from outrider.kv.pages import PagePool
+
+PAGE = 32  # tokens
+Parts = list[list[Tensor]]  # of each cache, keys and values of the beginning of one text (`KVCache.read`)
+
+
+class DraftPages:
+    """One pool for each of the drafters' caches; none where they have none. Lives in the engine's thread."""
+
+    def __init__(self, caches: Sequence[KVCache], positions: int) -> None:
+        self._pools = [
+            PagePool(cache.layers, cache.dtype, cache.device, page=PAGE, num_pages=positions // PAGE) for cache in caches
+        ]
+
+    def copy(self, tokens: Sequence[int]) -> Parts:
+        """What is known of the beginning of a text."""
+        return [pool.copy(tokens) for pool in self._pools]
+
+    def save(self, tokens: Sequence[int], caches: Sequence[KVCache], index: int) -> None:
+        """Keep what the row at `index` of all caches holds of `tokens`."""
+        for pool, cache in zip(self._pools, caches, strict=True):
+            pool.save(tokens, cache, index, cache.lengths[index])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for pool in self._pools:
+            pool.clear()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when a page is lost, or in two places."""
+        for pool in self._pools:
+            pool.check_integrity()
+
+
+def shortest(parts: Parts) -> int | None:
+    """Tokens that every cache knows of a text; None where there are no caches."""
+    return min((part[0].shape[0] for part in parts), default=None)

@@ -1,0 +1,127 @@
+"""Answers that may not end yet, and words that may not be said: in every law, whoever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import LLM
+from outrider.errors import ConfigError
+from outrider.grammar import Grammars, choice
+from outrider.sampling.bans import Bans, word_ids
+from outrider.sampling.params import SamplingParams
+from tests.helpers import EOS, byte_tokenizer, disturbed, save_checkpoint, tiny_llama
+
+TOKENIZER = byte_tokenizer()
+VOCAB = 12
+EAGER = {EOS: 60.0}  # every answer would end at once
+DRAFTERS: list[tuple[str, dict[str, Any]]] = [
+    ("draft-model", {}), ("draft-model", {"tree": "2x2"}), ("ngram", {}), ("recycling", {}), ("early-exit", {"exit_layer": 1}),
+    ("universal", {"method": "shared"}),
+]  # fmt: skip
+
+
+def banned(bans: Bans, path: list[int]) -> set[int]:
+    [mask] = bans.allowed([path])
+    return set((~mask).nonzero()[:, 0].tolist())
+
+
+def test_ends_are_held_back_until_the_answer_is_long_enough() -> None:
+    """Counted along draft paths, and asking changes nothing."""
+    bans = Bans(VOCAB, min_tokens=3, ends=[0, 7])
+    assert [banned(bans, path) for path in ([], [4, 5], [4, 5, 6])] == [{0, 7}, {0, 7}, set()]
+    bans.commit([4, 5])
+    assert [banned(bans, path) for path in ([], [9])] == [{0, 7}, set()]
+
+
+def test_the_last_token_of_a_word_is_banned_behind_its_beginning_only() -> None:
+    """Across what was said and what is drafted."""
+    bans = Bans(VOCAB, words=[[3], [4, 5, 6], [5, 8]])
+    assert banned(bans, []) == {3}
+    assert banned(bans, [4, 5]) == {3, 6, 8}
+    bans.commit([9, 9, 4])
+    assert banned(bans, [5]) == {3, 6, 8}
+    assert banned(bans, [5, 5]) == {3, 8}
+
+
+def test_a_grammar_that_is_complete_ends_a_short_answer() -> None:
+    """Otherwise nothing at all could be said."""
+    grammars = Grammars(TOKENIZER, 257, [EOS])
+    bans = Bans(257, min_tokens=20, ends=[EOS], inner=grammars.constraint(choice(["yes", "yesterday"])))
+    for token in TOKENIZER("yes")["input_ids"]:
+        assert EOS in banned(bans, [])
+        bans.commit([token])
+    assert EOS in banned(bans, []), "it may go on: yesterday"
+    bans.commit(TOKENIZER("terday")["input_ids"])
+    assert banned(bans, []) == set(range(257)) - {EOS}
+
+
+def test_words_that_no_token_can_write_are_refused() -> None:
+    """By name; others are found as they stand behind a space, too."""
+    assert word_ids(TOKENIZER, ["ab"], 257) == [TOKENIZER("ab")["input_ids"]]
+    with pytest.raises(ConfigError, match="bad_words"):
+        word_ids(TOKENIZER, ["ab"], 30)
+    with pytest.raises(ConfigError, match="none of them empty"):
+        SamplingParams(bad_words=[""])
+    with pytest.raises(ConfigError, match="min_tokens"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LLM]:
+    folder: Path = tmp_path_factory.mktemp("models")
+    target = tiny_llama(257, sharpness=3.0)
+    save_checkpoint(folder / "target", target, TOKENIZER)
+    save_checkpoint(folder / "draft", disturbed(target, 0.1), TOKENIZER)
+
+    def make(drafter: str, options: dict[str, Any]) -> LLM:
+        draft = folder / "draft" if drafter in ("draft-model", "universal") else None
+        return LLM(folder / "target", drafter=drafter, draft=draft, drafter_options=options, compile="off", threads=1)
+
+    return make
+
+
+def asked() -> list[SamplingParams]:
+    """Greedy and seeded; too short, and full of words."""
+    early: dict[str, Any] = {"logit_bias": EAGER, "min_tokens": 9, "max_tokens": 14}
+    words: dict[str, Any] = {"bad_words": ["e", "th", "\n"], "max_tokens": 24, "ignore_eos": True}
+    seeded: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+    return [SamplingParams(**kind, **more) for more in ({}, seeded) for kind in (early, words)]
+
+
+@pytest.mark.parametrize(("drafter", "options"), DRAFTERS)
+def test_drafts_do_not_show(llm_for: Callable[..., LLM], drafter: str, options: dict[str, Any]) -> None:
+    """Greedy rows say what plain decoding says; every row keeps its bans and still has some drafts accepted."""
+    prompts = [TOKENIZER("the one with the theme")["input_ids"] * 2] * 4
+    plain = llm_for("none", {}).generate(prompts, asked())
+    done = llm_for(drafter, options).generate(prompts, asked())
+    assert [one.token_ids for one in done[:2]] == [one.token_ids for one in plain[:2]]
+    for one in (*plain, *done):
+        if len(one.token_ids) < 20:
+            assert len(one.token_ids) == 10
+            assert one.token_ids.index(EOS) == 9
+        else:
+            assert not {"e", "\n"} & set(one.text)
+            assert "th" not in one.text
+    if drafter == "draft-model":
+        assert sum(one.stats.accepted for one in done) > 10
+
+
+def test_special_tokens_show_where_they_are_wanted(llm_for: Callable[..., LLM]) -> None:
+    """The one that ends an answer is no part of its text; stop strings count once the answer is long enough."""
+    llm, prompt = llm_for("none", {}), [5, 6, 7]
+    told = {"logit_bias": EAGER, "max_tokens": 3}
+    shown = SamplingParams(**told, skip_special_tokens=False, ignore_eos=True)
+    ended = SamplingParams(**told, skip_special_tokens=False)
+    hidden = SamplingParams(**told, ignore_eos=True)
+    texts = [one.text for one in llm.generate([prompt] * 3, [shown, ended, hidden])]
+    assert texts == ["<|end|>" * 3, "", ""]
+    chunks = list(llm.stream(prompt, shown))
+    assert "".join(chunk.text for chunk in chunks) == "<|end|>" * 3
+    biased = SamplingParams(logit_bias={70: 90.0}, stop=[TOKENIZER.decode([70])], min_tokens=4, max_tokens=9)
+    [one] = llm.generate([prompt], biased)
+    assert one.token_ids == [70] * 5
+    assert one.text == TOKENIZER.decode([70] * 4)
