@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -38,7 +38,9 @@ from outrider.models.load import (
 )
 from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.workshop import Workshop
 from outrider.parts import Parts, choose_parts
+from outrider.settings import parse_settings
 
 COMPILE_MODES = ("auto", "on", "off")
 DEMO = "demo"  # the name of the embedded pair, as target and as draft
@@ -87,8 +89,13 @@ class Needs:
 
     @classmethod
     def of(cls, parts: Parts) -> Needs:
-        heads = () if parts.head is None else ((parts.drafter, parts.head),)
+        heads = parts.drafter.heads_of(parts.drafter_settings)
         return cls(parts.wants_draft, parts.wants_module, parts.loop_tokens, heads)
+
+    @property
+    def tables(self) -> bool:
+        """Whether a head reads the target's embedding or output layer."""
+        return any(kind.needs_head for kind, _ in self.heads)
 
     def signals(self, target_config: Any) -> tuple[int, ...]:
         """Hidden states of the target that the heads read."""
@@ -98,7 +105,7 @@ class Needs:
     def of_all(cls, several: Sequence[Parts]) -> Needs:
         """Of several that share models: a loop of one token serves every length."""
         each = [cls.of(parts) for parts in several]
-        heads = tuple(head for n in each for head in n.heads)
+        heads = tuple(dict.fromkeys(head for n in each for head in n.heads))
         return cls(any(n.draft for n in each), any(n.module for n in each), int(any(n.loop_tokens for n in each)), heads)
 
 
@@ -112,6 +119,7 @@ class Models:
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
+    workshop: Workshop | None = None  # of programs for heads; None where the target runs uncompiled
 
 
 @dataclass
@@ -126,6 +134,7 @@ class Built:
     context: int  # tokens a row may hold, prompt and answer
     draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
+    workshop: Workshop | None = None  # as in `Models`
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
@@ -150,8 +159,9 @@ def choose(options: Options) -> tuple[Options, Parts]:
         drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
         lossy=options.lossy,
     )  # fmt: skip
-    if parts.drafter.needs_head and parts.head is None:
-        raise ConfigError(f"drafter '{drafter}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
+    headed = drafter if parts.drafter.needs_head else parts.drafter.head_part(parts.drafter_settings)
+    if headed is not None and parts.head is None:
+        raise ConfigError(f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
     if options.draft is not None and not parts.wants_draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
     if parts.wants_draft and options.draft is None and options.target != DEMO:
@@ -171,16 +181,17 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     memory = loader.weigh()
     status(memory.one_line())
     target = loader.load(options.target)
+    workshop = loader.workshop()
     loop_vocab = target.lm.shape.vocab_size if needs.loop_tokens else None
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
-    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes)
+    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, workshop)
 
 
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
     target, draft = models.target, models.draft
-    drafter = parts.make_drafter(target, draft if parts.wants_draft else None)
+    drafter = parts.make_drafter(target, draft if parts.wants_draft else None, models.workshop)
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
@@ -195,21 +206,25 @@ def assemble(models: Models, parts: Parts) -> Built:
         verifier=parts.verifier.name,
         verifier_options=asdict(parts.verifier_settings),
     )
-    return Built(decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes)
+    return Built(decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes, models.workshop)
 
 
 def _with_head(options: Options, drafter: str) -> Options:
     """--draft names the folder of the head for a drafter that needs one; from here on it is that drafter's option `head`."""
-    if not DRAFTERS.load(drafter).needs_head:
+    kind: type[Drafter] = DRAFTERS.load(drafter)
+    settings = parse_settings(kind.Settings, options.drafter_options, f"drafter '{drafter}'")
+    part = drafter if kind.needs_head else kind.head_part(settings)
+    if part is None:
         return options
+    named = kind.head_of(settings)
     if options.draft is None:
-        embedded = demo_head(drafter) if options.target == DEMO and "head" not in options.drafter_options else None
+        embedded = demo_head(part) if options.target == DEMO and named is None else None
         if embedded is None:
             return options
-        return _replace(options, drafter_options={**options.drafter_options, "head": str(embedded)})
-    if options.drafter_options.get("head", options.draft) != options.draft:
-        raise ConfigError(f"two heads were named: --draft {options.draft} and head={options.drafter_options['head']}; give one")
-    return _replace(options, draft=None, drafter_options={**options.drafter_options, "head": options.draft})
+        return _replace(options, drafter_options=kind.with_head(options.drafter_options, part, str(embedded)))
+    if named not in (None, options.draft):
+        raise ConfigError(f"two heads were named: --draft {options.draft} and head={named}; give one")
+    return _replace(options, draft=None, drafter_options=kind.with_head(options.drafter_options, part, options.draft))
 
 
 def _best_drafter(options: Options) -> str:
@@ -253,13 +268,20 @@ class _Loader:
         return name == self.options.target
 
     def weigh(self) -> MemoryReport:
-        """Memory needed against available, before any weight is read. Raises CapabilityError when it cannot fit."""
+        """Memory needed against available, before any weight of a model is read. Raises CapabilityError when it cannot fit,
+        CheckpointError when a head was not made for this target."""
         configs = [self._config(name) for name in self._names()]
         dtype = resolve_dtype(self.options.dtype, configs[0], self.device)
+        heads = [kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads]
         return estimate_memory(
-            self._names(), configs, dtype=dtype, device=self.device,
+            self._names(), configs, heads=heads, dtype=dtype, device=self.device,
             num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
         )  # fmt: skip
+
+    def workshop(self) -> Workshop | None:
+        """Of the programs of heads, once the target is loaded: where it runs compiled, they may, too."""
+        mode: Literal["on", "auto"] = "on" if self.options.compile == "on" else "auto"
+        return Workshop(mode, self.status, self.notes) if self._compiled else None
 
     def load(self, name: str, loop_vocab: int | None = None) -> LoadedModel:
         """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary."""
@@ -276,7 +298,7 @@ class _Loader:
         finish(lm, module, pack=not compiled)
         if self._is_target(name) and self.needs.module:
             loaded.module = module
-        if self._is_target(name) and (self.needs.heads or not compiled):  # uncompiled they are there anyway
+        if self._is_target(name) and (self.needs.tables or not compiled):  # uncompiled they are there anyway
             loaded.tables = Tables.of(module)
         del module
         gc.collect()  # a compiled program holds its own packed weights

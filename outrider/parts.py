@@ -11,6 +11,7 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.load import LoadedModel
+from outrider.models.workshop import Workshop
 from outrider.settings import parse_settings
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
@@ -27,8 +28,9 @@ class Parts:
     verifier_settings: Any
     length: DraftLength
 
-    def make_drafter(self, target: LoadedModel, draft: LoadedModel | None) -> Drafter:
-        return self.drafter.build(DraftSetup(target, draft, self.length.most, self.drafter_settings, self.head))
+    def make_drafter(self, target: LoadedModel, draft: LoadedModel | None, workshop: Workshop | None = None) -> Drafter:
+        settings, length = self.drafter_settings, self.length
+        return self.drafter.build(DraftSetup(target, draft, length.most, settings, self.head, workshop, length.is_auto))
 
     @property
     def head(self) -> str | None:

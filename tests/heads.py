@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider.models.heads.acceptance import AcceptanceConfig, AcceptanceHead
+from outrider.models.heads.block import BlockConfig, BlockHead
+from outrider.models.heads.block_files import save_block
 from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
-from outrider.models.heads.eagle_files import default_signals
+from outrider.models.heads.eagle_files import default_signals, save_eagle
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.models.heads.medusa_files import save_medusa
 
 
 def random_eagle(kind: Kind, target: Any, *, draft_vocab: int | None = None, seed: int = 3, **changes: Any) -> EagleHead:
@@ -28,3 +35,55 @@ def random_eagle(kind: Kind, target: Any, *, draft_vocab: int | None = None, see
             for parameter in head.parameters():
                 parameter.normal_(0.0, 0.3) if parameter.dim() > 1 else parameter.normal_(1.0, 0.2)
     return head.eval().requires_grad_(False)
+
+
+def medusa_heads(target: Any, folder: Path) -> None:
+    """Random heads that still know a little: their output layers are the target's."""
+    size = target.config.hidden_size
+    heads = MedusaHeads.new(MedusaConfig(size, target.config.vocab_size, 3, accuracies=((0.5, 0.2), (0.4, 0.1), (0.3,))), target)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for head in heads.heads:
+            head.layers[0].weight.copy_(torch.randn(size, size, generator=generator) * size**-0.5)
+    save_medusa(heads, folder)
+
+
+def block_head(target: Any, folder: Path) -> None:
+    """A random head with everything that a head can have."""
+    sizes = target.config
+    config = BlockConfig(
+        hidden_size=sizes.hidden_size, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+        vocab_size=sizes.vocab_size, block_size=6, target_hidden_size=sizes.hidden_size, target_layers=(0, 1, -1),
+        num_target_layers=sizes.num_hidden_layers, mask_token_id=1, markov_rank=8, markov_gated=True, confidence=True,
+    )  # fmt: skip
+    head = BlockHead.new(config, target)
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
+    save_block(head, folder)
+
+
+def eagle_head(kind: Kind, draft_vocab: int | None) -> Callable[[Any, Path], None]:
+    """Writes a random head; `draft_vocab`: it knows so many of the target's tokens."""
+    return lambda target, folder: save_eagle(random_eagle(kind, target.config, draft_vocab=draft_vocab), folder)
+
+
+def acceptance_head(target: Any, folder: Path) -> None:
+    """A random head that lets drafts be short and long: its estimates lie on both sides of any threshold."""
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        head = AcceptanceHead(AcceptanceConfig())
+    head.save(folder)
+
+
+# Drafters with `needs_head`: who writes an untrained head for the target into a folder.
+HEADS: dict[str, Callable[[Any, Path], None]] = {
+    "block": block_head,
+    "eagle": eagle_head("eagle", None),
+    "eagle3": eagle_head("eagle3", 200),
+    "medusa": medusa_heads,
+}
+# The same for stop=acceptance of drafter draft-model.
+ACCEPTANCE: dict[str, Callable[[Any, Path], None]] = {"acceptance": acceptance_head}

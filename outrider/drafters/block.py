@@ -4,8 +4,9 @@
     fed to the head  x_{n-1} mask mask ...              the pending token and masks, at positions n-1, n, ...
     guessed                  x_n  x_{n+1} ...           with the anchor's slot (DSpark); without it (DFlash) one fewer
 
-The context's keys and values are kept in a cache of the head's own, row by row: read once from the prompt (`read`), then from
-every pass the committed columns (`commit`); the block's stand behind them for one pass and are overwritten by the next.
+The context's keys and values are kept in a cache of the head's own, row by row (`block_context.py`): read once from the prompt,
+then from every pass the committed columns, which the head's next pass takes along; the block's stand behind them for one pass and
+are overwritten by the next. Where the target is compiled, a chain of greedy rows or plain temperature is one program's call.
 
 With a Markov head the laws of a block depend on the token before, so chains are drawn left to right and a tree's children follow
 their own parent, without another pass. The confidence head ends a chain where the guesses so far are unlikely to survive. It
@@ -14,20 +15,25 @@ looks at the token BEFORE the one it decides about; a rule that drops a drawn to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.block_context import BlockContext
 from outrider.drafters.parallel import LawStop, Stop, draft_chain, draft_tree
+from outrider.drafters.programs import drafted, draws_of, programs_serve
 from outrider.errors import CapabilityError, ConfigError
-from outrider.kv.cache import BLOCK, KVCache, LayerShape
-from outrider.models.attention import QUERY_BLOCK
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import block_signals, load_block
+from outrider.kv.cache import KVCache
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_files import block_signals, load_block, outline_block
+from outrider.models.heads.block_program import block_pass, block_program
+from outrider.models.memory import ModelMemory, head_memory
+from outrider.models.pack import can_pack, pack_linears, panel_linears
+from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -96,6 +102,27 @@ class ConfidenceStop:
         """The token itself plays no part."""
 
 
+@dataclass(frozen=True)
+class Program:
+    """A compiled draft of a head, of `num_tokens` tokens a row."""
+
+    call: Callable[..., tuple[Tensor, Tensor]]
+    num_tokens: int
+
+    @classmethod
+    def of(
+        cls, workshop: Workshop, head: BlockHead, kv: KVCache, num_tokens: int, vocab_size: int, *, native: bool
+    ) -> Program | None:
+        found = block_program(workshop, head, kv, num_tokens, vocab_size, native=native)
+        return None if found is None else cls(found, num_tokens)
+
+    def __call__(self, rows: Rows, gamma: list[int], asked: tuple[Tensor, list[Tensor], int], kv: KVCache) -> Draft:
+        numbers, hidden, num_keys = asked
+        positions = torch.empty(num_keys, dtype=torch.int64)
+        tokens, laws = self.call(numbers, hidden, positions, kv.keys, kv.values, *draws_of(rows, self.num_tokens))
+        return drafted(rows, tokens, laws, [min(g, self.num_tokens) for g in gamma])
+
+
 class BlockDrafter(Drafter):
     """Chains and trees from a block head."""
 
@@ -105,15 +132,22 @@ class BlockDrafter(Drafter):
     shape = "chain or tree"
     Settings = BlockSettings
 
-    def __init__(self, head: BlockHead, settings: BlockSettings, dtype: torch.dtype, device: torch.device) -> None:
-        """`head`: bound to the target's tables."""
-        config = head.config
-        self.head = head.to(device=device, dtype=dtype)
+    def __init__(
+        self, head: BlockHead, settings: BlockSettings, context: BlockContext, program: Program | None = None, *,
+        native: bool = False,
+    ) -> None:  # fmt: skip
+        """`head`: bound to the target's tables; `program`: a compiled draft of it."""
+        self.head = head
         self._settings = settings
-        depth = min(settings.max_depth, config.num_guesses)
+        depth = min(settings.max_depth, head.config.num_guesses)
         self._plan = None if settings.tree == "chain" else TreePlan(replace(settings, max_depth=depth))
-        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        self.kv = KVCache([shape] * config.num_layers, dtype, device)  # of the context
+        self.context = context
+        self.program, self._native = program, native
+
+    @property
+    def kv(self) -> KVCache:
+        """Of the context."""
+        return self.context.kv
 
     @property
     def notes(self) -> list[str]:
@@ -132,6 +166,13 @@ class BlockDrafter(Drafter):
         return tuple(sorted(set(block_signals(head, target_config.get_text_config().num_hidden_layers))))
 
     @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        target = target_config.get_text_config()
+        outline = outline_block(head, target.hidden_size, target.vocab_size, target.num_hidden_layers)
+        own = outline.config
+        return head_memory(head, outline, own.num_layers * own.num_kv_heads * own.head_dim * 2, dtype)
+
+    @classmethod
     def drafts_trees(cls, settings: BlockSettings) -> bool:
         return settings.tree != "chain"
 
@@ -144,26 +185,51 @@ class BlockDrafter(Drafter):
         if setup.head is None:
             raise ConfigError(f"{OWNER} needs a head: --draft FOLDER (make one with outrider train block)")
         target, settings = setup.target, setup.settings
-        config = target.config.get_text_config()
-        head = load_block(setup.head, config.hidden_size, target.lm.shape.vocab_size, config.num_hidden_layers)
+        config, lm = target.config.get_text_config(), target.lm
+        head = load_block(setup.head, config.hidden_size, lm.shape.vocab_size, config.num_hidden_layers)
         if settings.stop == "confidence" and not head.config.confidence:
             raise CapabilityError(f"head '{setup.head}' has no confidence head for stop=confidence; use entropy or product")
         assert target.tables is not None, "a target loaded for heads keeps its tables"
         head.bind(target.tables.embedding, target.tables.output)
-        return cls(head, settings, target.lm.dtype, target.lm.device)
+        head.to(device=lm.device, dtype=lm.dtype)
+        if lm.native:
+            panel_linears(head)
+        context = BlockContext(head, lm.dtype, lm.device)
+        program = None
+        if setup.workshop is not None and settings.tree == "chain" and settings.stop == "none":
+            num_tokens = min(setup.num_draft_tokens, head.config.num_guesses)
+            program = Program.of(setup.workshop, head, context.kv, num_tokens, lm.shape.vocab_size, native=lm.native)
+        if can_pack(lm.device, lm.dtype):
+            pack_linears(head)
+        return cls(head, settings, context, program, native=lm.native)
 
     def start(self, row: Row) -> None:
-        self.kv.add_row()
+        self.context.add_row()
+
+    @property
+    def text_caches(self) -> list[KVCache]:
+        return [self.kv]
+
+    def pack(self, index: int) -> list[Tensor]:
+        self.context.settle()
+        return self.kv.read(index, 0, self.kv.lengths[index])
+
+    def unpack(self, state: list[Tensor]) -> None:
+        self.kv.put(self.kv.num_rows - 1, 0, state)
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
-        count = next(iter(hidden.values())).shape[0]
-        positions = torch.arange(start, start + count, device=self.kv.device)[None]
-        self._add_context([index], {layer: states[None] for layer, states in hidden.items()}, positions, [count])
+        known = max(0, self.kv.lengths[index] - start)  # of these tokens, from pages that reach further than the target's
+        if known < len(next(iter(hidden.values()))):
+            self.context.read(index, start + known, {layer: states[known:] for layer, states in hidden.items()})
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         if max(gamma) <= 0:
             return Draft.empty(len(rows), rows.device)
-        guesses = BlockGuesses(self.head, self.head.guessing(self._pass(rows)))
+        asked = self.context.next_pass([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
+        if self.program is not None and programs_serve(rows):
+            return self.program(rows, gamma, asked, self.kv)
+        states = block_pass(self.head, *asked, self.kv.keys, self.kv.values, self._native)
+        guesses = BlockGuesses(self.head, self.head.guessing(states))
         if self._plan is not None:
             return draft_tree(rows, gamma, guesses, self._plan)
         return draft_chain(rows, gamma, guesses, self._stop_rule(guesses, rows))
@@ -171,19 +237,10 @@ class BlockDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         if self._plan is not None:
             self._plan.observe(draft, verdict)
-        counts = [len(columns) for columns in output.kept]
-        width = max(counts)
-        columns = torch.tensor([line + [0] * (width - len(line)) for line in output.kept], device=self.kv.device)
-        starts = torch.tensor([len(row.tokens) - 1 - count for row, count in zip(rows, counts, strict=True)])
-        positions = starts.to(self.kv.device)[:, None] + torch.arange(width, device=self.kv.device)
-        picked = torch.arange(len(counts), device=self.kv.device)[:, None]
-        hidden = {layer: output.hidden[layer][picked, columns] for layer in self.signals}
-        self._add_context(range(len(counts)), hidden, positions, counts)
+        self.context.commit(output.hidden, output.kept, [len(row.tokens) - 1 for row in rows])
 
     def stop(self, index: int) -> None:
-        self.kv.swap_remove(index)
-
-    # ---------------------------------------------------------------- the head's own passes
+        self.context.swap_remove(index)
 
     def _stop_rule(self, guesses: BlockGuesses, rows: Rows) -> Stop | None:
         settings = self._settings
@@ -192,60 +249,3 @@ class BlockDrafter(Drafter):
         if settings.stop == "confidence":
             return ConfidenceStop(guesses, settings.stop_below, len(rows), rows.device)
         return LawStop(StopRule(settings.law_rule(), len(rows), rows.device))
-
-    def _add_context(
-        self, indices: range | list[int], hidden: dict[int, Tensor], positions: Tensor, counts: list[int]
-    ) -> None:
-        """Commit the first counts[i] of these states (n, T, target H) at positions (n, T) to the rows at `indices`."""
-        config, kv = self.head.config, self.kv
-        context = self.head.context([hidden[layer] for layer in config.target_layers])
-        known = positions.clamp(max=config.max_positions - 1)
-        kv.reserve(kv.num_rows, max(kv.lengths[index] + count for index, count in zip(indices, counts, strict=True)))
-        for layer, (keys, values) in enumerate(self.head.context_keys(context, known)):
-            for place, (index, count) in enumerate(zip(indices, counts, strict=True)):
-                end = slice(kv.lengths[index], kv.lengths[index] + count)
-                kv.keys[layer][index, end] = keys[place, :, :count].transpose(0, 1)
-                kv.values[layer][index, end] = values[place, :, :count].transpose(0, 1)
-        for index, count in zip(indices, counts, strict=True):
-            kv.advance(index, count)
-
-    def _pass(self, rows: Rows) -> Tensor:
-        """States (B, block size, H) of one block behind every row."""
-        config = self.head.config
-        anchors = torch.tensor([row.tokens[-1] for row in rows], device=self.kv.device)
-        places = torch.arange(config.block_size, device=self.kv.device)
-        positions = (rows.positions[:, None] - 1 + places).clamp(max=config.max_positions - 1)
-        self.kv.reserve(self.kv.num_rows, max(self.kv.lengths) + config.block_size)
-        return self.head(self.head.block_tokens(anchors), positions, _BlockAttend(self.kv, config))
-
-
-class _BlockAttend:
-    """Attention of one pass: the block's keys and values are written behind each row's context, queries see both.
-
-    As in `models/attention.py`, queries come in whole blocks of 8 and keys in whole blocks of the cache.
-    """
-
-    def __init__(self, kv: KVCache, config: BlockConfig) -> None:
-        self._kv = kv
-        size, lengths = config.block_size, torch.tensor(kv.lengths, device=kv.device)
-        self._num_keys = min(-(-(max(kv.lengths) + size) // BLOCK) * BLOCK, kv.capacity)
-        self._padding = -size % QUERY_BLOCK
-        keys = torch.arange(self._num_keys, device=kv.device)
-        seen = torch.arange(size, device=kv.device) + 1 if config.causal else torch.full((size,), size, device=kv.device)
-        seen = F.pad(seen, (0, self._padding), value=size)  # what padding computes is never read
-        allowed = keys < lengths[:, None, None] + seen[:, None]  # (B, S, K)
-        self._mask = torch.zeros(allowed.shape, dtype=kv.dtype, device=kv.device).masked_fill_(~allowed, float("-inf"))[:, None]
-
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        kv, size = self._kv, keys.shape[2]
-        stores = kv.keys[layer], kv.values[layer]
-        for store, new in zip(stores, (keys, values), strict=True):
-            for row, length in enumerate(kv.lengths):
-                store[row, length : length + size] = new[row].transpose(0, 1)
-        all_keys, all_values = (store[: kv.num_rows, : self._num_keys].transpose(1, 2) for store in stores)
-        padded = F.pad(queries, (0, 0, 0, self._padding))
-        grouped = queries.shape[1] != keys.shape[1]
-        mixed = F.scaled_dot_product_attention(
-            padded, all_keys, all_values, attn_mask=self._mask, enable_gqa=grouped
-        )  # fmt: skip
-        return mixed[:, :, :size]

@@ -5,6 +5,8 @@ The drafting is a draft model's, token by token or level by level (`draft_model.
 the TARGET's own features. So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features of
 the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads them.
 
+Chains of a compiled target come from a compiled program, whole (`models/heads/eagle_loop.py`), where it knows how the rows pick.
+
     place of a row's cache    0              1              ...   n - 2
     token                     x_{b+1}        x_{b+2}              x_{n-1}, the pending token
     feature                   g_b            g_{b+1}              g_{n-2}
@@ -23,14 +25,18 @@ from torch import Tensor
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
+from outrider.drafters.programs import drafted, draws_of, programs_serve
 from outrider.errors import CapabilityError
 from outrider.models.heads.eagle import EagleHead, Kind
-from outrider.models.heads.eagle_files import TargetSizes, head_signals, load_eagle
+from outrider.models.heads.eagle_files import TargetSizes, head_signals, load_eagle, outline_eagle
 from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.heads.eagle_loop import EagleLoop, eagle_loop
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import LoadedModel
+from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears, panel_linears
 from outrider.rows import Row, Rows
+from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting
 from outrider.trees.plan import TreePlan
 from outrider.types import Draft, TargetOutput, Verdict
@@ -47,18 +53,18 @@ class EagleSettings(DraftModelSettings):
 
 @dataclass
 class _Fed:
-    """One row: where its cache begins in the text, and the target's features of the tokens behind it."""
+    """One row: where its cache begins in the text, and what the target thought at the tokens behind it."""
 
     row: Row
     begin: int = 0  # b of the module docstring
-    waiting: list[Tensor] = field(default_factory=list)  # parts (k, H), in order, not fed yet
+    waiting: list[Tensor] = field(default_factory=list)  # parts (k, F) of hidden states (`EagleHead.join`), in order, not fed yet
 
     @property
     def num_waiting(self) -> int:
         return sum(len(part) for part in self.waiting)
 
-    def features(self) -> Tensor:
-        """(k, H), all that wait."""
+    def joined(self) -> Tensor:
+        """(k, F), all that wait."""
         if len(self.waiting) > 1:
             self.waiting = [torch.cat(self.waiting)]
         return self.waiting[0]
@@ -68,6 +74,8 @@ class FeatureFed(ModelDrafter):
     """What a head needs beside drafting: the target's features, fed in time. Mixed into the drafters of chains and trees."""
 
     lm: EagleLM  # type: ignore[assignment]
+    reads_texts = False  # features, which the target has
+    needs_draft = False  # a head in its place
     _fed: list[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began
@@ -90,10 +98,20 @@ class FeatureFed(ModelDrafter):
         self._fed.append(_Fed(row))
 
     def stop(self, index: int) -> None:
+        self._forget_draft()
         super().stop(index)
         self._fed[index] = self._fed[-1]
         self._fed.pop()
-        self._counts = None
+
+    def pack(self, index: int) -> object:
+        self._forget_draft()
+        fed, kv = self._fed[index], self.lm.kv
+        return fed.begin, list(fed.waiting), kv.read(index, 0, kv.lengths[index])
+
+    def unpack(self, state: tuple[int, list[Tensor], list[Tensor]]) -> None:  # type: ignore[override]
+        fed = self._fed[-1]
+        fed.begin, fed.waiting, parts = state
+        self.lm.kv.put(self.lm.kv.num_rows - 1, 0, parts)
 
     @torch.inference_mode()
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
@@ -101,27 +119,27 @@ class FeatureFed(ModelDrafter):
         if start != fed.begin + self.lm.kv.lengths[index] + fed.num_waiting:  # what lies before was never read
             fed.begin, fed.waiting = start, []
             self.lm.kv.truncate(index, 0)
-        fed.waiting.append(self.lm.head.features(hidden))
+        fed.waiting.append(self.lm.head.join(hidden))
         self._feed_most(index)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A row without features, such as one whose prompt is a single token, gets its first draft a step later."""
         self._forget_draft()
-        known = [g if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
-        return super().propose(rows, known)
+        return super().propose(rows, self._askable(gamma))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        counts, lengths = self._counts or [0] * len(self._fed), self._lengths
+        counts, lengths, kv = self._counts, self._lengths, self.lm.kv
         self._close(verdict, draft)
-        for index, (fed, count) in enumerate(zip(self._fed, counts, strict=True)):
-            if lengths:
-                self.lm.kv.truncate(index, lengths[index])  # all that was drafted
-                self.lm.kv.advance(index, count)  # but the target's features stay
-            if count:
-                fed.waiting = []
-        for index, features in enumerate(self._kept_features(output)):
-            self._fed[index].waiting.append(features)
-            if self._fed[index].num_waiting > MAX_WAITING:
+        if counts is not None:
+            for index, (fed, count, length) in enumerate(zip(self._fed, counts, lengths, strict=True)):
+                kv.truncate(index, length)  # all that was drafted
+                kv.advance(index, count)  # but the target's features stay
+                if count:
+                    fed.waiting = []
+        joined = self.lm.head.join(output.hidden)  # (B, N+1, F)
+        for index, (fed, columns) in enumerate(zip(self._fed, output.kept, strict=True)):
+            fed.waiting.append(_chosen(joined[index], columns))
+            if fed.num_waiting > MAX_WAITING:
                 self._feed_most(index)
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
@@ -134,35 +152,57 @@ class FeatureFed(ModelDrafter):
             self.lm.kv.truncate(index, length)
         self._counts, self._lengths = None, []
 
-    def _kept_features(self, output: TargetOutput) -> list[Tensor]:
-        """Per row (k, H): of the tokens of the target's pass that stayed."""
-        longest = max(map(len, output.kept))
-        columns = torch.tensor([line + [0] * (longest - len(line)) for line in output.kept], device=self.lm.device)
-        rows = torch.arange(len(columns), device=self.lm.device)[:, None]
-        features = self.lm.head.features({signal: output.hidden[signal][rows, columns] for signal in self.signals})
-        return [features[index, : len(line)] for index, line in enumerate(output.kept)]
+    def _askable(self, gamma: list[int]) -> list[int]:
+        """Nodes asked for of rows with features."""
+        return [g if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
 
-    def _catch_up(self, rows: Rows) -> list[list[int]]:
-        """The tokens that wait with their features, the last one pending. A row without any gets a place that is not kept."""
-        nothing = torch.zeros(1, self.lm.head.config.hidden_size, dtype=self.lm.dtype, device=self.lm.device)
+    def _open(self, rows: Rows) -> list[tuple[list[int], Tensor]]:
+        """A proposal begins. Per row, the tokens that wait with their hidden states (k, F), the last one pending. A row without
+        any gets a place that is not kept."""
         self._counts = [fed.num_waiting for fed in self._fed]
         self._lengths = list(self.lm.kv.lengths)
-        self.lm.give([fed.features() if fed.waiting else nothing for fed in self._fed])
-        return [row.tokens[-max(count, 1) :] for row, count in zip(rows, self._counts, strict=True)]
+        return [
+            (row.tokens[-max(count, 1) :], fed.joined() if count else self._nothing())
+            for row, fed, count in zip(rows, self._fed, self._counts, strict=True)
+        ]
+
+    def _nothing(self) -> Tensor:
+        """What stands beside a token whose hidden states nobody knows: (1, F)."""
+        return torch.zeros(1, self.lm.head.config.feature_size, dtype=self.lm.dtype, device=self.lm.device)
+
+    def _catch_up(self, rows: Rows) -> list[list[int]]:
+        pairs = self._open(rows)
+        self.lm.give(self.lm.fused([joined for _, joined in pairs]))
+        return [tokens for tokens, _ in pairs]
 
     def _feed_most(self, index: int) -> None:
         """Feed what waits but the last one, whose token may be the pending one: the next draft begins with it."""
         fed = self._fed[index]
-        features = fed.features()
+        joined = fed.joined()
         first = fed.begin + self.lm.kv.lengths[index] + 1
-        for start in range(0, len(features) - 1, PREFILL_CHUNK):
-            part = features[start : min(start + PREFILL_CHUNK, len(features) - 1)]
-            self.lm.feed(index, fed.row.tokens[first + start : first + start + len(part)], part)
-        fed.waiting = [features[-1:]]
+        for start in range(0, len(joined) - 1, PREFILL_CHUNK):
+            part = joined[start : min(start + PREFILL_CHUNK, len(joined) - 1)]
+            self.lm.feed(index, fed.row.tokens[first + start : first + start + len(part)], *self.lm.fused([part]))
+        fed.waiting = [joined[-1:].clone()]  # or the whole chunk stays
 
 
 class EagleChain(FeatureFed, ModelDrafter):
-    """Chains, token by token."""
+    """Chains: in one go where there is a program for it, else token by token."""
+
+    def __init__(self, lm: EagleLM, loop: EagleLoop | None = None, confidence: ConfidenceSettings | None = None) -> None:
+        super().__init__(lm, None, confidence)
+        self._whole = loop
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        if self._whole is None or self._confidence.stop != "none" or not programs_serve(rows):
+            return super().propose(rows, gamma)
+        self._forget_draft()
+        wanted = self._within_context(rows, self._askable(gamma))
+        if not any(wanted):
+            return Draft.empty(len(rows), rows.device)
+        num_tokens = self._whole.length(max(wanted))
+        tokens, laws = self._whole(self._open(rows), draws_of(rows, num_tokens), num_tokens)
+        return drafted(rows, tokens, laws, wanted)
 
 
 class EagleDrafter(FeatureFed, TreeModelDrafter):
@@ -184,10 +224,17 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
         return head_signals(head, cls.kind, TargetSizes.of(target_config))
 
     @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        outline = outline_eagle(head, cls.kind, TargetSizes.of(target_config))
+        own = outline.config
+        return head_memory(head, outline, own.num_layers * own.num_key_value_heads * own.head_dim * 2, dtype)
+
+    @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
-        lm = _head_of(setup, cls.kind)
         settings: EagleSettings = setup.settings
-        return cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else EagleChain(lm, None, settings)
+        whole = not cls.drafts_trees(settings) and settings.stop == "none"
+        lm, loop = _head_of(setup, cls.kind, whole=whole)
+        return cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else EagleChain(lm, loop, settings)
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         super()._close(verdict, draft)
@@ -202,8 +249,9 @@ class Eagle3Drafter(EagleDrafter):
     kind: Kind = "eagle3"
 
 
-def _head_of(setup: DraftSetup, kind: Kind) -> EagleLM:
-    """The head, on the target's kernels. Raises CheckpointError when it does not fit the target."""
+def _head_of(setup: DraftSetup, kind: Kind, *, whole: bool) -> tuple[EagleLM, EagleLoop | None]:
+    """The head, on the target's kernels; and, where chains are drafted whole and the target is compiled, the program for them.
+    Raises CheckpointError when it does not fit the target."""
     target = setup.target
     if setup.head is None or target.config is None:
         raise CapabilityError(f"drafter '{kind}' needs a head trained for this target: --draft FOLDER")
@@ -212,10 +260,14 @@ def _head_of(setup: DraftSetup, kind: Kind) -> EagleLM:
     bind_target(head, target)
     if target.lm.native:
         panel_linears(head)
+    shape, loop = target.lm.shape, None
+    lm = EagleLM(head, shape.vocab_size, shape.context_length, native=target.lm.native)
+    if whole and setup.workshop is not None:
+        label = f"the {kind} head"
+        loop = eagle_loop(lm, setup.workshop, setup.num_draft_tokens, any_length=setup.any_length, label=label)
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
-    shape = target.lm.shape
-    return EagleLM(head, shape.vocab_size, shape.context_length, native=target.lm.native)
+    return lm, loop
 
 
 def bind_target(head: EagleHead, target: LoadedModel) -> None:
@@ -229,3 +281,7 @@ def bind_target(head: EagleHead, target: LoadedModel) -> None:
     head.bind(table, target.tables.output)
 
 
+def _chosen(states: Tensor, columns: list[int]) -> Tensor:
+    """These columns (k, F) of a row's pass (N+1, F): a chain's are its first ones."""
+    chain = columns[-1] == len(columns) - 1
+    return states[: len(columns)] if chain else states[torch.tensor(columns, device=states.device)]

@@ -11,6 +11,7 @@ travels with it. A drafter keeps one feature a row: of the prompt's last chunk (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,15 @@ from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
 from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
+from outrider.drafters.programs import drafted, draws_of, programs_serve
 from outrider.errors import CheckpointError, ConfigError
 from outrider.models.heads.medusa import MedusaHeads
-from outrider.models.heads.medusa_files import load_medusa
+from outrider.models.heads.medusa_files import load_medusa, outline_medusa
+from outrider.models.heads.medusa_program import medusa_program
+from outrider.models.memory import ModelMemory, head_memory
+from outrider.models.pack import can_pack, pack_linears, panel_linears
 from outrider.models.signals import AFTER_NORM
+from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -90,6 +96,25 @@ class MedusaGuesses:
         return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
 
 
+@dataclass(frozen=True)
+class Program:
+    """A compiled draft of the first `num_tokens` heads."""
+
+    call: Callable[..., tuple[Tensor, Tensor]]
+    num_tokens: int
+
+    @classmethod
+    def of(cls, workshop: Workshop, heads: MedusaHeads, most: int, vocab_size: int) -> Program | None:
+        """Of heads bound to their target, for at most `most` tokens a row."""
+        num_tokens = min(most, heads.num_heads)
+        found = medusa_program(workshop, heads, num_tokens, vocab_size)
+        return None if found is None else cls(found, num_tokens)
+
+    def __call__(self, rows: Rows, gamma: list[int], hidden: Tensor, columns: Tensor) -> Draft:
+        tokens, laws = self.call(hidden.contiguous(), columns, *draws_of(rows, self.num_tokens))
+        return drafted(rows, tokens, laws, [min(budget, self.num_tokens) for budget in gamma])
+
+
 class MedusaDrafter(Drafter):
     """Chains and trees from Medusa heads."""
 
@@ -99,12 +124,16 @@ class MedusaDrafter(Drafter):
     shape = "chain or tree"
     Settings = MedusaSettings
 
-    def __init__(self, heads: MedusaHeads, settings: MedusaSettings, note: str = "") -> None:
+    def __init__(
+        self, heads: MedusaHeads, settings: MedusaSettings, note: str = "", program: Program | None = None
+    ) -> None:  # fmt: skip
         self.heads = heads
+        self.program = program
         self._settings = settings
         self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
         self._note = note
         self._features: list[Tensor | None] = []  # per row (H,): at the last position that the target was fed
+        self._last_pass: tuple[Tensor, list[int]] | None = None  # newer ones: states (B, T, H), the column of each row
 
     @property
     def notes(self) -> list[str]:
@@ -119,6 +148,11 @@ class MedusaDrafter(Drafter):
         if not Path(head).is_dir():
             raise CheckpointError(f"no folder with Medusa heads at '{head}'")
         return (AFTER_NORM,)
+
+    @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        config = target_config.get_text_config()
+        return head_memory(head, outline_medusa(head, config.hidden_size, config.vocab_size), 0, dtype)
 
     @classmethod
     def drafts_trees(cls, settings: MedusaSettings) -> bool:
@@ -140,22 +174,34 @@ class MedusaDrafter(Drafter):
         note = f"{heads.num_heads} Medusa heads: at most {heads.num_heads} tokens deep" + (
             "; their accuracies were never measured, so the tree is planned by sibling_acceptance" if planned else ""
         )
-        return cls(heads.to(device=target.lm.device, dtype=target.lm.dtype), settings, note)
+        lm = target.lm
+        heads.to(device=lm.device, dtype=lm.dtype)
+        if lm.native:
+            panel_linears(heads)
+        program = None
+        if setup.workshop is not None and settings.tree == "chain" and settings.stop == "none":
+            program = Program.of(setup.workshop, heads, setup.num_draft_tokens, lm.shape.vocab_size)
+        if can_pack(lm.device, lm.dtype):
+            pack_linears(heads)
+        return cls(heads, settings, note, program)
 
     def start(self, row: Row) -> None:
+        self._settle()
         self._features.append(None)
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
+        self._settle()
         self._features[index] = hidden[AFTER_NORM][-1].clone()
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        budgets = [0 if feature is None else budget for feature, budget in zip(self._features, gamma, strict=True)]
-        known = [feature for feature in self._features if feature is not None]
+        asked = self._last_pass or self._settled()
+        budgets = [0 if column is None else budget for column, budget in zip(asked[1], gamma, strict=True)]
         if max(budgets) <= 0:
             return Draft.empty(len(rows), rows.device)
-        nothing = torch.zeros_like(known[0])
-        features = torch.stack([nothing if feature is None else feature for feature in self._features])
-        guesses = MedusaGuesses(self.heads(features))
+        hidden, columns = asked[0], torch.tensor([column or 0 for column in asked[1]], device=rows.device)
+        if self.program is not None and programs_serve(rows):
+            return self.program(rows, budgets, hidden, columns)
+        guesses = MedusaGuesses(self.heads(hidden[torch.arange(len(rows), device=rows.device), columns]))
         if self._plan is not None:
             return draft_tree(rows, budgets, guesses, self._plan)
         stop = None if self._settings.stop == "none" else LawStop(StopRule(self._settings, len(rows), rows.device))
@@ -164,9 +210,34 @@ class MedusaDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         if self._plan is not None:
             self._plan.observe(draft, verdict)
-        for index, columns in enumerate(output.kept):
-            self._features[index] = output.hidden[AFTER_NORM][index, columns[-1]].clone()
+        self._last_pass = output.hidden[AFTER_NORM], [columns[-1] for columns in output.kept]
+
+    def pack(self, index: int) -> tuple[Tensor | None]:
+        self._settle()
+        return (self._features[index],)
+
+    def unpack(self, state: tuple[Tensor | None]) -> None:
+        self._settle()
+        self._features[-1] = state[0]
 
     def stop(self, index: int) -> None:
+        self._settle()
         self._features[index] = self._features[-1]
         self._features.pop()
+
+    @torch.inference_mode()
+    def _settle(self) -> None:
+        """Rows come and go: take each one's own feature out of the last pass."""
+        if self._last_pass is not None:
+            hidden, columns = self._last_pass
+            self._features = [hidden[row, column].clone() for row, column in enumerate(columns)]
+            self._last_pass = None
+
+    def _settled(self) -> tuple[Tensor, list[int | None]]:
+        """Features as if of a pass (B, 1, H); no column where a row has none yet."""
+        known = [feature for feature in self._features if feature is not None]
+        if not known:
+            return torch.empty(0), [None] * len(self._features)
+        nothing = torch.zeros_like(known[0])
+        hidden = torch.stack([nothing if feature is None else feature for feature in self._features])[:, None]
+        return hidden, [None if feature is None else 0 for feature in self._features]

@@ -19,7 +19,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; b
 OPTIONS = {"freezing": True, "cpp.enable_concat_linear": True, "aot_inductor.custom_ops_to_c_shims": C_SHIMS}
 ONE_THREAD = {"cpp.threads": 1}  # for programs whose kernels are shorter than a fork and join
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
+# Files of this folder whose code is compiled in.
+MODEL_SOURCES = (
+    "attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py", "ops.py", "panel.py", "signals.py",
+)  # fmt: skip
+HEAD_SOURCES = ("picking.py", "vocabulary.py", "workshop.py")
 
 
 class PassProgram(nn.Module):
@@ -77,17 +82,28 @@ def cache_folder() -> Path:
 
 
 def package_path(lm: LM, module: Any, purpose: str = "pass") -> Path:
-    """The file this program has on this machine. Any change of weights, code, versions or threads is another file."""
+    """The file of a program of this model. Any change of weights, code, versions or threads is another file."""
+    facts = (lm.dtype, lm.device, module.config.to_json_string(), _source_fingerprint(MODEL_SOURCES))
+    return _stored(f"{module.config.model_type}-{purpose}", facts, module.state_dict())
+
+
+def program_path(purpose: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:
+    """The file of a program of a head, or of another part with these weights. The code of all heads counts for each."""
+    heads = (f"heads/{source.name}" for source in sorted((Path(__file__).parent / "heads").glob("*.py")))
+    return _stored(purpose, (*facts, _source_fingerprint((*MODEL_SOURCES, *HEAD_SOURCES, *heads))), tensors)
+
+
+def _stored(stem: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:
     digest = hashlib.blake2b(digest_size=12)
-    facts = (
-        purpose, torch.__version__, transformers.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(),
-        torch.get_num_threads(), lm.dtype, lm.device, module.config.to_json_string(), _source_fingerprint(),
+    here = (
+        torch.__version__, transformers.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
     )  # fmt: skip
-    digest.update(repr(facts).encode())
-    for name, parameter in module.state_dict().items():
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return cache_folder() / f"{module.config.model_type}-{purpose}-{digest.hexdigest()}.pt2"
+    digest.update(repr((stem, here, facts)).encode())
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return cache_folder() / f"{stem}-{digest.hexdigest()}.pt2"
 
 
 def native_path() -> Path:
@@ -196,11 +212,10 @@ def _example(lm: LM) -> tuple[tuple, tuple]:
     return inputs, dynamic
 
 
-def _source_fingerprint() -> str:
+def _source_fingerprint(names: tuple[str, ...]) -> str:
     """Changes whenever the code that is compiled in does."""
     here = Path(__file__).parent
-    sources = (here / f"{name}.py" for name in ("attention", "compile", "draft_loop", "layout", "lm", "ops", "panel", "signals"))
-    content = b"".join(source.read_bytes() for source in sources) + native.fingerprint().encode()
+    content = b"".join((here / name).read_bytes() for name in names) + native.fingerprint().encode()
     return hashlib.blake2b(content).hexdigest()
 
 

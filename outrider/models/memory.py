@@ -2,8 +2,8 @@
 
 Weights are counted from the headers of the safetensors files (which also shows a truncated file at once), or
 from the config where there are no files yet. Keys and values cost `layers x KV heads x head size x 2 x bytes
-per number` for each token. A draft model has a share of both. On CPU the weights exist twice while they are
-packed or compiled (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
+per number` for each token. A draft model has a share of both, and so have trained heads. On CPU the weights exist
+twice while they are packed or compiled (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
 megabytes.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
@@ -61,10 +62,16 @@ class MemoryReport:
     copies: float  # of the weights, at the worst moment
     device: str
     available_bytes: int
+    heads: tuple[ModelMemory, ...] = ()  # trained heads that draft
+
+    @property
+    def drafts(self) -> list[ModelMemory]:
+        """All that is there to draft: the draft model and the heads."""
+        return [*([] if self.draft is None else [self.draft]), *self.heads]
 
     @property
     def models(self) -> list[ModelMemory]:
-        return [model for model in (self.target, self.draft) if model is not None]
+        return [self.target, *self.drafts]
 
     @property
     def weights_bytes(self) -> int:
@@ -78,11 +85,9 @@ class MemoryReport:
 
     @property
     def draft_bytes(self) -> int:
-        """The draft's weights and KV."""
-        if self.draft is None:
-            return 0
-        kv = self.draft.kv_bytes_per_token * self.num_rows * self.num_tokens
-        return round(self.draft.weights_bytes * self.copies) + kv
+        """Weights and KV of the draft model and of heads."""
+        kv = sum(draft.kv_bytes_per_token for draft in self.drafts) * self.num_rows * self.num_tokens
+        return round(sum(draft.weights_bytes for draft in self.drafts) * self.copies) + kv
 
     @property
     def needed_bytes(self) -> int:
@@ -102,7 +107,7 @@ class MemoryReport:
 
     def one_line(self) -> str:
         """For a person, before loading starts."""
-        draft = f" + draft {_size(self.draft_bytes)}" if self.draft is not None else ""
+        draft = self._drafts_share()
         weights = _size(self.weights_bytes) if self.target.weights_bytes else "unknown"
         per_token = sum(model.kv_bytes_per_token for model in self.models)
         return (
@@ -116,7 +121,7 @@ class MemoryReport:
         """Raises CapabilityError when it does not fit, saying what would."""
         if self.needed_bytes <= self.available_bytes:
             return
-        draft = f" + draft {_size(self.draft_bytes)}" if self.draft is not None else ""
+        draft = self._drafts_share()
         raise CapabilityError(
             f"not enough memory on {self.device}: '{self.target.name}' needs {_size(self.needed_bytes)} "
             f"(weights {_size(self.weights_bytes)} + KV {_size(self.kv_bytes)} for {self.num_rows} x "
@@ -124,11 +129,14 @@ class MemoryReport:
             f"try {self._advice()}."
         )
 
+    def _drafts_share(self) -> str:
+        return f" + draft {_size(self.draft_bytes)}" if self.drafts else ""
+
     def _advice(self) -> str:
         if self.fitting_tokens >= 16:
             return f"--max-model-len {self.fitting_tokens}"
-        if self.draft is not None and self.needed_bytes - self.draft_bytes <= self.available_bytes:
-            return "--drafter ngram, which needs no draft model"
+        if self.drafts and self.needed_bytes - self.draft_bytes <= self.available_bytes:
+            return "--drafter ngram, which needs no weights of its own"
         return "a smaller model, --dtype bfloat16 if it is larger, or a machine with more memory"
 
 
@@ -136,6 +144,7 @@ def estimate_memory(
     names: Sequence[str],
     configs: Sequence[Any],
     *,
+    heads: Sequence[ModelMemory] = (),
     dtype: torch.dtype,
     device: torch.device,
     num_rows: int = 1,
@@ -143,7 +152,7 @@ def estimate_memory(
     packed: bool = False,
     available_bytes: int | None = None,
 ) -> MemoryReport:
-    """Weigh the target and, as second name, its draft. Raises CapabilityError when they do not fit.
+    """Weigh the target and, as second name, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
 
     `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
     damaged files.
@@ -158,6 +167,7 @@ def estimate_memory(
         copies=PACKED_COPIES if packed else 1.0,
         device=str(device),
         available_bytes=available_memory(device) if available_bytes is None else available_bytes,
+        heads=tuple(heads),
     )
     report.check()
     return report
@@ -170,12 +180,24 @@ def model_memory(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
     return ModelMemory(str(name), weights, kv_bytes_per_token(config, dtype))
 
 
+def head_memory(name: str, head: nn.Module, kv_numbers_per_token: int, dtype: torch.dtype) -> ModelMemory:
+    """A trained head's part, once loaded as `dtype`; its tensors may be on torch's meta device. `kv_numbers_per_token`: keys and
+    values of one token over its layers."""
+    numbers = sum(parameter.numel() for parameter in head.parameters())
+    return ModelMemory(name, numbers * dtype.itemsize, kv_numbers_per_token * dtype.itemsize)
+
+
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Keys and values of one token over all layers; 0 for a model without attention heads (refused when it is loaded)."""
+    """Keys and values of one token over all layers; 0 for a model without attention heads (refused when it is loaded).
+
+    Raises CheckpointError for a config without layers.
+    """
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     if not heads:
         return 0
+    if text.num_hidden_layers < 1:
+        raise CheckpointError(f"config.json says num_hidden_layers {text.num_hidden_layers}; a model has at least one layer.")
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return int(text.num_hidden_layers * kv_heads * head_size * 2 * dtype.itemsize)

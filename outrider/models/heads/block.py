@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
+from outrider.models.attention import QUERY_BLOCK
 from outrider.models.heads.medusa import OUTSIDE
 
 INITIAL_STD = 0.02
@@ -72,6 +73,15 @@ class BlockConfig:
     def num_guesses(self) -> int:
         """Tokens one pass guesses."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
+
+    def mask(self, context: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
+        """Who sees whom in blocks behind `context` (B,) positions of a cache: additive, (B, 1, block size rounded up to
+        QUERY_BLOCK, num_keys), as `models/attention.py` wants it."""
+        places = torch.arange(num_keys, device=context.device)
+        queries = torch.arange(-(-self.block_size // QUERY_BLOCK) * QUERY_BLOCK, device=context.device)
+        seen = (queries + 1).clamp(max=self.block_size) if self.causal else torch.full_like(queries, self.block_size)
+        allowed = places < (context[:, None] + seen)[..., None]  # what padding queries compute is never read
+        return torch.zeros(allowed.shape, dtype=dtype, device=context.device).masked_fill(~allowed, float("-inf"))[:, None]
 
 
 class BlockAttention(nn.Module):
@@ -184,6 +194,10 @@ class BlockHead(nn.Module):
         """Use the target's tables where the head has none of its own."""
         self.__dict__["_target"] = (embedding, output)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hidden_norm.weight.dtype  # a norm's: linears may be packed
+
     def tables(self) -> tuple[Any, Any]:
         """(embedding, output layer) in use: the head's own, or the target's. Bind a head without its own first."""
         own = self.embed_tokens, self.lm_head
@@ -199,7 +213,7 @@ class BlockHead(nn.Module):
 
     def context(self, hidden: Sequence[Tensor]) -> Tensor:
         """The target's states (..., target H) of `target_layers`, in this order -> context (..., H)."""
-        return self.hidden_norm(self.fc(torch.cat(list(hidden), dim=-1).to(self.fc.weight.dtype)))
+        return self.hidden_norm(self.fc(torch.cat(list(hidden), dim=-1).to(self.dtype)))
 
     def context_keys(self, context: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Context (B, T, H) at positions (B, T) -> per layer its rotated keys and values (B, KV heads, T, D)."""
@@ -208,7 +222,7 @@ class BlockHead(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """(...) -> (..., H). The table as it is: some models scale what they look up, a block head does so by its own flag."""
         table = self.embed_tokens if self.embed_tokens is not None else self._bound()[0]
-        return F.embedding(tokens, table.weight).to(self.fc.weight.dtype) * self.config.embedding_scale
+        return F.embedding(tokens, table.weight).to(self.dtype) * self.config.embedding_scale
 
     def block_tokens(self, anchors: Tensor) -> Tensor:
         """Anchor tokens (...) -> what a block is fed (..., block size): the anchor, then masks."""
@@ -275,7 +289,9 @@ class BlockHead(nn.Module):
 
     def _rotate(self, states: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, S, D) at positions (B, S)."""
-        rotary = self.__dict__["_rotary"].to(states.device)
+        rotary = self.__dict__["_rotary"]
+        if rotary.inv_freq.device != states.device:
+            rotary.to(states.device)
         cos, sin = rotary(states, positions)
         return apply_rotary_pos_emb(states, states, cos, sin)[0]
 

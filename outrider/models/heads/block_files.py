@@ -30,17 +30,35 @@ LAYOUTS = ("raw", "speculators")
 def load_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:
     """A head for a target with these sizes, still to be bound to its tables. Raises CheckpointError when it does not fit the
     target, CapabilityError when it has a part that we do not know."""
-    files = HeadTensors.read(folder)
+    head, weights = _fitted(HeadTensors.read(folder), target_hidden, vocab_size, num_target_layers, "cpu")
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)
+
+
+def outline_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:
+    """The same head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
+    `load_block`."""
+    return _fitted(HeadTensors.outline(folder), target_hidden, vocab_size, num_target_layers, "meta")[0]
+
+
+def _fitted(
+    files: HeadTensors, target_hidden: int, vocab_size: int, num_target_layers: int, device: str
+) -> tuple[BlockHead, dict[str, Tensor]]:
+    """A fresh head of these files on `device`, and what belongs into it."""
     files.rename("model.")
     files.drop(["rotary_emb.inv_freq", "t2d"])
     if "fc.weight" not in files or f"{LAYER}q_proj.weight" not in files:
         raise CheckpointError(f"{files.what()} is no {KIND.removeprefix('a ')}: it has {', '.join(sorted(files.names)[:6])}")
-    token_ids = _token_ids(files, vocab_size)
-    config = _config(files, target_hidden, vocab_size, num_target_layers, None if token_ids is None else len(token_ids))
-    head = BlockHead(config, token_ids)
-    head.load_state_dict({name: files.take(name, *tensor.shape) for name, tensor in head.state_dict().items()})
+    with files.making(KIND):
+        token_ids = _token_ids(files, vocab_size)
+        config = _config(files, target_hidden, vocab_size, num_target_layers, None if token_ids is None else len(token_ids))
+        if config.num_guesses < 1:
+            raise ValueError(f"block_size {config.block_size} leaves nothing to guess")
+        with torch.device(device):
+            head = BlockHead(config, token_ids)
+    weights = {name: files.take(name, *tensor.shape) for name, tensor in head.state_dict().items()}
     files.finish(KIND)
-    return head.eval().requires_grad_(False)
+    return head, weights
 
 
 def block_signals(folder: Path | str, num_target_layers: int) -> tuple[int, ...]:
@@ -298,6 +316,7 @@ def _speculators_config(config: BlockConfig) -> dict[str, Any]:
         "architectures": ["DSparkSpeculator" if algorithm == "dspark" else "DFlashSpeculator"],
         "speculators_model_type": algorithm,
         "aux_hidden_state_layer_ids": list(config.target_layers),
+        "sliding_window_non_causal": not config.causal,  # vLLM reads here what its masks see, without a window, too
         "transformer_layer_config": _layer_config(config),
         "speculators_config": {
             "algorithm": algorithm,

@@ -193,21 +193,34 @@ class EagleHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(parameter.dtype for parameter in self.parameters())
+        return next(self.layers.parameters()).dtype
 
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
         """g, (..., H), from the target's hidden states (..., target H) by signal."""
-        states = [hidden[signal].to(self.dtype) for signal in self.config.signals]
+        return self.fuse(self.join(hidden))
+
+    def join(self, hidden: dict[int, Tensor]) -> Tensor:
+        """The target's hidden states that make a feature, side by side: (..., F) of `EagleConfig.feature_size` numbers."""
+        dtype = self.dtype
+        states = [hidden[signal].to(dtype) for signal in self.config.signals]
+        return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
+
+    def fuse(self, joined: Tensor) -> Tensor:
+        """g, (..., H), from what `join` gives (..., F)."""
         if self.config.kind == "eagle":
-            return states[0]
+            return joined
         if self.fc_norm is not None:
-            states = [norm(part) for norm, part in zip(self.fc_norm, states, strict=True)]
-        joined = torch.cat(states, dim=-1)
+            parts = joined.split(self.config.target_hidden_size, dim=-1)
+            joined = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(joined if self.input_norm is None else self.input_norm(joined))
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """States o (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
-        embeds = F.embedding(tokens, self.embedding).to(features.dtype)
+        return self.states(F.embedding(tokens, self.embedding), features, positions, attend)
+
+    def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The same of pairs whose tokens are embedded already, (B, T, H)."""
+        embeds = embeds.to(features.dtype)
         hidden = self.fc(torch.cat([embeds, features], dim=-1)) if self.config.kind == "eagle" else features
         rotation = self.rotary(hidden, positions)
         for layer in self.layers:

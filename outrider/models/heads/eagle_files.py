@@ -63,18 +63,31 @@ def head_signals(folder: Path | str, kind: Kind, target: TargetSizes) -> tuple[i
 
 def load_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:
     """A head for this target, still to be bound to its tables. Raises CheckpointError when it is none, or does not fit."""
-    files = HeadTensors.read(folder)
+    head, weights = _fitted(HeadTensors.read(folder), kind, target, "cpu")
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)
+
+
+def outline_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:
+    """The same head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
+    `load_eagle`."""
+    return _fitted(HeadTensors.outline(folder), kind, target, "meta")[0]
+
+
+def _fitted(files: HeadTensors, kind: Kind, target: TargetSizes, device: str) -> tuple[EagleHead, dict[str, Tensor]]:
+    """A fresh head of these files on `device`, and what belongs into it."""
     files.rename("model.")
     files.rename("midlayer.", "layers.0.")
     files.drop([*NO_INFORMATION, *(name for name in files.names if name.endswith("rotary_emb.inv_freq"))])
     _check_kind(files, kind)
-    config = _config(files, kind, target)
-    draft_ids = _draft_ids(files, config, target)
-    head = EagleHead(config, draft_ids)
+    with files.making(NAMES[kind]):
+        config = _config(files, kind, target)
+        draft_ids = _draft_ids(files, config, target)
+        with torch.device(device):
+            head = EagleHead(config, draft_ids)
     weights = {name: _take(files, name, tensor) for name, tensor in head.state_dict().items() if name != "draft_ids"}
     files.finish(NAMES[kind])
-    head.load_state_dict(weights | ({} if draft_ids is None else {"draft_ids": draft_ids}))
-    return head.eval().requires_grad_(False)
+    return head, weights | ({} if draft_ids is None else {"draft_ids": draft_ids})
 
 
 def save_eagle(head: EagleHead, folder: Path, dtype: torch.dtype | None = None) -> None:

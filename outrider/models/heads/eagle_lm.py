@@ -63,6 +63,12 @@ class EagleLM:
         self._given = list(features)
         self._states = None
 
+    def fused(self, joined: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The features (k, H) of the target's hidden states (k, F) side by side (`EagleHead.join`), of several rows in one go."""
+        sizes = [len(part) for part in joined]
+        table = F.pad(torch.cat(list(joined)), (0, 0, 0, max(0, 2 - sum(sizes))))  # a single place takes other kernels
+        return self.head.fuse(table)[: sum(sizes)].split(sizes)
+
     def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
         """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary; -inf where the head knows
         no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`."""
@@ -111,10 +117,10 @@ class EagleLM:
         plan, positions = plan_pass(
             self.kv, num_rows, width, parents, first_row, last_position=self.shape.context_length - 1, native=self.native
         )
-        return self.head(tokens, features, positions, _cached(plan))[:, :num_tokens]
+        return self.head(tokens, features, positions, cached(plan))[:, :num_tokens]
 
 
-def _cached(plan: PassPlan) -> Attend:
+def cached(plan: PassPlan) -> Attend:
     """Attention over the cache."""
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -59,12 +59,14 @@ class MedusaHeads(nn.Module):
     """All heads. Without own output layers, `bind` must give them the target's before the first pass."""
 
     token_ids: Tensor | None  # (draft vocabulary,) int64: the target's id of every token the heads know; None: all
+    _like: Tensor
 
     def __init__(self, config: MedusaConfig, token_ids: Tensor | None = None) -> None:
         super().__init__()
         self.config = config
         self.heads = nn.ModuleList(ResidualHead(config) for _ in range(config.num_heads))
         self.register_buffer("token_ids", token_ids, persistent=False)
+        self.register_buffer("_like", torch.empty(0), persistent=False)  # of the heads' dtype, even when linears are packed
         self.__dict__["_target_output"] = None  # not a child: the target's weights are not the head's to save
 
     @classmethod
@@ -90,6 +92,15 @@ class MedusaHeads(nn.Module):
             self.__dict__["_target_output"] = output
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def target_output(self) -> nn.Module | None:
+        """The target's output layer, where the heads have none of their own and are bound."""
+        return self.__dict__["_target_output"]
+
+    @property
     def parts(self) -> list[Any]:
         """The heads, as what they are."""
         return list(self.heads)
@@ -103,10 +114,10 @@ class MedusaHeads(nn.Module):
         own = self.parts[head].output
         return weight_of(self.__dict__["_target_output"] if own is None else own)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Features (..., H) -> logits (..., heads, V)."""
-        own = features.to(next(self.parameters()).dtype)  # in training the heads are fp32, whatever the target is
-        logits = torch.stack([self._logits(head, own, features.dtype) for head in self.parts], dim=-2)
+    def forward(self, features: Tensor, num_heads: int | None = None) -> Tensor:
+        """Features (..., H) -> logits (..., heads, V), of all heads or of the first few."""
+        own = features.to(self.dtype)  # in training the heads are fp32, whatever the target is
+        logits = torch.stack([self._logits(head, own, features.dtype) for head in self.parts[:num_heads]], dim=-2)
         logits = logits * self.config.logit_scale
         if self.token_ids is None:
             return logits

@@ -28,7 +28,19 @@ PREFIXES = ("medusa_heads.", "medusa_head.", "model.")
 
 def load_medusa(folder: Path | str, hidden_size: int, vocab_size: int) -> MedusaHeads:
     """Heads for a target with these sizes, still to be bound to it. Raises CheckpointError when they do not fit it."""
-    files = HeadTensors.read(folder)
+    heads, weights = _fitted(HeadTensors.read(folder), hidden_size, vocab_size, "cpu")
+    heads.load_state_dict(weights)
+    return heads.eval().requires_grad_(False)
+
+
+def outline_medusa(folder: Path | str, hidden_size: int, vocab_size: int) -> MedusaHeads:
+    """The same heads without their weights (on torch's meta device): how many and how large, before anything is loaded. Raises as
+    `load_medusa`."""
+    return _fitted(HeadTensors.outline(folder), hidden_size, vocab_size, "meta")[0]
+
+
+def _fitted(files: HeadTensors, hidden_size: int, vocab_size: int, device: str) -> tuple[MedusaHeads, dict[str, Tensor]]:
+    """Fresh heads of these files on `device`, and what belongs into them."""
     for prefix in PREFIXES:
         files.rename(prefix)
     names = files.names
@@ -40,10 +52,10 @@ def load_medusa(folder: Path | str, hidden_size: int, vocab_size: int) -> Medusa
         raise CheckpointError(f"{files.what()} holds no {KIND}: it has {', '.join(sorted(names)[:6])}")
     files.finish(KIND)
     own = files.config.get("outrider") or {}
-    accuracies = tuple(tuple(float(value) for value in line) for line in own.get("accuracies", ()))
-    heads = MedusaHeads(replace(config, accuracies=accuracies), tensors.pop("token_ids", None))
-    heads.load_state_dict(tensors)
-    return heads.eval().requires_grad_(False)
+    with files.making(KIND), torch.device(device):
+        accuracies = tuple(tuple(float(value) for value in line) for line in own.get("accuracies", ()))
+        heads = MedusaHeads(replace(config, accuracies=accuracies), tensors.pop("token_ids", None))
+    return heads, tensors
 
 
 def save_medusa(heads: MedusaHeads, folder: Path) -> None:
@@ -140,6 +152,9 @@ def _original_config(heads: MedusaHeads) -> dict[str, Any]:
         "medusa_num_heads": config.num_heads,
         "medusa_num_layers": config.num_layers,
         "base_model_name_or_path": config.trained_for,
+        "hidden_size": config.hidden_size,  # Medusa's code asks the target; vLLM would take 4096, and 32001 tokens
+        "vocab_size": config.vocab_size,
+        "medusa_fc_bias": config.bias,
         "outrider": {
             "head": "medusa",
             "target": config.trained_for,

@@ -7,14 +7,15 @@ is of another kind, or has a part that would be missing without a word.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,10 +36,15 @@ class HeadTensors:
     @classmethod
     def read(cls, folder: Path | str) -> HeadTensors:
         """Raises CheckpointError when there is no such folder, no weight file in it, or one that cannot be read."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds the head's weights.")
+        folder = _existing(folder)
         return cls(folder, read_config(folder), _read_weights(folder))
+
+    @classmethod
+    def outline(cls, folder: Path | str) -> HeadTensors:
+        """The same from the files' headers: numbers that are no weights (ids of tokens) as they are, of weights the shape only
+        (tensors on torch's meta device). Costs no memory and no time, however large the head is. Raises as `read`."""
+        folder = _existing(folder)
+        return cls(folder, read_config(folder), _read_weights(folder, outline=True))
 
     @property
     def names(self) -> list[str]:
@@ -63,11 +69,15 @@ class HeadTensors:
         return tuple(self._left[name].shape)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor, which must have this shape. Raises CheckpointError saying both shapes and the head's own target."""
+        """The tensor, which must have this shape. Raises CheckpointError saying both shapes and the head's own target, and for
+        weights that are NaN or infinite: such a head drafts, and nothing of it is ever kept."""
         found = self.shape(name)
         if found != shape:
             raise CheckpointError(f"{self.what()}: tensor '{name}' has shape {list(found)}, expected {list(shape)}")
-        return self._left.pop(name)
+        tensor = self._left.pop(name)
+        if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all():
+            raise CheckpointError(f"{self.what()} is damaged: tensor '{name}' has NaN or infinite values. Fetch it again.")
+        return tensor
 
     def rename(self, prefix: str, to: str = "") -> None:
         """Names that begin with `prefix` begin with `to`."""
@@ -87,6 +97,16 @@ class HeadTensors:
                 f"{self.what()} holds tensors that are no part of {kind}: {', '.join(sorted(self._left)[:6])}"
                 f"{' ...' if len(self._left) > 6 else ''}. It may be a head of another kind."
             )
+
+    @contextlib.contextmanager
+    def making(self, kind: str) -> Iterator[None]:
+        """While a head is made of what config.json says, which may be anything: what goes wrong inside is a CheckpointError."""
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.what()}: no {kind.removeprefix('a ').removeprefix('an ')} can be made of its config.json ({error})"
+            ) from error
 
     def what(self) -> str:
         """The folder, and for whom it was trained: the beginning of every message."""
@@ -115,26 +135,43 @@ def write_head(folder: Path, file: str, config: dict[str, Any], tensors: dict[st
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, str(folder / file))
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
+def _existing(folder: Path | str) -> Path:
+    if not Path(folder).is_dir():
+        raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds the head's weights.")
+    return Path(folder)
+
+
+def _read_weights(folder: Path, *, outline: bool = False) -> dict[str, Tensor]:
     for pattern in WEIGHT_FILES:
         paths = sorted(folder.glob(pattern))
         if paths:
             tensors: dict[str, Tensor] = {}
             for path in paths:
-                tensors.update(_read_file(path))
+                tensors.update(_read_file(path, outline=outline))
             return tensors
     held = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     raise CheckpointError(f"'{folder}' holds no weights ({', '.join(WEIGHT_FILES)}), only: {held}")
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def _read_file(path: Path, *, outline: bool) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            return load_file(str(path))
+            return _header(path) if outline else load_file(str(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"cannot read the weights '{path}': {line}") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise CheckpointError(f"'{path}' must hold named tensors, got a {type(found).__name__}")
+    return found
+
+
+def _header(path: Path) -> dict[str, Tensor]:
+    """Whole numbers and booleans as stored; in place of weights, their shapes."""
+    found: dict[str, Tensor] = {}
+    with safe_open(str(path), "pt") as file:
+        for name in file.keys():  # noqa: SIM118  no mapping
+            part = file.get_slice(name)
+            is_weight = part.get_dtype().startswith(("F", "BF"))
+            found[name] = torch.empty(part.get_shape(), device="meta") if is_weight else file.get_tensor(name)
     return found

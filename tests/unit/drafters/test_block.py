@@ -129,6 +129,7 @@ def test_the_context_is_that_of_the_text(target: Path) -> None:
     with torch.inference_mode():
         used.catch_up()
         fresh.catch_up()
+    used.drafter.context.settle()
     ours, theirs = used.drafter.kv, fresh.drafter.kv
     ours.check_integrity()
     assert ours.lengths == theirs.lengths == [len(row.tokens) - 1 for row in used.rows]

@@ -167,6 +167,86 @@ def test_close_and_notes_reach_every_part() -> None:
     assert drafter.notes == []
 
 
+# ------------------------------------------------ heads, and texts that are still read
+
+
+class Reading(Scripted):
+    """Reads hidden states, and the texts of rows only when told that it may."""
+
+    def __init__(self, layers: tuple[int, ...], unread: set[int] = frozenset()) -> None:
+        super().__init__()
+        self.layers, self.unread = layers, unread
+        self.read_of: list[tuple[int, int, tuple[int, ...]]] = []
+
+    @property
+    def signals(self) -> tuple[int, ...]:
+        return self.layers
+
+    def read(self, index: int, start: int, hidden: dict[int, torch.Tensor]) -> None:
+        self.read_of.append((index, start, tuple(hidden)))
+
+    def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
+        return [0 if index in self.unread else count for index, count in enumerate(gamma)]
+
+    def pack(self, index: int) -> str | None:
+        return f"row {index}" if self.layers else None
+
+    def unpack(self, state: str) -> None:
+        self.unpacked = state
+
+
+def test_every_part_hears_the_layers_it_asked_for_and_no_others() -> None:
+    """A head that reads a layer more than it was trained with would draft nonsense."""
+    one, two, deaf = Reading((1, 3)), Reading((3, 5)), Reading(())
+    drafter = CompositeDrafter([_Part("one", one, True), _Part("deaf", deaf, False), _Part("two", two, False)], "merge")
+    assert drafter.signals == (1, 3, 5)
+    drafter.read(2, 7, {layer: torch.zeros(4, 8) for layer in drafter.signals})
+    assert (one.read_of, two.read_of, deaf.read_of) == ([(2, 7, (1, 3))], [(2, 7, (3, 5))], [])
+
+
+@pytest.mark.parametrize("mode", ["merge", "best"])
+def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> None:
+    """And only in the step that was prepared so: the next one asks the model again."""
+    model, free = Reading((), unread={0}), Scripted(jump=2, most=3)
+    drafter = CompositeDrafter([_Part("model", model, True), _Part("free", free, False)], mode)
+    rows = batch(drafter, 2)
+    assert drafter.prepare(rows, [4, 4], 256) == [4, 4]
+    draft = step(drafter, rows, [4, 4], successor)
+    assert model.budgets[-1][0] == 0
+    assert draft.lists[1][0] == 3
+    model.unread = frozenset()
+    for _ in range(TRY_AFTER + 2):
+        drafter.prepare(rows, [4, 4], 256)
+        step(drafter, rows, [4, 4], successor)
+    assert any(budget[0] for budget in model.budgets[1:])
+
+
+def test_what_a_row_knows_is_packed_part_by_part() -> None:
+    """None where a part that reads hidden states keeps nothing: the caller then has the prompt read again."""
+    head, free = Reading((1,)), Scripted()
+    drafter = CompositeDrafter([_Part("head", head, True), _Part("free", free, False)], "merge")
+    state = drafter.pack(1)
+    assert state == {"head": "row 1", "free": None}
+    drafter.unpack(state)
+    assert head.unpacked == "row 1"
+    head.pack = lambda index: None  # type: ignore[method-assign]
+    assert drafter.pack(1) is None
+
+
+def test_the_head_of_a_part_is_named_among_its_options() -> None:
+    """`--draft FOLDER` becomes the part's own option, and the others stay."""
+    settings = CompositeSettings("suffix,eagle3", options="suffix.max_depth=9")
+    assert CompositeDrafter.head_part(settings) == "eagle3"
+    assert CompositeDrafter.head_of(settings) is None
+    named = CompositeDrafter.with_head({"parts": settings.parts, "options": settings.options}, "eagle3", "/some/where")
+    settings = CompositeSettings(**named)
+    assert CompositeDrafter.part_classes(settings)["suffix"][1].max_depth == 9
+    assert CompositeDrafter.head_of(settings) == "/some/where"
+    assert [(kind.kind, folder) for kind, folder in CompositeDrafter.heads_of(settings)] == [("eagle3", "/some/where")]
+    assert CompositeDrafter.head_part(CompositeSettings("ngram,suffix")) is None
+    assert CompositeDrafter.with_head({}, "block", "x") == {"options": "block.head=x"}
+
+
 # ------------------------------------------------ what is refused
 
 
@@ -194,11 +274,13 @@ def test_an_unknown_part_is_named_with_the_nearest() -> None:
 
 def test_two_models() -> None:
     """Refused before either of them is loaded."""
-    assert "one model at most, got draft-model and quantised" in refused(parts="draft-model,quantised")
+    assert "one model or head at most, got draft-model and quantised" in refused(parts="draft-model,quantised")
+    assert "one model or head at most, got eagle3 and medusa" in refused(parts="eagle3,medusa")
 
 
 def test_a_tree_of_the_model() -> None:
     assert "drafts a chain" in refused(parts="draft-model,ngram", options="draft-model.tree=2x2")
+    assert "drafts a chain" in refused(parts="eagle3,ngram", options="eagle3.tree=best-first")
 
 
 def test_options_of_a_part_that_is_not_there() -> None:

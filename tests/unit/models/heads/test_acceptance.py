@@ -36,10 +36,13 @@ def test_features_by_hand() -> None:
     found = law_features(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([0.1]), NO, ~NO)[0]
     assert found.shape == (NUM_FEATURES,)
     assert found[:3].tolist() == pytest.approx([math.log(0.5) / 4, math.log(0.25) / 4, math.log(0.25) / 4])
-    assert found[-5:].tolist() == pytest.approx([1.5 * math.log(2), 0.0, math.log(0.1), 0.0, 1.0])
+    assert found[-7:].tolist() == pytest.approx([1.5 * math.log(2), 0.0, math.log(0.1), 0.0, 1.0, 0.0, 0.0])
+    behind = law_features(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([0.1]), NO, ~NO, torch.tensor([0.25]))[0]
+    assert behind[:-2].tolist() == found[:-2].tolist()
+    assert behind[-2:].tolist() == pytest.approx([math.log(0.25), 1.0])
     certain = law_features(torch.eye(50)[:1], torch.zeros(1), ~NO, NO)[0]
     assert torch.isfinite(certain).all()
-    assert certain[-5:].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]  # of the first token, what came before says nothing
+    assert certain[-7:].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]  # of the first token, what came before says nothing
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -49,8 +52,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert again.config == one.config
     law = torch.rand(4, 9).softmax(-1)
     flags = torch.tensor([True, False, True, False])
-    assert torch.equal(again.chance(law, None, flags), one.chance(law, None, flags))
-    assert not torch.equal(one.chance(law, None, flags), one.chance(law, None, ~flags))
+    assert torch.equal(again.chance(law, None, None, flags), one.chance(law, None, None, flags))
+    assert not torch.equal(one.chance(law, None, None, flags), one.chance(law, None, None, ~flags))
     (tmp_path / "config.json").write_text('{"model_type": "medusa"}')
     with pytest.raises(CheckpointError, match="no acceptance head"):
         AcceptanceHead.load(tmp_path)
@@ -68,7 +71,7 @@ def test_stopping_by_it_keeps_the_law(verifier: str) -> None:
 
         def drafted(rows: Rows, settings: ConfidenceSettings = settings) -> Draft:
             greedy = torch.zeros(len(rows), dtype=torch.bool)
-            rule = StopRule(settings, len(rows), rows.device, lambda law, before: one.chance(law, before, greedy))
+            rule = StopRule(settings, len(rows), rows.device, lambda law, before, drawn: one.chance(law, before, drawn, greedy))
             return draft_chain(rows, [LEVELS] * len(rows), guesses, LawStop(rule))
 
         drafts = all_drafts(drafted, PROMPT, params, V)
