@@ -1,109 +1,106 @@
-"""Does a head trained here do in vLLM what it does in Outrider? The same weights, prompts and draft length in both; acceptance
-from vLLM's own counters against ours, greedy.
+"""Does a drafter trained here do in vLLM what it does in Outrider? `outrider export --check` for several of them: the same
+weights, prompts, texts and draft length in both, acceptance from vLLM's own counters against ours, greedy.
 
-    python benchmarks/head_in_vllm.py demo runs/eagle3/drafter --workload demo
+    python benchmarks/head_in_vllm.py demo eagle3=outrider/demo/models/heads/eagle3:raw medusa=runs/medusa/drafter:vllm
 
-vLLM lies in `.peers/vllm` (benchmarks/setup_peers.sh). The head is exported in the raw EAGLE-3 layout first; what vLLM is known
-not to read is said before it starts.
+Each drafter is NAME=FOLDER:LAYOUT. vLLM lies in `.peers/vllm` (benchmarks/setup_peers.sh); the code is outrider/train/vllm.
+Results of `outrider export --check --vllm` that are there already are gathered with --from NAME=EXPORT.JSON.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from serve import Setting, free_port, serving, window
 from workload import PEERS, console, model_name, write_result
 
-from outrider import LLM, SamplingParams
 from outrider.demo import demo_paths
-from outrider.lab.server.client import Client
-from outrider.lab.server.counters import difference, read
-from outrider.lab.server.endpoint import Endpoint
-from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.types import Level
+from outrider.lab.result import read_result
 from outrider.lab.workload.load import load_workload
-from outrider.lab.workload.types import Request
-from outrider.stats import DecodeStats
 from outrider.train.export import Target, export
+from outrider.train.export_result import Acceptance, Compared, ExportResult
+from outrider.train.vllm.compare import Comparing, compare, method_for, prompt_tokens
+from outrider.train.vllm.process import Interpreter, VllmError
 
 
-def in_vllm(
-    target: Path, head: Path, requests: list[Request], sampling: SamplingParams, length: int, threads: int
-) -> dict[str, Any]:
-    """vLLM's counters over all requests, one at a time."""
-    port = free_port()
-    config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": length}
-    command = [
-        str(PEERS / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target),
-        "--dtype", "bfloat16", "--max-num-seqs", "1", "--port", str(port), "--max-model-len", "1024",
-        "--no-enable-prefix-caching", "--speculative-config", json.dumps(config),
-    ]  # fmt: skip
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "HF_HUB_OFFLINE": "1"}
-    with serving(command, port, "/health", PEERS / "head-vllm.log", **environment) as url:
-        options = LoadOptions(concurrency=(1,), sampling=sampling, api="completions")
-        asyncio.run(window(Setting("vllm", url, {}), Level(concurrency=1), requests[:1], options))
-        before = asyncio.run(_counters(url))
-        asyncio.run(window(Setting("vllm", url, {}), Level(concurrency=1), requests, options))
-        counted = difference(before, asyncio.run(_counters(url))).speculation
-    if counted is None:
-        raise typer.BadParameter("vLLM counted no speculation")
+def engine(one: Acceptance) -> dict[str, Any]:
+    """One engine's numbers, as earlier results have them."""
     return {
-        "tau": counted.tau, "draft_utilisation": counted.draft_utilisation, "per_position": counted.acceptance_per_position,
-        "drafted": counted.num_draft_tokens, "accepted": counted.num_accepted_tokens,
+        "tau": one.tau, "draft_utilisation": one.accepted / max(one.drafted, 1), "per_position": one.per_position,
+        "drafted": one.drafted, "accepted": one.accepted,
     }  # fmt: skip
 
 
-async def _counters(url: str) -> Any:
-    await asyncio.sleep(2)  # it counts a request after its last byte
-    async with Client(Endpoint.parse(url), timeout_s=60) as client:
-        reading, why = await read(client, None)
-    if reading is None:
-        raise typer.BadParameter(why)
-    return reading
-
-
-def in_outrider(target: Path, head: Path, requests: list[Request], sampling: SamplingParams, length: int) -> dict[str, Any]:
-    """Ours, over the same prompts."""
-    llm = LLM(target, drafter="eagle3", draft=head, num_draft_tokens=length)
-    total = DecodeStats()
-    for one in requests:
-        total = total.merge(llm.generate([one.prompt or ""], sampling)[0].stats)
-    per_position = [count / total.steps for count in total.accepted_per_position]
+def entry(kind: str, layout: str, found: Compared | None, why_not: str) -> dict[str, Any]:
+    """What is stored about one drafter."""
+    if found is None:
+        return {"kind": kind, "layout": layout, "not_compared": why_not}
     return {
-        "tau": total.tau, "draft_utilisation": total.draft_utilisation, "per_position": per_position,
-        "drafted": total.drafted, "accepted": total.accepted,
+        "kind": kind, "layout": layout, "method": found.method, "prompts": found.num_prompts,
+        "max_new_tokens": found.max_new_tokens, "num_draft_tokens": found.num_draft_tokens, "dtype": found.dtype,
+        "outrider": engine(found.outrider), "vllm": {**engine(found.vllm), "versions": found.versions},
+        "departures": found.departures, "same_texts": found.same_texts, "tau_ratio": found.tau_ratio,
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What all drafters draft for."""
+
+    tokens: list[list[int]]
+    max_new_tokens: int
+    threads: int
+
+
+def run(name: str, folder: Path, layout: str, target: Target, python: Path, prompts: Prompts) -> dict[str, Any]:
+    """Export and compare one."""
+    interpreter = Interpreter.find(str(python))
+    assert interpreter is not None, "a named Python is found, or an error says why not"
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "head"
+        kind = export(folder, layout, out, target)
+        try:
+            how = Comparing(prompts.tokens, method_for(kind, folder, target, None), prompts.max_new_tokens, prompts.threads)
+            found = compare(interpreter, kind, folder, out, target, how, PEERS / f"head-vllm-{name}.log", console().print)
+        except VllmError as error:
+            return entry(kind, layout, None, error.reason)
+    return entry(kind, layout, found, "")
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """From an export.json."""
+    result = read_result(path)
+    if not isinstance(result, ExportResult):
+        raise typer.BadParameter(f"{path} is no result of 'outrider export'")
+    return {**entry(result.drafter, result.layout, result.compared, result.not_compared), "command": result.command}
 
 
 def main(
     target: Annotated[str, typer.Argument(help="'demo' or a folder.")],
-    head: Annotated[Path, typer.Argument(help="A folder that `outrider train eagle3` made.")],
+    drafters: Annotated[list[str] | None, typer.Argument(help="NAME=FOLDER:LAYOUT, several.")] = None,
+    there: Annotated[list[str] | None, typer.Option("--from", help="NAME=EXPORT.JSON, several.")] = None,
     workload: Annotated[str, typer.Option()] = "demo",
     prompts: Annotated[int, typer.Option()] = 24,
-    length: Annotated[int, typer.Option(help="Draft tokens per step.")] = 4,
     tokens: Annotated[int, typer.Option(help="Per answer.")] = 64,
     threads: Annotated[int, typer.Option()] = 2,
+    python: Annotated[Path, typer.Option(help="One that has vLLM.")] = PEERS / "vllm" / "bin" / "python",
 ) -> None:
-    """One head in two engines."""
+    """Drafters in two engines."""
     folder = Path(demo_paths().target) if target == "demo" else Path(target)
-    requests = list(load_workload(workload, limit=prompts).requests)
-    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    with tempfile.TemporaryDirectory() as place:
-        exported = Path(place) / "head"
-        console().print(export(head, "raw", exported, Target.load(str(folder))))
-        content: dict[str, Any] = {
-            "target": model_name(folder), "workload": workload, "prompts": len(requests), "num_draft_tokens": length,
-            "outrider": in_outrider(folder, head, requests, sampling, length),
-            "vllm": in_vllm(folder, exported, requests, sampling, length, threads),
-        }  # fmt: skip
-    content["tau_ratio"] = content["vllm"]["tau"] / content["outrider"]["tau"]  # drafts beyond an answer's end: only vLLM counts them
+    found = {name: stored(Path(path)) for name, path in (one.split("=", 1) for one in there or [])}
+    if drafters:
+        loaded = Target.load(str(folder), target)
+        material = Prompts(prompt_tokens(load_workload(workload, limit=prompts), loaded, tokens), tokens, threads)
+        for name, place in (one.split("=", 1) for one in drafters):
+            source, layout = place.rsplit(":", 1)
+            found[name] = run(name, Path(source), layout, loaded, python, material)
+    content = {"target": model_name(folder), "workload": workload, "drafters": found}
     console().print_json(json.dumps(content))
-    console().print(f"written to {write_result('head-in-vllm', content, threads)}")
+    console().print(f"written to {write_result('head-in-vllm-kinds', content, threads)}")
 
 
 if __name__ == "__main__":

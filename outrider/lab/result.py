@@ -34,6 +34,7 @@ KINDS = {
     "replay": "outrider.lab.replay.result:ReplayResult",
     "reasoning": "outrider.lab.reasoning.result:ReasoningResult",
     "train": "outrider.train.result:TrainResult",
+    "export": "outrider.train.export_result:ExportResult",
 }
 
 

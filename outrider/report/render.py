@@ -17,6 +17,7 @@ RENDERERS = {
     "replay": "outrider.report.replay",
     "reasoning": "outrider.report.reasoning",
     "train": "outrider.report.train",
+    "export": "outrider.report.export",
 }
 
 

@@ -14,43 +14,56 @@ The kind is told by the tensors and the config, not by names. Heads that share t
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.models.heads.block import BlockConfig
 from outrider.models.heads.block_files import export_block, load_block
-from outrider.models.heads.eagle import EagleHead, Kind
+from outrider.models.heads.eagle import EagleConfig, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.exit import KIND as EXIT
 from outrider.models.heads.medusa_files import export_medusa, load_medusa
 from outrider.models.heads.tensors import HeadTensors, read_config
-from outrider.models.load import load_config, load_module, load_tokenizer, resolve_dtype
-from outrider.models.vocabulary import check_same_vocabulary
-from outrider.train.export_eagle import export_eagle, vllm_obstacles
+from outrider.models.load import UNKNOWN_CONTEXT, load_config, load_module, load_tokenizer, resolve_dtype
+from outrider.train.export_draft import CPU, check_draft, export_draft
+from outrider.train.export_eagle import export_eagle
+from outrider.train.vllm.obstacles import obstacles
 
+Config = TypeVar("Config", BlockConfig, EagleConfig)
 LAYOUTS = ("raw", "speculators", "medusa", "vllm", "transformers")
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Target:
     """What heads are exported and checked against."""
 
-    name: str
+    name: str  # a folder or a hub id
     module: Any
     tokenizer: Any
+    called: str  # in what is said about it
 
     @classmethod
-    def load(cls, name: str) -> Target:
+    def load(cls, name: str, called: str | None = None) -> Target:
         """On CPU, in its own dtype. Raises CheckpointError."""
         config = load_config(name)
-        return cls(name, load_module(name, config, resolve_dtype("auto", config, CPU), CPU), load_tokenizer(name))
+        module = load_module(name, config, resolve_dtype("auto", config, CPU), CPU)
+        return cls(name, module, load_tokenizer(name), called or name)
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype it is loaded in."""
+        return str(self.module.dtype).removeprefix("torch.")
+
+    @property
+    def context(self) -> int:
+        """Tokens that it can read."""
+        return int(getattr(self.module.config.get_text_config(), "max_position_embeddings", None) or UNKNOWN_CONTEXT)
 
     @property
     def sizes(self) -> TargetSizes:
@@ -86,9 +99,7 @@ def kind_of(folder: Path) -> str:
 
 
 def _draft_model(source: Path, out: Path, target: Target) -> None:
-    check_same_vocabulary(target.tokenizer, load_tokenizer(str(source)), target.name, str(source))
-    load_module(str(source), load_config(str(source)), torch.float32, CPU)  # raises when it is incomplete
-    shutil.copytree(source, out, dirs_exist_ok=True)
+    export_draft(source, out, target.called, target.tokenizer)
 
 
 def _medusa(layout: str) -> Writer:
@@ -105,6 +116,7 @@ def _block(layout: str) -> Writer:
         sizes = target.sizes
         head = load_block(source, sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
         head.bind(target.module.get_input_embeddings(), target.module.get_output_embeddings())
+        head.config = _addressed(head.config, layout, target)
         export_block(head, out, layout, tables=True)
 
     return write
@@ -114,9 +126,15 @@ def _eagle(kind: Kind, layout: str) -> Writer:
     def write(source: Path, out: Path, target: Target) -> None:
         head = load_eagle(source, kind, target.sizes)
         head.bind(target.module.get_input_embeddings().weight, target.module.get_output_embeddings())
+        head.config = _addressed(head.config, layout, target)
         export_eagle(head, out, layout, architectures=target.module.config.architectures or ())
 
     return write
+
+
+def _addressed(config: Config, layout: str, target: Target) -> Config:
+    """In speculators' layout the head says where its target is, which `vllm serve FOLDER` loads: a place, not a nickname."""
+    return replace(config, trained_for=target.name) if layout == "speculators" else config
 
 
 WRITERS: dict[str, dict[str, Writer]] = {
@@ -128,9 +146,9 @@ WRITERS: dict[str, dict[str, Writer]] = {
 }
 
 
-def export(source: Path, layout: str, out: Path, target: Target) -> str:
-    """Write it; returns its kind. Raises ConfigError for a layout that the kind does not have, CheckpointError when it does not
-    fit the target, OutriderError when the disk is full."""
+def writer_for(source: Path, layout: str) -> tuple[str, Writer]:
+    """A drafter's kind, and what writes it in this layout. Raises ConfigError for a layout that the kind does not have,
+    CapabilityError for a kind that nobody else reads, CheckpointError where there is no drafter."""
     kind = kind_of(source)
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout '{layout}'.{did_you_mean(layout, LAYOUTS)}")
@@ -139,11 +157,18 @@ def export(source: Path, layout: str, out: Path, target: Target) -> str:
         raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with --drafter {kind}")
     if layout not in writers:
         raise ConfigError(f"'{source}' is of kind '{kind}', whose layouts are {', '.join(writers)}; got '{layout}'")
+    return kind, writers[layout]
+
+
+def export(source: Path, layout: str, out: Path, target: Target) -> str:
+    """Write it; returns its kind. Raises what `writer_for` raises, CheckpointError when it does not fit the target, OutriderError
+    when the disk is full."""
+    kind, write = writer_for(source, layout)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is there already and not empty; give another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        writers[layout](source, out, target)
+        write(source, out, target)
     except OSError as error:
         raise OutriderError(f"{out} cannot be written: {error}") from error
     return kind
@@ -155,22 +180,22 @@ def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
     Raises CheckpointError with the first tensor that differs.
     """
     if kind == "draft-model":
-        return _check_draft(source, out)
-    ours, theirs = (_head(kind, folder, target) for folder in (source, out))
-    obstacles = [f"vLLM: {line}" for line in vllm_obstacles(theirs)] if isinstance(theirs, EagleHead) else []
+        return check_draft(source, out, target.module)
+    ours, theirs = (load_head(kind, folder, target) for folder in (source, out))
     count = _same_tensors(ours, theirs, out)
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     architecture = ", ".join(config.get("architectures") or []) or "no architecture named"
     sizes = target.sizes
     return [
-        f"{count} tensors of {out} are those of {source}, and fit {target.name} "
+        f"{count} tensors of {out} are those of {source}, and fit {target.called} "
         f"({sizes.num_layers} layers of {sizes.hidden_size}, {sizes.vocab_size} tokens)",
         f"config.json: {architecture}",
-        *obstacles,
+        *(f"vLLM: {line}" for line in obstacles(theirs)),
     ]
 
 
-def _head(kind: str, folder: Path, target: Target) -> nn.Module:
+def load_head(kind: str, folder: Path, target: Target) -> nn.Module:
+    """A head of any kind but `draft-model`. Raises CheckpointError when it does not fit the target."""
     sizes = target.sizes
     if kind == "medusa":
         return load_medusa(folder, sizes.hidden_size, sizes.vocab_size)
@@ -188,13 +213,3 @@ def _same_tensors(ours: nn.Module, theirs: nn.Module, out: Path) -> int:
         if not torch.equal(value.float(), right[name].float()):
             raise CheckpointError(f"{out}: tensor '{name}' is not that of the source")
     return len(left)
-
-
-def _check_draft(source: Path, out: Path) -> list[str]:
-    models = [load_module(str(folder), load_config(str(folder)), torch.float32, CPU) for folder in (source, out)]
-    tokens = torch.arange(8)[None]
-    with torch.no_grad():
-        logits = [model(input_ids=tokens, use_cache=False).logits for model in models]
-    if not torch.equal(*logits):
-        raise CheckpointError(f"{out} computes other logits than {source}")
-    return [f"{out} loads in transformers as {type(models[1]).__name__} and computes the logits of {source}"]

@@ -53,7 +53,6 @@ def speculators_config(head: EagleHead, num_draft_tokens: int, architectures: Se
     }  # fmt: skip
     return {
         "architectures": ["Eagle3Speculator"],
-        "model_type": "speculator_model",
         "speculators_model_type": "eagle3",
         "speculators_version": SPECULATORS_VERSION,
         "embed_requires_grad": False,
@@ -69,23 +68,6 @@ def speculators_config(head: EagleHead, num_draft_tokens: int, architectures: Se
             "verifier": {"name_or_path": head.config.trained_for, "architectures": list(architectures)},
         },
     }
-
-
-def vllm_obstacles(head: EagleHead) -> list[str]:
-    """What vLLM would not read, or read otherwise, one line each. Empty: nothing known."""
-    config = head.config
-    found = []
-    if config.fc_bias:
-        found.append("its fc layer has a bias, which vLLM does not read")
-    if config.qk_norm and config.kind == "eagle":
-        found.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
-    if config.logit_scale != 1.0 and config.kind == "eagle":
-        found.append(f"its logits are scaled by {config.logit_scale}, which vLLM's EAGLE ignores")
-    if config.own_output and config.kind == "eagle":
-        found.append("it has an output layer of its own, where vLLM's EAGLE uses the target's")
-    if len(config.signals) != len(set(config.signals)):
-        found.append(f"it reads one hidden state twice: {list(config.signals)}")
-    return found
 
 
 def _shared(head: EagleHead, tables: bool) -> dict[str, Tensor]:

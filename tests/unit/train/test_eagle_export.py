@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from outrider.errors import ConfigError
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
-from outrider.train.export_eagle import export_eagle, vllm_obstacles
+from outrider.train.export_eagle import export_eagle
+from outrider.train.vllm.obstacles import obstacles
 from tests.heads import random_eagle
 from tests.helpers import tiny_llama
 
@@ -86,8 +87,8 @@ def test_eagle_goes_there_and_back(tables: bool, tmp_path: Path) -> None:
     again = bound(load_eagle(tmp_path, "eagle", TargetSizes.of(target().config)))
     assert again.config.own_embedding is tables
     torch.testing.assert_close(answers(again), answers(head))
-    assert "no place" not in " ".join(vllm_obstacles(head))
-    assert len(vllm_obstacles(head)) == 1
+    assert "no place" not in " ".join(obstacles(head))
+    assert len(obstacles(head)) == 1
 
 
 def test_what_a_layout_cannot_hold_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""One drafter in two engines: vLLM drafts with the exported folder, Outrider with the source, on the same prompts.
+
+    vLLM       x_0 ... x_{n-1}          its pass over the prompt gives y_0 without a draft; the first draft stands behind y_0
+    Outrider   x_0 ... x_{n-1} y_0      so ours begins behind vLLM's y_0, which makes both draft at the same places
+
+The two must differ by their drafts alone, so three things are kept equal. Every draft counts in full, the last one too, which may
+reach beyond the answer's end: an answer cut to length would lower acceptance by a few percent, in one engine more than in the
+other. Ours follows vLLM's text: where rounding turns a tie of the target around, our text departs, and ours goes on along vLLM's;
+two texts have two acceptances, whatever drafts. vLLM runs first: when ours runs, its memory is free again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.types import Workload
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+from outrider.train.export import Target, load_head
+from outrider.train.export_result import WITHIN, Acceptance, Compared
+from outrider.train.vllm.methods import Method, method_of
+from outrider.train.vllm.process import Interpreter
+
+ROOM = 64  # positions behind the longest answer, for its last draft
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """How to compare."""
+
+    prompts: Sequence[Sequence[int]]  # token ids
+    method: Method
+    max_new_tokens: int = 64
+    threads: int | None = None
+    timeout_s: float = 900.0
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of context that an engine needs at most."""
+        return max(map(len, self.prompts)) + self.max_new_tokens + ROOM
+
+
+def prompt_tokens(workload: Workload, target: Target, max_new_tokens: int) -> list[list[int]]:
+    """Token ids of all prompts; conversations in the chat template, where the target has one. Raises ConfigError naming those
+    that do not fit."""
+    template = bool(getattr(target.tokenizer, "chat_template", None))
+    prepared = prepare(
+        workload, target.tokenizer, context=target.context - ROOM, max_tokens=max_new_tokens, chat_template=template
+    )
+    return [prompt.tokens for prompt in prepared.prompts]
+
+
+def method_for(kind: str, source: Path, target: Target, num_draft_tokens: int | None) -> Method:
+    """How vLLM drafts with it. Raises ConfigError for a draft length that this drafter does not have."""
+    return method_of(kind, None if kind == "draft-model" else load_head(kind, source, target), num_draft_tokens)
+
+
+def compare(
+    interpreter: Interpreter, kind: str, source: Path, out: Path, target: Target, how: Comparing, log: Path,
+    status: Callable[[str], None] = lambda line: None,
+) -> Compared:  # fmt: skip
+    """Raises VllmError when vLLM does not run it."""
+    method = how.method
+    status(f"vLLM drafts with {out} (method {method.name})")
+    with tempfile.TemporaryDirectory() as folder:
+        answer = interpreter.ask(_task(out, target, how), Path(folder), log, how.timeout_s)
+    there = Acceptance.model_validate(answer["counters"])
+    status(f"Outrider drafts with {source}")
+    following = _Following(kind, source, target, how)
+    departed = [following.along(prompt, text) for prompt, text in zip(how.prompts, answer["tokens"], strict=True)]
+    here = following.counted()
+    ratio = there.tau / here.tau
+    return Compared(
+        method=method.name, num_draft_tokens=method.num_draft_tokens, num_prompts=len(how.prompts),
+        max_new_tokens=how.max_new_tokens, dtype=target.dtype, versions=answer["versions"], outrider=here, vllm=there,
+        departures=sum(departed), same_texts=departed.count(0), tau_ratio=ratio, is_within=abs(ratio - 1) <= WITHIN,
+    )  # fmt: skip
+
+
+def _task(out: Path, target: Target, how: Comparing) -> dict[str, Any]:
+    return {
+        "target": target.name, "dtype": target.dtype, "max_model_len": how.max_model_len,
+        "max_tokens": how.max_new_tokens, "threads": how.threads, "prompts": [list(prompt) for prompt in how.prompts],
+        "speculative": how.method.config(out),
+    }  # fmt: skip
+
+
+class _Following:
+    """Outrider, drafting along given answers."""
+
+    def __init__(self, kind: str, source: Path, target: Target, how: Comparing) -> None:
+        self._length = how.method.num_draft_tokens
+        self._llm = LLM(
+            target.name, drafter=kind, draft=source, num_draft_tokens=self._length, dtype=target.dtype, threads=how.threads,
+            compile="off", max_num_seqs=1,
+        )  # fmt: skip
+        self._total = DecodeStats()
+
+    def along(self, prompt: Sequence[int], answer: Sequence[int]) -> int:
+        """Draft from behind the answer's first token to its end; returns how often our text departed from it."""
+        place, departures = 1, 0
+        while place < len(answer):
+            params = SamplingParams(temperature=0, max_tokens=len(answer) - place + self._length, ignore_eos=True)
+            stream = self._llm.stream([*prompt, *answer[:place]], params)  # with room for a whole last draft
+            assert isinstance(stream, Generator), "what can be closed before its end"
+            for chunk in stream:
+                ahead = answer[place : place + len(chunk.token_ids)]
+                agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ahead, chunk.token_ids, strict=False)))
+                if agreed < len(ahead):
+                    place, departures = place + agreed + 1, departures + 1
+                    break
+                place += agreed
+                if place >= len(answer):
+                    break
+            stream.close()
+            assert self._llm.last_completion is not None, "a closed stream leaves its completion"
+            self._total = self._total.merge(self._llm.last_completion.stats)
+        return departures
+
+    def counted(self) -> Acceptance:
+        """Over all answers so far."""
+        total, counts = self._total, self._total.accepted_per_position
+        return Acceptance(
+            drafts=total.steps, drafted=total.drafted, accepted=total.accepted,
+            accepted_per_position=counts + [0] * (self._length - len(counts)),
+        )  # fmt: skip

@@ -1,0 +1,63 @@
+"""How vLLM is told to draft with an exported folder, and what it is known to be unable to do.
+
+    kind           vLLM's method           draft tokens compared
+    eagle          eagle                   4
+    eagle3         eagle3                  4
+    medusa         medusa                  as many as there are heads, at most 4
+    draft-model    draft_model             4
+    block          dflash, or dspark where it has a Markov or confidence head: all that the head was trained to guess at once,
+                   since its masks see one another and fewer of them would be another computation
+
+Read in vLLM 0.32: config/speculative.py, v1/spec_decode, model_executor/models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.medusa import MedusaHeads
+
+LENGTH = 4
+REASONS = {  # from vLLM's words to ours
+    "does not support: dspark": "vLLM runs heads with a Markov or a confidence head (DSpark) only in its Model Runner V2, which "
+    "needs Triton, so on a GPU; a plain DFlash head (train with markov_rank=0, confidence=false) runs on CPU, too",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """How one exported folder drafts, there and here."""
+
+    name: str  # vLLM's
+    num_draft_tokens: int
+
+    def config(self, folder: Path) -> dict[str, Any]:
+        """vLLM's `speculative_config`."""
+        return {"method": self.name, "model": str(folder.resolve()), "num_speculative_tokens": self.num_draft_tokens}
+
+
+def method_of(kind: str, head: object | None, num_draft_tokens: int | None) -> Method:
+    """`head`: the loaded one; None for a draft model. Raises ConfigError for a length that the head does not have."""
+    if isinstance(head, BlockHead):
+        length = head.config.num_guesses
+        if num_draft_tokens not in (None, length):
+            raise ConfigError(
+                f"this head guesses {length} tokens at once, and both engines are compared at that length; got "
+                f"--num-draft-tokens {num_draft_tokens}"
+            )
+        is_dspark = bool(head.config.markov_rank) or head.config.confidence
+        return Method("dspark" if is_dspark else "dflash", length)
+    most = head.num_heads if isinstance(head, MedusaHeads) else None
+    length = num_draft_tokens or min(LENGTH, most or LENGTH)
+    if most is not None and length > most:
+        raise ConfigError(f"there are {most} Medusa heads, so at most {most} draft tokens; got --num-draft-tokens {length}")
+    return Method(kind.replace("-", "_"), length)
+
+
+def explained(reason: str) -> str:
+    """vLLM's words, with ours behind them where we know more."""
+    return next((f"{reason}. That is: {ours}" for theirs, ours in REASONS.items() if theirs in reason), reason)

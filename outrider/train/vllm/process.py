@@ -1,0 +1,107 @@
+"""vLLM in a process of its own, in this Python or another one: found, asked once, and ended whatever happens.
+
+The process stands in a session of its own, so that Ctrl-C reaches us alone and we end it, with all that it started. It writes
+into a log, of which a failure shows the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError, OutriderError
+from outrider.train.vllm.methods import explained
+
+WORKER = Path(__file__).with_name("worker.py")
+PROBE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+PROBE_S = 60
+TAKES = "--vllm takes the path of a Python that has vLLM"
+PYDANTIC = " [type="  # what follows repeats the input
+GRACE_S = 10  # between asking the process to end and ending it
+SHOWN_LINES = 12  # of the log
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of our Python, wrong for another one
+
+
+class VllmError(OutriderError):
+    """vLLM refused the exported folder, failed, or took too long. `reason`: its own words, or how it ended."""
+
+    def __init__(self, reason: str, log: Path) -> None:
+        self.reason, self.log = explained(reason), log
+        super().__init__(f"{self.reason}. Its log is {log}")
+
+    def tail(self) -> list[str]:
+        """The last lines of the log."""
+        lines = [line.rstrip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        return [line[:300] for line in lines[-SHOWN_LINES:]]
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that has vLLM."""
+
+    path: str
+
+    @classmethod
+    def find(cls, named: str | None) -> Interpreter | None:
+        """The one that was named, else ours where it has vLLM; None: there is none. Raises ConfigError for a wrong name."""
+        if named is None:
+            return cls(sys.executable) if importlib.util.find_spec("vllm") else None
+        path = Path(named).expanduser()
+        if path.is_dir():
+            raise ConfigError(f"{TAKES}; '{named}' is a folder. Perhaps {path}/bin/python?")
+        try:
+            probed = subprocess.run([str(path), "-c", PROBE], capture_output=True, env=_environment(str(path)), timeout=PROBE_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = getattr(error, "strerror", None) or f"no answer within {PROBE_S} s"
+            raise ConfigError(f"{TAKES}; '{named}' cannot be run: {reason}") from error
+        if probed.returncode:
+            raise ConfigError(f"the Python '{named}' cannot import vllm: give one that can, or install vllm there")
+        return cls(str(path))
+
+    def ask(self, task: dict[str, Any], folder: Path, log: Path, timeout_s: float) -> dict[str, Any]:
+        """The worker's answer; its files are in `folder`. Raises VllmError."""
+        question, answer = folder / "task.json", folder / "answer.json"
+        question.write_text(json.dumps(task), encoding="utf-8")
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [self.path, str(WORKER), str(question), str(answer)], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                env=_environment(self.path), start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise VllmError(f"vLLM was not done within {timeout_s:g} s; --vllm-timeout SECONDS gives it more", log) from error
+            finally:
+                _end(process)
+        if not answer.exists():
+            raise VllmError(f"vLLM ended with code {code} and no answer", log)
+        content: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        if "error" in content:
+            raise VllmError(" ".join(content["error"].split()).split(PYDANTIC)[0], log)
+        return content
+
+
+def _environment(python: str) -> dict[str, str]:
+    if python == sys.executable:
+        return dict(os.environ)
+    return {name: value for name, value in os.environ.items() if name not in FOREIGN}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it started; nothing when all is over already."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
