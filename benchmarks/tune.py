@@ -6,6 +6,7 @@ decides: of many noisy numbers the largest looks better than it is.
 
     python benchmarks/tune.py                      both temperatures, the shared pair with its target widened
     python benchmarks/tune.py --render benchmarks/results/tune-DATE.json
+    python benchmarks/tune.py --rehearse 30        whole tunings on simulated machines (outrider/lab/tune/rehearsal.py)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +30,7 @@ from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.runner import Contender, Runner
+from outrider.lab.tune import rehearsal
 from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.probe import Sample
@@ -122,6 +125,18 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rehearsed(worlds: int, *, greedy: bool) -> str:
+    """One line: how good the choices are, and what they cost."""
+    seeds = track(range(worlds), description="rehearsing", console=console())
+    found = [rehearsal.rehearse(seed, greedy=greedy) for seed in seeds]
+    good = sorted(one.of_best for one in found)
+    return (
+        f"{'greedy' if greedy else 'sampled'}: {fmean(good):.3f} of the best on average, median {good[worlds // 2]:.3f}, "
+        f"tenth percentile {good[worlds // 10]:.3f}, worst {good[0]:.3f}; cost {fmean(one.cost_share for one in found):.3f} on "
+        f"average, {max(one.cost_share for one in found):.3f} at most"
+    )
+
+
 def main(
     pair: Annotated[str, typer.Option(help="Model pair.")] = "shared",
     workload: Annotated[str, typer.Option(help="Prompts.")] = "gsm8k",
@@ -133,11 +148,15 @@ def main(
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
     compile: Annotated[str, typer.Option()] = "on",
+    rehearse: Annotated[int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")] = 0,
     render: Annotated[Path | None, typer.Option(exists=True, help="Only print the table of this result.")] = None,
 ) -> None:
     """Tuning against trying everything."""
     if render is not None:
         print(markdown(json.loads(render.read_text(encoding="utf-8"))))
+        return
+    if rehearse:
+        print("\n".join(rehearsed(rehearse, greedy=greedy) for greedy in (True, False)))
         return
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, mlp, 0)

@@ -18,7 +18,7 @@ from outrider.cli.bench_options import (
     changed,
     make_plan,
 )
-from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, journal_path, shown_progress
+from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
 from outrider.cli.options import MachineOptions, with_groups
 from outrider.errors import ConfigError
 
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from outrider.lab.bench.result import BenchResult
     from outrider.lab.journal import Journal
 
-INTERRUPTED = 130
 Target = Annotated[
     str,
     typer.Argument(help="'demo', a local folder, a hub id, or the URL of an OpenAI-compatible server.", show_default=False),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=OUTPUT)]
 
 
 @with_groups
@@ -53,9 +51,7 @@ def bench(
     if unused:
         where = "when a server is measured: what it runs is set there" if is_server else "without a server's URL as the target"
         raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing {where}")
-    path = journal_path(output.out, "bench")
-    if path.exists() and not resume:
-        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+    path = journal_for(output.out, "bench", resume=resume)
     try:
         if is_server:
             result, journal, complete = _bench_server(target, prompts, answers, servers, path, resume)
@@ -63,9 +59,7 @@ def bench(
             result, journal = _bench_model(target, compared, prompts, answers, enough, machine, path, resume)
             complete = True
     except KeyboardInterrupt:
-        kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
-        sys.stderr.write(f"interrupted{kept}\n")
-        return INTERRUPTED
+        return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
     if not complete:
         sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
@@ -101,8 +95,17 @@ def _bench_server(
     if not prompts.chat_template:
         raise ConfigError("--raw means nothing when a server is measured: conversations go to its chat endpoint, see --api")
     key = key_from(servers.api_key_env)
-    urls = {"server": url} if servers.baseline_url is None else {"plain": servers.baseline_url, "speculative": url}
-    endpoints = {label: Endpoint.parse(one, api_key=key, model=servers.model) for label, one in urls.items()}
+    if servers.baseline_url is None:
+        if servers.baseline_api_key_env is not None:
+            raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
+        endpoints = {"server": Endpoint.parse(url, api_key=key, model=servers.model)}
+    else:
+        named = servers.baseline_api_key_env
+        its_key = key if named is None else key_from(named or None)
+        endpoints = {
+            "plain": Endpoint.parse(servers.baseline_url, api_key=its_key, model=servers.model),
+            "speculative": Endpoint.parse(url, api_key=key, model=servers.model),
+        }
     workload = prompts.load(url)
     with shown_progress() as progress:
         return bench_servers(

@@ -6,9 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from outrider.cli.options import SAMPLING, MachineOptions
+from outrider.cli.options import SAMPLING, MachineOptions, MinP, TopK, TopP, option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,26 +18,22 @@ if TYPE_CHECKING:
 COMPARED, PROMPTS, ENOUGH, SERVERS = "What is compared", "Prompts", "When it is enough", "For a server's URL"
 
 
-def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComparedOptions:
     """Configurations and cells."""
 
     drafters: Annotated[
         list[str] | None,
-        _option(
+        option(
             COMPARED, "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
             metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
         ),
     ] = None  # fmt: skip
-    lossy: Annotated[bool, _option(COMPARED, "Allow verifiers that change the text.", "--lossy")] = False
-    batch_sizes: Annotated[str, _option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
+    lossy: Annotated[bool, option(COMPARED, "Allow verifiers that change the text.", "--lossy")] = False
+    batch_sizes: Annotated[str, option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
     context_lengths: Annotated[
         str | None,
-        _option(
+        option(
             COMPARED, "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.", metavar="N,...",
             show_default="prompts as they are",
         ),
@@ -52,40 +46,44 @@ class PromptOptions:
 
     workload: Annotated[
         str | None,
-        _option(
+        option(
             PROMPTS, "A prompts file, a built-in name (docs/workloads.md), several with + between.", metavar="FILE_OR_NAME",
             show_default="demo for the demo target, else embedded:reasoning",
         ),
     ] = None  # fmt: skip
-    data: Annotated[Path | None, _option(PROMPTS, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], _option(PROMPTS, "Bad lines, and prompts that do not fit.")] = "refuse"
-    prompts: Annotated[int, _option(PROMPTS, "Most prompts of each task.", min=1)] = 16
+    data: Annotated[Path | None, option(PROMPTS, "Folder with the files of named workloads.", show_default=False)] = None
+    on_bad: Annotated[Literal["refuse", "skip"], option(PROMPTS, "Bad lines, and prompts that do not fit.")] = "refuse"
+    prompts: Annotated[int, option(PROMPTS, "Most prompts of each task.", min=1)] = 16
     chat_template: Annotated[
         bool,
-        _option(PROMPTS, "Wrap conversations in the model's chat template, or send them as plain text.", "--chat-template/--raw"),
+        option(PROMPTS, "Wrap conversations in the model's chat template, or send them as plain text.", "--chat-template/--raw"),
     ] = True
 
     def load(self, target: str) -> Workload:
         """All of it. Raises ConfigError."""
+        return self.load_first(target, None)
+
+    def load_first(self, target: str, limit: int | None) -> Workload:
+        """At most `limit` requests. Raises ConfigError."""
         from outrider.lab.workload.load import load_workload
 
         name = self.workload or ("demo" if target == "demo" else "embedded:reasoning")
-        return load_workload(name, on_bad=self.on_bad, data=self.data)
+        return load_workload(name, limit=limit, on_bad=self.on_bad, data=self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
     """How answers are sampled."""
 
-    max_new_tokens: Annotated[int, _option(SAMPLING, "Most tokens of an answer.")] = 128
-    temperature: Annotated[str, _option(SAMPLING, "0 is greedy; several with commas.", metavar="T,...")] = "0"
-    top_k: Annotated[int, _option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")] = 0
-    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0
-    min_p: Annotated[float, _option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")] = 0.0
+    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of an answer.")] = 128
+    temperature: Annotated[str, option(SAMPLING, "0 is greedy; several with commas.", metavar="T,...")] = "0"
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
     ignore_eos: Annotated[
-        bool, _option(SAMPLING, "Go on behind the end of the text: full batches to the end.", "--ignore-eos")
+        bool, option(SAMPLING, "Go on behind the end of the text: full batches to the end.", "--ignore-eos")
     ] = False
-    seed: Annotated[int, _option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
+    seed: Annotated[int, option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
 
     def params(self, temperature: float = 0.0) -> SamplingParams:
         """Raises ConfigError for a value out of range."""
@@ -101,12 +99,12 @@ class AnswerOptions:
 class EnoughOptions:
     """When to stop."""
 
-    precision: Annotated[float, _option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
-    budget: Annotated[float, _option(ENOUGH, "Minutes of measuring, loading aside.")] = 20.0
-    rounds: Annotated[int, _option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
-    max_rounds: Annotated[int, _option(ENOUGH, "At most as many.")] = 10
+    precision: Annotated[float, option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
+    budget: Annotated[float, option(ENOUGH, "Minutes of measuring, loading aside.")] = 20.0
+    rounds: Annotated[int, option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
+    max_rounds: Annotated[int, option(ENOUGH, "At most as many.")] = 10
     max_other_cpu: Annotated[
-        float, _option(ENOUGH, "Repeat a run while others used more than this share of the processors.")
+        float, option(ENOUGH, "Repeat a run while others used more than this share of the processors.")
     ] = 0.1
 
 
@@ -115,18 +113,22 @@ class ServerOptions:
     """For targets that are the URL of an OpenAI-compatible server."""
 
     baseline_url: Annotated[
-        str | None, _option(SERVERS, "The same model without speculation, to compare with.", show_default=False)
+        str | None, option(SERVERS, "The same model without speculation, to compare with.", show_default=False)
     ] = None
-    model: Annotated[str | None, _option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
-    concurrency: Annotated[str, _option(SERVERS, "Requests in flight; several with commas.", metavar="N,...")] = "1,4,16"
+    model: Annotated[str | None, option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
+    concurrency: Annotated[str, option(SERVERS, "Requests in flight; several with commas.", metavar="N,...")] = "1,4,16"
     request_rate: Annotated[
-        str | None, _option(SERVERS, "Further levels: requests per second, as they come.", metavar="R,...", show_default=False)
+        str | None, option(SERVERS, "Further levels: requests per second, as they come.", metavar="R,...", show_default=False)
     ] = None
-    api: Annotated[Literal["auto", "chat", "completions"], _option(SERVERS, "Which endpoint.")] = "auto"
+    api: Annotated[Literal["auto", "chat", "completions"], option(SERVERS, "Which endpoint.")] = "auto"
     api_key_env: Annotated[
-        str | None, _option(SERVERS, "Environment variable with the API key.", metavar="NAME", show_default=False)
+        str | None, option(SERVERS, "Environment variable with the API key.", metavar="NAME", show_default=False)
     ] = None
-    timeout: Annotated[float, _option(SERVERS, "Seconds without a sign of life.")] = 300.0
+    baseline_api_key_env: Annotated[
+        str | None,
+        option(SERVERS, "The same for --baseline-url; '' sends it no key.", metavar="NAME", show_default="that of --api-key-env"),
+    ] = None
+    timeout: Annotated[float, option(SERVERS, "Seconds without a sign of life.")] = 300.0
 
     def load_options(self, answers: AnswerOptions) -> LoadOptions:
         """Raises ConfigError."""

@@ -14,12 +14,14 @@ from outrider.cli.options import with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.lab.estimate.measured import Known
     from outrider.lab.estimate.result import EstimateInput
     from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize
 
 ACCEPTANCE = "How often draft tokens are kept (one of these)"
 TIMES = "What drafting costs: as times"
 SIZES = "What drafting costs: from sizes (also: memory)"
+RESULT = "Or: what was measured"
 LENGTHS = "What to look at"
 Dtype = Literal[
     "float32", "bfloat16", "float16", "float8", "int8", "int4"
@@ -75,6 +77,40 @@ class TimeOptions:
             metavar="FILE", rich_help_panel=TIMES, show_default=False,
         ),
     ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Both from a run that was measured."""
+
+    result: Annotated[
+        Path | None,
+        typer.Option(
+            help="A result of bench or tune: costs and, where not given otherwise, acceptance.",
+            metavar="FILE", rich_help_panel=RESULT, show_default=False,
+        ),
+    ] = None  # fmt: skip
+    configuration: Annotated[
+        str | None,
+        typer.Option(
+            help="Which of its configurations.", metavar="LABEL", rich_help_panel=RESULT, show_default="the fastest chain"
+        ),
+    ] = None
+    cell: Annotated[
+        str | None,
+        typer.Option(help="Which of its cells or tasks.", metavar="LABEL", rich_help_panel=RESULT, show_default="the first"),
+    ] = None
+
+    def known(self) -> Known | None:
+        """Raises ConfigError for what the file does not have."""
+        from outrider.lab.estimate.measured import read_known
+
+        if self.result is None:
+            for option, value in (("--configuration", self.configuration), ("--cell", self.cell)):
+                if value is not None:
+                    raise ConfigError(f"{option} means nothing without --result FILE")
+            return None
+        return read_known(self.result, self.configuration, self.cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,20 +202,24 @@ class LengthOptions:
 
 @with_groups
 def estimate(
-    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, output: OutputOptions
-) -> int:
+    acceptance: AcceptanceOptions, times: TimeOptions, measured: ResultOptions, sizes: SizeOptions, lengths: LengthOptions,
+    output: OutputOptions,
+) -> int:  # fmt: skip
     """Predict the speedup from acceptance and costs, without running anything."""
     from outrider.lab.estimate.estimate import estimate as answer
 
     output.check()
-    result = answer(asked(acceptance, times, sizes, lengths))
+    known = measured.known()
+    result = answer(asked(acceptance, times, sizes, lengths, known))
+    if known is not None:
+        result.notes.append(f"costs{'' if _names(acceptance) else ' and acceptance'} from {measured.result} ({known.source})")
     result.command = command_line()
     deliver(result, output)
     return 0
 
 
 def asked(
-    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions
+    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, known: Known | None = None
 ) -> EstimateInput:
     """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
     from outrider.lab.estimate.curves import read_costs
@@ -195,22 +235,30 @@ def asked(
         raise ConfigError(
             "--draft-dtype changes nothing without the draft's size: add --draft-params or --draft FOLDER, or leave it out"
         )
+    if known is not None and times.costs is not None:
+        raise ConfigError("--costs and --result both say what steps cost; give one of them")
     by_position = acceptance.acceptance
+    survived = None if known is None or _names(acceptance) else known.acceptance
     return EstimateInput(
         alpha=acceptance.alpha,
-        acceptance=None if by_position is None else quantities.probabilities("--acceptance", by_position),
+        acceptance=survived if by_position is None else quantities.probabilities("--acceptance", by_position),
         c=times.c,
         target_pass_s=_seconds(times.target_ms),
         draft_token_s=_seconds(times.draft_ms),
         target=target,
         draft=draft,
         hardware=sizes.machine(),
-        costs=None if times.costs is None else read_costs(times.costs),
+        costs=known.costs if known is not None else None if times.costs is None else read_costs(times.costs),
         num_draft_tokens=lengths.num_draft_tokens,
         max_draft_tokens=lengths.max_draft_tokens,
         num_rows=sizes.batch_size,
         context=sizes.context,
     )
+
+
+def _names(acceptance: AcceptanceOptions) -> bool:
+    """Whether the user says how far drafts survive."""
+    return acceptance.alpha is not None or acceptance.acceptance is not None
 
 
 def _folder_size(who: str, folder: str, dtype: DtypeName) -> ModelSize:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from outrider.lab.estimate.result import EstimateResult, ModelEstimate
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table, Tone
+from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.text import amount, number
 
 HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
@@ -22,12 +23,8 @@ def document(result: EstimateResult) -> Document:
     blocks: list[Block] = [Paragraph(*verdict(result)), Bullets(_premises(result))]
     blocks += [_lengths(result), _length_plot(result), _models(result), _alpha_plot(result)]
     blocks += [*_memory(result), *_roof(result)]
-    if result.notes:
-        blocks += [Heading("To keep in mind"), Bullets(result.notes)]
-    created = (
-        f"{result.created:%Y-%m-%d}, outrider {result.versions.get('outrider', '?')}: from formulas, nothing was run"
-    )
-    return Document("Estimate of speculative decoding", created, blocks)
+    blocks += to_keep_in_mind(result)
+    return Document("Estimate of speculative decoding", origin(result, "from formulas, nothing was run"), blocks)
 
 
 def verdict(result: EstimateResult) -> tuple[str, Tone]:

@@ -49,7 +49,8 @@ def _confirmed(result: TuneResult) -> list[Block]:
     best = next((place for place, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
     rows = [
         [
-            one.configuration, _interval(one.speedup), _times(result.overall_speedup.get(one.configuration)),
+            one.configuration, _interval(one.speedup), _times(one.estimates.get("all")),
+            _times(result.overall_speedup.get(one.configuration)),
             number(one.tokens_per_s, 0), number(one.tau), str(one.groups), _same(one.identical, one.texts),
         ]
         for one in order
@@ -57,6 +58,7 @@ def _confirmed(result: TuneResult) -> list[Block]:
     columns = (
         Column("configuration", "left"),
         Column("speedup", help="plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts"),
+        Column("estimate", help="measurement and forecasts together, of all members at once: what the choice goes by"),
         Column("forecast", help="from probes alone, before this was run"),
         Column("tokens/s", help="decode phase, all rows together"),
         Column("τ", help="tokens per target pass and row, the bonus token included"),

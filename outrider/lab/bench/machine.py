@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from outrider.build import Models
+from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.quantised import QuantisedDrafter
 from outrider.lab.bench.result import TargetInfo
 from outrider.lab.estimate.sizes import EXPERTS
@@ -62,14 +63,23 @@ def roof_tokens_per_s(target: TargetInfo, rows: int, mean_context: float) -> flo
 
 def added_memory(contender: Contender) -> tuple[int | None, int | None]:
     """(weights, KV per token) in bytes beside the target's. None: the drafter does not say. Tables of model-free drafters are not
-    counted: a few bytes for each token they have seen."""
+    counted: a few bytes for each token they have seen.
+
+    Early exit drafts with the target's own weights and writes into the target's own cache, so it adds nothing, but where the
+    target runs compiled: that program has weights of its own, and those as they were loaded are kept for the draft alone."""
     drafter, draft = contender.built.decoder.drafter, contender.built.memory.draft
+    parts, built = contender.configuration.parts(lossy=not contender.built.decoder.verifier.lossless), contender.built
     if isinstance(drafter, QuantisedDrafter):
         return drafter.added_bytes, drafter.lm.kv.bytes_per_token
-    parts = contender.configuration.parts(lossy=not contender.built.decoder.verifier.lossless)
+    dtype = built.target.lm.dtype
+    heads = [kind.weigh_head(head, built.target.config, dtype) for kind, head in parts.drafter.heads_of(parts.drafter_settings)]
+    weights, kv = sum(head.weights_bytes for head in heads), sum(head.kv_bytes_per_token for head in heads)
+    if isinstance(drafter, EarlyExitDrafter):
+        kept = built.memory.target.weights_bytes if built.options.compile == "on" else 0
+        return weights + kept, kv
     if parts.wants_draft and draft is not None:
-        return draft.weights_bytes or None, draft.kv_bytes_per_token
-    return (None, None) if parts.wants_module else (0, 0)
+        return (weights + draft.weights_bytes) or None, kv + draft.kv_bytes_per_token
+    return (None, None) if parts.wants_module else (weights, kv)
 
 
 def _cuda_bandwidth(device: torch.device) -> float:

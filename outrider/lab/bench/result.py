@@ -135,6 +135,7 @@ class Measured(Record):
     acceptance: Acceptance | None = None  # None: nothing was drafted
     roof: float | None = None  # tokens per second / those of a plain pass that reads its bytes at full bandwidth
     predicted: Predicted | None = None
+    step_s: dict[int, float] = Field(default_factory=dict)  # of sweeps with the full batch: nodes of a chain -> median seconds
     identity: Identity | None = None  # None: sampled texts, which differ by design
     accuracy: Accuracy | None = None
 

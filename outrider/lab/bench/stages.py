@@ -3,6 +3,9 @@
 The budget is shared: a cell may use, in a round, what is left of it divided by the cells still to come in this round; the first
 group of prompts of a cell is always measured. Every finished group is in the journal. A resumed run reads those and goes on
 behind them; configurations that learn first go through the finished groups of the round again, untimed.
+
+What steps cost is timed in PASSES sweeps on runs of their own, spread over the first round between the groups: on the same
+prompts and in the same minutes as what they are to predict, so a machine that grows slower does so for both.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class CellState:
     place: Place
     prompts: list[Prompt]
     notes: list[RunNote] = field(default_factory=list)
-    times: dict[int, Times] = field(default_factory=dict)
+    passes: dict[int, list[Times]] = field(default_factory=dict)  # sweeps of each configuration
     failures: dict[int, str] = field(default_factory=dict)
     rounds: int = 0
     seconds: float = 0.0
@@ -44,9 +47,15 @@ class CellState:
     def take(self, unit: dict[str, Any]) -> None:
         """A finished unit, fresh or from the journal."""
         self.notes += [RunNote.model_validate(note) for note in unit["notes"]]
-        self.times |= {int(number): times for number, times in unit["times"].items()}
+        for number, times in unit["times"].items():
+            self.passes.setdefault(int(number), []).append(times)
         self.failures |= {int(number): reason for number, reason in unit["failures"].items()}
         self.seconds += unit["seconds"]
+
+    @property
+    def times(self) -> dict[int, Times]:
+        """What steps of each configuration cost, all sweeps together."""
+        return {number: middle(found) for number, found in self.passes.items()}
 
     def of(self, number: int) -> list[RunNote]:
         """Runs of one configuration; none of one that failed later, whose sample would be a choice."""
@@ -100,9 +109,10 @@ class Rounds:
 
     def _round(self, cell: CellState, turn: int, left: float) -> None:
         until, untaught = cell.seconds + left, []
-        self._prepare(cell)
+        self._warm_up(cell)
         self._field.restart()
-        for number, group in enumerate(groups(cell.prompts, cell.place.batch_size, turn, self._plan.seed)):
+        several = list(groups(cell.prompts, cell.place.batch_size, turn, self._plan.seed))
+        for number, group in enumerate(several):
             key = f"{cell.place.key} / round {turn} / group {number}"
             if key in self._journal:
                 untaught.append(group)
@@ -111,24 +121,23 @@ class Rounds:
             elif untaught:
                 teach(self._field, self._running(cell), untaught, cell.place, self._plan, turn)
                 untaught = []
+            for sweep in _sweeps_before(number, len(several)) if turn == 0 else ():
+                self._unit(cell, _costs_key(cell, sweep), partial(self._costs, cell, group))
             self._unit(cell, key, partial(self._group, cell, group, number, turn))
             cell.rounds = turn + 1
 
-    def _prepare(self, cell: CellState) -> None:
-        """Costs, once; a resumed run, which has them, still warms up."""
-        key = f"{cell.place.key} / costs"
-        if key in self._journal and cell.place.key not in self._warm and not cell.times:
+    def _warm_up(self, cell: CellState) -> None:
+        """The first sweep touches all memory; a resumed run, which has it in the journal, still needs that."""
+        if _costs_key(cell, 0) in self._journal and cell.place.key not in self._warm:
             for number in self._field.numbers:
                 self._short_run(number, cell)
-        if not cell.times:
-            self._unit(cell, key, partial(self._costs, cell))
         self._warm.add(cell.place.key)
 
     def _unit(self, cell: CellState, key: str, measure: Callable[[], dict[str, Any]]) -> None:
         """From the journal, or measured and written there."""
         if key in self._journal:
             cell.take(self._journal[key])
-            self._progress.advance(len(self._running(cell)) * (PASSES if self._journal[key]["times"] else 1))
+            self._progress.advance(len(self._running(cell)))
             return
         start = time.perf_counter()
         unit = {"notes": [], "times": {}, "failures": {}, **measure()}
@@ -136,25 +145,23 @@ class Rounds:
         self._journal.add(key, unit)
         cell.take(unit)
 
-    def _costs(self, cell: CellState) -> dict[str, Any]:
-        """Of every configuration; of one that learns on a copy, for it must not know the prompts."""
-        times: dict[int, list[Times]] = {number: [] for number in self._field.numbers}
+    def _costs(self, cell: CellState, group: list[Prompt]) -> dict[str, Any]:
+        """One sweep of every configuration; of one that learns on a copy, for it must not know the prompts."""
+        times: dict[int, Times] = {}
         failures: dict[int, str] = {}
-        prompts = [one.tokens for one in cell.prompts[: cell.place.batch_size]]
         params = self._plan.params(cell.place.temperature, 0, 0)
-        spares = {number: self._field.spare(number) for number in self._field.numbers}
-        for number in [*spares] * PASSES:
+        for number in self._running(cell):
             self._progress.advance()
-            if number in failures:
-                continue
             try:
-                found = time_steps(spares[number], prompts, params, cell.place.batch_size, self._plan.max_other_cpu)
-                times[number].append(found)
+                times[number] = time_steps(
+                    self._field.spare(number), [one.tokens for one in group], params, cell.place.batch_size,
+                    self._plan.max_other_cpu,
+                )  # fmt: skip
             except OutriderError as error:
                 if self.baselines[number] == number:
                     raise
                 failures[number] = one_line(error)
-        return {"times": {number: middle(found) for number, found in times.items()}, "failures": failures}
+        return {"times": times, "failures": failures}
 
     def _group(self, cell: CellState, group: list[Prompt], number: int, turn: int) -> dict[str, Any]:
         failures: dict[int, str] = {}
@@ -211,3 +218,12 @@ class Rounds:
                 span = f" [{found.interval.low:.2f}, {found.interval.high:.2f}]" if found.interval else ""
                 words.append(f"{self.configurations[number].label} {found.value:.2f}x{span}")
         return f"{cell.place.label}: {', '.join(words) or 'no speedup to tell'}"
+
+
+def _costs_key(cell: CellState, sweep: int) -> str:
+    return f"{cell.place.key} / costs {sweep}"
+
+
+def _sweeps_before(group: int, num_groups: int) -> range:
+    """Numbers of the sweeps in front of a group, so that PASSES are spread over all groups and the first group has one."""
+    return range(-(-group * PASSES // num_groups), -(-(group + 1) * PASSES // num_groups))

@@ -54,6 +54,7 @@ def measured(
         update={
             "speedup": speedup(samples(own)),
             "end_to_end": speedup(samples(own, end_to_end=True)),
+            "step_s": {int(nodes): s for nodes, s in times.get(number, {}).get(str(rows), {}).items() if nodes.isdigit()},
             "predicted": predicted(own, plain, times.get(number, {}), times.get(plain[0].configuration, {})),
             "identity": identity(own, ids, tokenizer) if same_text else None,
         }

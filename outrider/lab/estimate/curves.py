@@ -199,7 +199,8 @@ def read_costs(path: Path) -> StepCosts:
         raise ConfigError(f"--costs {path} is not JSON: {error}. Its form: {EXAMPLE}") from error
     if isinstance(content, dict) and "kind" in content:
         raise ConfigError(
-            f"--costs {path} is a result of kind '{content['kind']}'; cost points alone are read: {EXAMPLE}"
+            f"--costs {path} is a result of kind '{content['kind']}', and reads cost points: {EXAMPLE}; 'outrider estimate "
+            "--result' reads results of bench and tune"
         )
     try:
         return StepCosts.model_validate(content)

@@ -1,6 +1,8 @@
 """A server's own counters, read from its Prometheus page before and after: what it counted in between.
 
     vllm:, outrider:, llamacpp:   spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens, and the last per position
+    trtllm_                       spec_decode_num_draft_tokens, _num_accepted_tokens; no steps, the acceptance length as a gauge
+                                  (tensorrt_llm/metrics/collector.py; by reading, not against a server)
     sglang:                       spec_verify_calls, generation_tokens, num_requests; acceptance only as gauges
 
 Counters have no beginning and no end, so two readings make a window; gauges are running averages of the server's own choosing,
@@ -26,17 +28,19 @@ from outrider.lab.server.types import Speculation
 
 GENERATED = {
     "vllm": "generation_tokens", "sglang": "generation_tokens", "outrider": "generation_tokens", "llamacpp": "tokens_predicted",
+    "trtllm": "generation_tokens",
 }  # fmt: skip
 STEPS, DRAFTED, ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 SGLANG_STEPS, SGLANG_REQUESTS = "spec_verify_calls", "num_requests"
 CACHE_ASKED, CACHE_FOUND = "prefix_cache_queries", "prefix_cache_hits"  # vLLM: prompt tokens looked up, and found
-GAUGES = ("spec_accept_length", "spec_accept_rate")
+GAUGES = ("spec_accept_length", "spec_accept_rate", "spec_decode_acceptance_length")
 SWITCHES = {
     "llamacpp": "llama-server shows its counters with --metrics",
     "sglang": "SGLang shows its counters with --enable-metrics",
 }
 READINGS = 8  # more, at most
+PAGES = ("/metrics", "/prometheus/metrics")
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ def parse(page: str, model: str | None = None) -> Reading:
     try:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
-                engine, colon, name = sample.name.partition(":")
-                if colon and engine in GENERATED and math.isfinite(sample.value):
+                engine, mark, name = sample.name.partition("_" if sample.name.startswith("trtllm_") else ":")
+                if mark and engine in GENERATED and math.isfinite(sample.value):
                     series[engine, name.removesuffix("_total")].append((sample.labels, sample.value))
     except (ValueError, IndexError, KeyError) as error:
         raise ServerError(f"/metrics is not in Prometheus' text format: {error}") from error
@@ -91,15 +95,19 @@ def parse(page: str, model: str | None = None) -> Reading:
 
 
 async def read(client: Client, model: str | None, engine: str | None = None) -> tuple[Reading | None, str]:
-    """(reading, why there is none)."""
-    try:
-        response = await client.get("/metrics")
-        if response.status_code != 200:
-            hint = f"; {SWITCHES[engine]}" if engine in SWITCHES else ""
-            return None, f"the server shows no counters (/metrics: HTTP {response.status_code}{hint})"
-        return parse(response.text, model), ""
-    except ServerError as error:
-        return None, str(error)
+    """(reading, why there is none). TensorRT-LLM's /metrics is JSON, and its Prometheus page lies elsewhere."""
+    why = ""
+    for path in PAGES:
+        try:
+            response = await client.get(path)
+            if response.status_code == 200:
+                return parse(response.text, model), ""
+        except ServerError as error:
+            why = why or str(error)
+            continue
+        hint = f"; {SWITCHES[engine]}" if engine in SWITCHES else ""
+        return None, why or f"the server shows no counters ({path}: HTTP {response.status_code}{hint})"
+    return None, why
 
 
 async def read_settled(client: Client, model: str | None, pause_s: float, earlier: Reading, received: int) -> Reading | None:
@@ -140,7 +148,7 @@ def difference(before: Reading, after: Reading) -> Window:
 
 
 def _vllm(before: Reading, after: Reading) -> Speculation | None:
-    if STEPS not in after.counters:
+    if STEPS not in after.counters and DRAFTED not in after.counters:
         return None
     steps, drafted, accepted = (_change(before, after, name) for name in (STEPS, DRAFTED, ACCEPTED))
     length = max(after.positions, default=-1) + 1

@@ -1,26 +1,30 @@
-"""The best few against plain decoding, on prompts that no probe has seen, prompt by prompt in turn.
+"""Laps: one configuration on one group of prompts that no probe has seen; and what its laps together say.
 
-A race: every few prompts, whoever is surely slower than the leader retires, so most of the time goes into telling the best apart.
 Only the decode phase counts: seconds of steps without the feeding of prompts, a group's first step left out; seconds per token
-are compared, because sampled texts differ.
+are compared, because sampled texts differ. Who runs how many laps is decided in `race.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress
 from outrider.lab.result import Interval, Record
 from outrider.lab.runner import Contender, Trace
+from outrider.lab.tune.beliefs import Belief, Laps
 from outrider.lab.tune.probe import Sample
 
-ROUND = 4  # groups between two looks at the race
+FEW_GROUPS = 4  # beside plain decoding; with fewer, a speedup is told through the others that ran beside both
 MAX_OTHER_CPU = 0.15  # share of the processors; a run beside busier neighbours is repeated
 REPEATS = 2
+ALL = "all"
+REACH = 1.96  # standard errors of a 95 % interval
 
 
 class Lap(Record):
@@ -34,6 +38,7 @@ class Lap(Record):
     steps: int  # of single rows
     texts: list[str]  # digests of the token ids, for comparing
     other_cpu: float
+    wall_s: float = 0.0  # of the whole run, prompts and repeated attempts included; results before 2026-11-22 do not say
 
 
 class Confirmed(Record):
@@ -42,6 +47,7 @@ class Confirmed(Record):
     configuration: str
     speedup: Interval  # plain seconds per token / its seconds per token, prompts resampled
     by_task: dict[str, Interval]
+    estimates: dict[str, float] = Field(default_factory=dict)  # "all" and by task: speedups that the choice goes by (beliefs.py)
     tokens_per_s: float
     tau: float
     groups: int  # of prompts, before it retired
@@ -49,26 +55,8 @@ class Confirmed(Record):
     texts: int
 
 
-def race(
-    plain: Contender, finalists: Sequence[Contender], groups: Sequence[Sequence[Sample]], batch_size: int,
-    journal: Journal, progress: Progress,
-) -> list[Lap]:  # fmt: skip
-    """Laps of everybody, until the groups are used up or one is left; resumes from the journal."""
-    progress.stage("confirming the best", len(groups) * (1 + len(finalists)))
-    laps: list[Lap] = []
-    running = list(finalists)
-    for number, group in enumerate(groups):
-        field = [plain, *running]
-        for place in range(len(field)):
-            contender = field[(place + number) % len(field)]
-            laps.append(_lap(contender, number, group, batch_size, journal))
-            progress.advance()
-        if (number + 1) % ROUND == 0 and len(running) > 1:
-            running = _still_running(plain, running, laps)
-    return laps
-
-
-def _lap(contender: Contender, number: int, group: Sequence[Sample], batch_size: int, journal: Journal) -> Lap:
+def run_lap(contender: Contender, number: int, group: Sequence[Sample], batch_size: int, journal: Journal) -> Lap:
+    """From the journal, or run now; beside busy neighbours the calmest of a few attempts."""
     label = contender.configuration.label
     key = f"lap {label} / {number}"
     if key in journal:
@@ -77,17 +65,19 @@ def _lap(contender: Contender, number: int, group: Sequence[Sample], batch_size:
     while attempts[-1].other_cpu > MAX_OTHER_CPU and len(attempts) <= REPEATS and not contender.keeps_learning:
         attempts.append(_run(contender, number, group, batch_size))
     best = min(attempts, key=lambda lap: lap.other_cpu)
+    best = best.model_copy(update={"wall_s": sum(lap.wall_s for lap in attempts)})
     journal.add(key, best.model_dump())
     return best
 
 
 def _run(contender: Contender, number: int, group: Sequence[Sample], batch_size: int) -> Lap:
     traces = contender.run([one.tokens for one in group], [one.params for one in group], batch_size)
+    wall_s = max(trace.steps[-1].at_s for trace in traces) - traces[0].began_s
     seconds, tokens = decode_phase(traces)
     return Lap(
         configuration=contender.configuration.label, group=number, task=group[0].task, seconds=seconds, tokens=tokens,
         steps=sum(len(trace.steps) - 1 for trace in traces), texts=[_digest(trace) for trace in traces],
-        other_cpu=traces[0].other_cpu,
+        other_cpu=traces[0].other_cpu, wall_s=wall_s,
     )  # fmt: skip
 
 
@@ -102,20 +92,40 @@ def decode_phase(traces: Sequence[Trace]) -> tuple[float, int]:
     return sum(seconds.values()), tokens
 
 
-def summarise(laps: Sequence[Lap], plain: Configuration, *, greedy: bool) -> list[Confirmed]:
-    """Every finalist over plain decoding on the groups that it ran."""
+def log_seconds(laps: Sequence[Lap], task: str | None = None) -> Laps:
+    """Of every lap that decoded anything, for `beliefs.py`; `task` None: of all tasks."""
+    found: dict[str, dict[int, float]] = {}
+    for lap in laps:
+        if lap.tokens and lap.seconds > 0 and task in (None, lap.task):
+            found.setdefault(lap.configuration, {})[lap.group] = math.log(lap.seconds / lap.tokens)
+    return found
+
+
+def summarise(
+    laps: Sequence[Lap], plain: Configuration, *, greedy: bool, beliefs: Mapping[str, Belief] | None = None
+) -> list[Confirmed]:
+    """Every finalist over plain decoding. `beliefs`: "all" and by task."""
     base = {lap.group: lap for lap in laps if lap.configuration == plain.label}
     labels = dict.fromkeys(lap.configuration for lap in laps if lap.configuration != plain.label)
-    return [_summary([lap for lap in laps if lap.configuration == label], base, greedy=greedy) for label in labels]
+    return [
+        _summary([lap for lap in laps if lap.configuration == label], base, beliefs or {}, greedy=greedy) for label in labels
+    ]
 
 
-def _summary(laps: Sequence[Lap], base: dict[int, Lap], *, greedy: bool) -> Confirmed:
-    same = [mine == theirs for lap in laps for mine, theirs in zip(lap.texts, base[lap.group].texts, strict=True)]
-    tasks = dict.fromkeys(lap.task for lap in laps)
+def _summary(laps: Sequence[Lap], base: dict[int, Lap], beliefs: Mapping[str, Belief], *, greedy: bool) -> Confirmed:
+    label = laps[0].configuration
+    both = [lap for lap in laps if lap.group in base]
+    same = [mine == theirs for lap in both for mine, theirs in zip(lap.texts, base[lap.group].texts, strict=True)]
+    by_task = {task: [lap for lap in laps if lap.task == task] for task in dict.fromkeys(lap.task for lap in laps)}
+    speedups = {task: _speedup(mine, base, beliefs.get(task)) for task, mine in by_task.items()}
+    found = _speedup(laps, base, beliefs.get(ALL))
+    if found is None:
+        raise ValueError(f"'{label}' never ran beside plain decoding, and nothing else is known about it")
     return Confirmed(
-        configuration=laps[0].configuration,
-        speedup=_speedup(laps, base),
-        by_task={task: _speedup([lap for lap in laps if lap.task == task], base) for task in tasks},
+        configuration=label,
+        speedup=found,
+        by_task={task: speedup for task, speedup in speedups.items() if speedup is not None},
+        estimates={task: one.speedup(label) for task, one in beliefs.items() if task == ALL or task in by_task},
         tokens_per_s=sum(lap.tokens for lap in laps) / sum(lap.seconds for lap in laps),
         tau=sum(lap.tokens for lap in laps) / max(sum(lap.steps for lap in laps), 1),
         groups=len(laps),
@@ -124,24 +134,22 @@ def _summary(laps: Sequence[Lap], base: dict[int, Lap], *, greedy: bool) -> Conf
     )
 
 
-def _speedup(laps: Sequence[Lap], base: dict[int, Lap]) -> Interval:
-    """Over the same groups."""
-    both = paired_seconds(laps, base).values()
-    return ratio_of_sums([plain for plain, _ in both], [own for _, own in both])
+def _speedup(laps: Sequence[Lap], base: dict[int, Lap], belief: Belief | None) -> Interval | None:
+    """Over the groups that plain decoding ran, too; where those are few, what is believed."""
+    both = list(paired_seconds(laps, base).values())
+    if belief is not None and len(both) < min(FEW_GROUPS, len(base)):
+        middle, reach = belief.speedup(laps[0].configuration), math.exp(REACH * belief.error(laps[0].configuration))
+        return Interval(value=middle, low=middle / reach, high=middle * reach)
+    return ratio_of_sums([plain for plain, _ in both], [own for _, own in both]) if both else None
 
 
 def paired_seconds(laps: Sequence[Lap], base: dict[int, Lap]) -> dict[int, tuple[float, float]]:
     """Group -> seconds of plain decoding and of a configuration, both for the number of tokens that plain decoding wrote."""
     return {
-        lap.group: (base[lap.group].seconds, lap.seconds / max(lap.tokens, 1) * base[lap.group].tokens) for lap in laps
+        lap.group: (base[lap.group].seconds, lap.seconds / max(lap.tokens, 1) * base[lap.group].tokens)
+        for lap in laps
+        if lap.group in base
     }
-
-
-def _still_running(plain: Contender, running: Sequence[Contender], laps: Sequence[Lap]) -> list[Contender]:
-    """All but those whose interval lies below the leader's."""
-    found = {one.configuration: one.speedup for one in summarise(laps, plain.configuration, greedy=False)}
-    best = max(found[one.configuration.label].low for one in running)
-    return [one for one in running if found[one.configuration.label].high >= best]
 
 
 def _digest(trace: Trace) -> str:

@@ -1,5 +1,9 @@
 """From findings to advice. Measured numbers decide; forecasts only where nothing was measured, and then they say so.
 
+Among measured configurations the one with the best estimate is chosen, which is measurement and forecast together
+(`beliefs.py`): of many noisy measurements the largest looks better than it is. `auto` must be better than the best fixed length
+by more than BY_FAR: it costs what it takes to try other lengths.
+
 Do not speculate: when no finalist's measured speedup reaches WORTH, or its interval does not lie above 1 while the value is below
 SURE. A task gets advice of its own when another finalist is better for it by more than WORTH, measured on that task's prompts.
 """
@@ -10,38 +14,56 @@ from collections.abc import Sequence
 
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.result import Interval
-from outrider.lab.tune.confirm import Confirmed
+from outrider.lab.tune.confirm import ALL, Confirmed
 from outrider.lab.tune.load import WORTH
 from outrider.lab.tune.options import options_of
 from outrider.lab.tune.result import Recommendation
 from outrider.lab.tune.tune import Findings
 
 SURE = 1.1  # a gain of this size is believed although the interval of few prompts reaches below 1
-ALL = "all"
+BY_FAR = 0.05
 
 
 def recommendations(found: Findings, configurations: Sequence[Configuration], draft: str | None) -> list[Recommendation]:
     """First for all traffic, then for each task that wants something else. `configurations`: all that were confirmed."""
     known = {one.label: one for one in configurations}
-    first = _recommend(ALL, {one.configuration: one.speedup for one in found.confirmed}, found, known, draft)
+    measured = {one.configuration: one.speedup for one in found.confirmed}
+    first = _recommend(ALL, measured, _estimates(ALL, found), found, known, draft)
     others = []
     for task in found.shares if len(found.shares) > 1 else ():
         speedups = {one.configuration: one.by_task[task] for one in found.confirmed if task in one.by_task}
-        mine = _recommend(task, speedups, found, known, draft)
-        here = speedups.get(first.configuration)
-        if mine.configuration != first.configuration and _gain(mine.speedup, here) > WORTH:
+        estimates = _estimates(task, found)
+        mine = _recommend(task, speedups, estimates, found, known, draft)
+        gain = estimates.get(mine.configuration, 1.0) / estimates.get(first.configuration, 1.0)  # not speculating is 1
+        if mine.configuration != first.configuration and gain > WORTH:
             others.append(mine)
     return [first, *others]
 
 
-def _gain(ours: Interval | None, theirs: Interval | None) -> float:
-    """Of one speedup over another; not speculating is 1."""
-    return (ours.value if ours is not None else 1.0) / (theirs.value if theirs is not None else 1.0)
+def _estimates(task: str, found: Findings) -> dict[str, float]:
+    """Speedups to choose by; where there is no estimate, as measured."""
+    measured = {one.configuration: one.speedup if task == ALL else one.by_task.get(task) for one in found.confirmed}
+    return {
+        one.configuration: one.estimates.get(task, speedup.value)
+        for one in found.confirmed
+        if (speedup := measured[one.configuration]) is not None
+    }
+
+
+def _best(estimates: dict[str, float], known: dict[str, Configuration]) -> str:
+    """A fixed length, unless `auto` is better by far."""
+    best = max(estimates, key=lambda label: estimates[label])
+    fixed = {label: one for label, one in estimates.items() if not str(known[label].num_draft_tokens).startswith("auto")}
+    if not fixed:
+        return best
+    best_fixed = max(fixed, key=lambda label: fixed[label])
+    return best if estimates[best] > (1 + BY_FAR) * estimates[best_fixed] else best_fixed
 
 
 def _recommend(
-    task: str, speedups: dict[str, Interval], found: Findings, known: dict[str, Configuration], draft: str | None
-) -> Recommendation:
+    task: str, speedups: dict[str, Interval], estimates: dict[str, float], found: Findings, known: dict[str, Configuration],
+    draft: str | None,
+) -> Recommendation:  # fmt: skip
     forecasts = {**found.overall, **{one.configuration: one.speedup for one in found.forecasts if one.task == task}}
     if not speedups:
         best = max(forecasts, key=lambda label: forecasts[label], default=None)
@@ -49,7 +71,7 @@ def _recommend(
         if best is not None:
             reason += f"; the best forecast is {best} with {forecasts[best]:.2f}x"
         return _plain(task, reason, None, forecasts.get(best or "", 1.0))
-    best = max(speedups, key=lambda label: speedups[label].value)
+    best = _best(estimates, known)
     gain = speedups[best]
     if not pays(gain):
         return _plain(task, f"the best that was measured, {best}, reaches {_words(gain)}", gain, forecasts.get(best, 1.0))

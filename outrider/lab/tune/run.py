@@ -27,7 +27,7 @@ from outrider.lab.workload.types import Workload
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
 
-PROBE_SHARE = 6  # one prompt in so many is for the probes
+PROBE_SHARE = 8  # one prompt in so many is for the probes
 FEWEST, MOST = 2, 8  # prompts of a task that are probed
 
 
@@ -39,13 +39,14 @@ class TuneRequest:
     prompts: int = 24  # most of each task
     batch_size: int = 1
     load_sizes: tuple[int, ...] = (4,)
-    finalists: int = 3
+    finalists: int = 4  # at a time
     search_trials: int = 24
     seed: int = 0
     drafters: frozenset[str] = field(default_factory=frozenset)  # empty: all
     trees: bool = True
     own_weights: bool = True
     corpus: str | None = None
+    most_share: float = 0.075  # of the cost of running everything on all prompts
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * FEWEST:
@@ -53,6 +54,8 @@ class TuneRequest:
         for what, number in (("batch sizes", min((self.batch_size, *self.load_sizes))), ("finalists", self.finalists)):
             if number < 1:
                 raise ConfigError(f"{what} must be 1 or more, got {number}")
+        if not 0 < self.most_share <= 1:
+            raise ConfigError(f"the share of the exhaustive cost must be above 0 and at most 1, got {self.most_share:g}")
 
 
 def run_tune(
@@ -70,8 +73,9 @@ def run_tune(
     probe, confirm = split(samples)
     others = [size for size in request.load_sizes if size != request.batch_size]
     plan = TunePlan(
-        probe, confirm, request.batch_size, others, request.finalists, request.search_trials, request.sampling.is_greedy
-    )
+        probe, confirm, request.batch_size, others, request.finalists, request.most_share, request.search_trials,
+        request.sampling.is_greedy,
+    )  # fmt: skip
     journal = journal or Journal.open(journal_path, identity, resume=False)
     sizes = f"{len(space.families)} families with {space.num_members} members"
     status(f"{sizes}; {len(probe)} prompts to probe, {len(confirm)} to confirm")

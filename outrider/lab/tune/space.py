@@ -46,9 +46,10 @@ PLAIN_FAMILY = Family(Configuration(PLAIN), (1,), nested=True)
 
 
 def _family(
-    drafter: str, sizes: Sequence[int], *, nested: bool = True, needs_sampling: bool = False, **options: Any
-) -> Family:
-    return Family(Configuration(drafter, None, options), tuple(sizes), nested, needs_sampling)
+    drafter: str, sizes: Sequence[int], *, nested: bool = True, needs_sampling: bool = False, verifier: str = "auto",
+    **options: Any,
+) -> Family:  # fmt: skip
+    return Family(Configuration(drafter, None, options, verifier), tuple(sizes), nested, needs_sampling)
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,15 @@ class SpaceOptions:
 
 
 def default_space(options: SpaceOptions) -> Space:
-    """Families worth a probe. Universal drafts and third parties' drafters take part when they are named to `tune`."""
+    """Families worth a probe. `block`, the default verifier of chains, keeps at least as many tokens as `token` whatever the laws
+    (Sun et al. 2403.10444), so `token` is left out; `gumbel` keeps others, and takes part where texts are sampled.
+    Universal drafts and third parties' drafters take part when they are named to `tune`."""
     found: list[Family] = []
     if options.has_draft:
         found += [
             _family("draft-model", CHAIN_SIZES),
             _family("draft-model", CHAIN_SIZES, stop="entropy"),
+            _family("draft-model", CHAIN_SIZES, needs_sampling=True, verifier="gumbel"),
             _family("composite", (SMALL_TREE, LARGE_TREE), nested=False, parts="draft-model,suffix"),
         ]
         if options.trees:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from outrider.lab.configuration import PLAIN
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.probe import survival
 from outrider.lab.tune.result import FamilySummary, Tried, TuneResult
 from outrider.lab.tune.space import Family, Space
-from outrider.lab.tune.tune import Findings, TunePlan
+from outrider.lab.tune.tune import Findings, TunePlan, exhaustive_seconds
 
 
 def summarise_tuning(
@@ -24,7 +21,7 @@ def summarise_tuning(
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall, laps=found.laps,
         confirmed=found.confirmed, recommendations=recommendations(found, found.finalists, tried.draft),
         schedule=found.schedule, stages=found.stages,
-        exhaustive_s=exhaustive_seconds(found.overall, plan, plain_step_s), num_members=space.num_members,
+        exhaustive_s=exhaustive_seconds(found, plan), num_members=space.num_members,
         search=None if found.search is None else found.search.outcome,
     )  # fmt: skip
 
@@ -41,10 +38,3 @@ def _family(family: Family, found: Findings) -> FamilySummary:
         task: survival(steps, family.sizes[-1]) if family.nested else [] for task, steps in probe.steps.items()
     }
     return FamilySummary(family=family.label, survival=curves, step_s=times, seconds=probe.seconds)
-
-
-def exhaustive_seconds(overall: Mapping[str, float], plan: TunePlan, plain_step_s: float) -> float:
-    """Forecast of running plain decoding and every member on every prompt."""
-    tokens = sum(sample.params.max_tokens for sample in (*plan.probe, *plan.confirm))
-    plain_s = tokens * plain_step_s / plan.batch_size
-    return plain_s * sum(1 / speedup for speedup in {PLAIN: 1.0, **overall}.values())

@@ -3,7 +3,7 @@
     probe      plain decoding and every family, once, on a few prompts of each task
     forecast   tokens per second of every size of every family, from the probes alone
     search     options of the best model-free drafter, replayed on the texts that plain decoding wrote: no model runs
-    confirm    the best few and `auto` race against plain decoding on other prompts
+    confirm    the likeliest best race against plain decoding on other prompts, as long as the budget allows
     load       what steps cost at other batch sizes, and which size is best there
     decide     a recommendation for all traffic and for each task that wants another one; "do not speculate" when nothing pays
 """
@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.errors import OutriderError
 from outrider.lab.configuration import PLAIN, Configuration
@@ -22,15 +22,19 @@ from outrider.lab.progress import Progress
 from outrider.lab.replay.search import Found, search
 from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Runner
-from outrider.lab.tune.confirm import Confirmed, Lap, race, summarise
+from outrider.lab.tune.beliefs import MEMBER_ERROR, NESTED_ERROR, Member
+from outrider.lab.tune.confirm import ALL, Confirmed, Lap, summarise
 from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.load import LoadStep, best_at
 from outrider.lab.tune.probe import Probe, Sample, run_probe
+from outrider.lab.tune.race import Race, Rules
 from outrider.lab.tune.result import Stage
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 
 AUTO_MOST = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
+AUTO_SHARE = 0.97  # of the best fixed length: what `auto` reaches in benchmarks/results/drafters-2026-11-21.json
+AUTO_ERROR = 0.06  # standard deviation of the logarithm of that
 MIN_SEARCH_TEXTS = 8
 
 
@@ -42,7 +46,8 @@ class TunePlan:
     confirm: Sequence[Sample]
     batch_size: int = 1
     load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
-    num_finalists: int = 3
+    num_finalists: int = 4  # at a time
+    most_share: float = 0.075  # of what running every member on every prompt would cost: probes and laps together
     search_trials: int = 24  # 0: no search
     greedy: bool = True
 
@@ -125,14 +130,22 @@ class Tuner:
         )  # fmt: skip
 
     def _confirm(self, found: Findings) -> None:
-        found.finalists = self._choose_finalists(found)
         groups = list(_grouped(self._plan.confirm, self._plan.batch_size))
-        if not found.finalists or not groups:
+        known = self._known(found)
+        if not known or not groups:
             return
-        plain = self._runner.open(Configuration(PLAIN))
-        finalists = [self._runner.open(one) for one in found.finalists]
-        found.laps = race(plain, finalists, groups, self._plan.batch_size, self._journal, self._progress)
-        found.confirmed = summarise(found.laps, plain.configuration, greedy=self._plan.greedy)
+        race = Race(
+            [Member(PLAIN, None, 1, 1.0, 0.0), *(member for member, _ in known.values())],
+            lambda label: self._runner.open(known[label][1] if label in known else Configuration(PLAIN)),
+            groups, self._plan.batch_size, self._journal, self._progress,
+            Rules(self._plan.num_finalists, self._budget_s(found)),
+        )  # fmt: skip
+        found.laps = race.run(self._invited(found, known))
+        found.failures |= race.failures
+        tasks = list(found.shares) if len(found.shares) > 1 else []
+        beliefs = {ALL: race.belief(), **{task: race.belief(task) for task in tasks}}
+        found.confirmed = summarise(found.laps, Configuration(PLAIN), greedy=self._plan.greedy, beliefs=beliefs)
+        found.finalists = [known[one.configuration][1] for one in found.confirmed]
 
     def _load(self, found: Findings) -> None:
         """Of the two best families and plain decoding."""
@@ -161,21 +174,48 @@ class Tuner:
         self._journal.add(key, probe.model_dump())
         return probe
 
-    def _choose_finalists(self, found: Findings) -> list[Configuration]:
-        """The best of all, of every task, and the best family with a free length."""
-        members = {one.label: one for family in self._space.families for _, one in family.members()}
-        ranking = sorted(found.overall, key=lambda label: -found.overall[label])
-        chosen = ranking[: self._plan.num_finalists]
+    def _known(self, found: Findings) -> dict[str, tuple[Member, Configuration]]:
+        """Who may race, by label: everything that was forecast, the best family with a free length, what the search found."""
+        families = {family.label: family for family in self._space.families}
+        known = {}
+        for family in families.values():
+            for size, configuration in family.members():
+                if (speedup := found.overall.get(configuration.label)) is not None and speedup > 0:
+                    error = NESTED_ERROR if family.nested else MEMBER_ERROR
+                    known[configuration.label] = Member(configuration.label, family.label, size, speedup, error), configuration
+        if (nested := self._best_nested(found)) is not None:
+            best = max((one for one in known.values() if one[0].family == nested.label), key=lambda one: one[0].forecast)[0]
+            auto = nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}")
+            known[auto.label] = Member(auto.label, nested.label, best.size, AUTO_SHARE * best.forecast, AUTO_ERROR), auto
+        if (better := self._searched(found)) is not None and found.search is not None:
+            start = known[found.search.outcome.start.configuration][0]
+            known[better.label] = replace(start, label=better.label, error=MEMBER_ERROR), better
+        return known
+
+    def _invited(self, found: Findings, known: Mapping[str, object]) -> list[str]:
+        """Who runs whatever the forecasts for all traffic say: the best of every task, and what the search found."""
+        chosen = []
         for task in found.shares if len(found.shares) > 1 else ():
-            mine = [one for one in found.forecasts if one.task == task]
+            mine = [one for one in found.forecasts if one.task == task and one.configuration in known]
             chosen.append(max(mine, key=lambda one: one.speedup).configuration)
-        configurations = [members[label] for label in dict.fromkeys(chosen)]
-        if found.search is not None and found.search.outcome.gain is not None and found.search.outcome.gain.value > 0:
-            configurations.append(found.search.configuration)
-        nested = next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
-        if nested is not None:
-            configurations.append(nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}"))
-        return configurations
+        better = self._searched(found)
+        return [*dict.fromkeys(chosen), *([better.label] if better is not None else [])]
+
+    def _searched(self, found: Findings) -> Configuration | None:
+        """Where it is better than the family's own on texts it had not seen."""
+        if found.search is None or found.search.outcome.gain is None or found.search.outcome.gain.value <= 0:
+            return None
+        if found.search.outcome.start.configuration not in found.overall:  # not forecast for every task
+            return None
+        return found.search.configuration
+
+    def _best_nested(self, found: Findings) -> Family | None:
+        return next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
+
+    def _budget_s(self, found: Findings) -> float:
+        """For the laps: what the probes left."""
+        probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
+        return self._plan.most_share * exhaustive_seconds(found, self._plan) - probes
 
     def _best_families(self, found: Findings) -> list[Family]:
         """By their best member's forecast."""
@@ -192,6 +232,13 @@ class Tuner:
         began = time.perf_counter()
         yield
         found.stages.append(Stage(name=name, seconds=time.perf_counter() - began, tokens=0))
+
+
+def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:
+    """Forecast of running plain decoding and every member on every prompt."""
+    tokens = sum(sample.params.max_tokens for sample in (*plan.probe, *plan.confirm))
+    base = plain_tokens_per_s(found.plain, plan.batch_size)
+    return sum(1 / speedup for speedup in {PLAIN: 1.0, **found.overall}.values()) * tokens / base if base else 0.0
 
 
 def _grouped(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:

@@ -179,6 +179,43 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     assert cli(*arguments).code == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "keys"),
+    [
+        ((), {"plain": "one", "speculative": "one"}),
+        (("--baseline-api-key-env", "KEY_B"), {"plain": "two", "speculative": "one"}),
+        (("--baseline-api-key-env", ""), {"plain": None, "speculative": "one"}),
+    ],
+)
+def test_each_server_gets_its_own_key(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: tuple[str, ...], keys: dict[str, Any]
+) -> None:
+    """Guards against handing one server's key to another; and no key is in the result."""
+    calls: list[Any] = []
+
+    def bench_servers(endpoints: Any, workload: Any, options: Any, path: Path, **_: Any) -> Any:
+        calls.append(endpoints)
+        result = BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
+        return result, Journal.open(path, {}, resume=False), True
+
+    monkeypatch.setattr(servers, "bench_servers", bench_servers)
+    monkeypatch.setenv("KEY_A", "one")
+    monkeypatch.setenv("KEY_B", "two")
+    out = tmp_path / "result.json"
+    found = cli(
+        "bench", "http://localhost:1", "--baseline-url", "http://localhost:2", "--api-key-env", "KEY_A", "--out", str(out), *more
+    )
+    assert found.code == 0
+    assert {label: one.api_key for label, one in calls[0].items()} == keys
+    assert "two" not in out.read_text()
+
+
+def test_a_baselines_key_wants_a_baseline(cli: Callable[..., Any]) -> None:
+    found = cli("bench", "http://localhost:1", "--baseline-api-key-env", "KEY_B")
+    assert found.code == 2
+    assert "means nothing without --baseline-url" in found.err
+
+
 def test_numbers_with_commas() -> None:
     assert numbers("--x", "1, 2,1", int) == [1, 2]
     assert numbers("--x", "", int) == []

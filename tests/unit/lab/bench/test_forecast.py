@@ -150,22 +150,40 @@ def test_lengths_to_time(text: str, most: Any, lengths: list[int]) -> None:
 
 
 def test_every_length_comes_often_enough_and_no_more() -> None:
-    """One token a step: as many tokens as steps. Up to four, as far as lengths 0, 2 and 5 allow: a second run, with more."""
+    """One token a step: as many tokens as steps. Up to four, as far as lengths 0, 2, 0 and 5 allow: a second run, with more."""
     slow, fast = Sweeper("draft-model", 5), Sweeper("draft-model", 5, tau=4)
     timed(slow)
     timed(fast)
     wanted = SKIPPED + LEAST_STEPS
     assert [tokens for *_, tokens in slow.runs] == [wanted]
-    assert [tokens for *_, tokens in fast.runs] == [wanted, pytest.approx(wanted * (1 + 3 + 4) / 3, rel=0.2)]
+    assert [tokens for *_, tokens in fast.runs] == [wanted, pytest.approx(wanted * (1 + 3 + 1 + 4) / 4, rel=0.2)]
     for contender in (slow, fast):
         assert all(contender.asked.count(length) >= REPEATS for length in (2, 5))
 
 
 def test_the_median_of_passes() -> None:
+    """In units of each pass's own plain steps: one at a slow minute says what the others say."""
     passes = [{"1": {"0": 0.01, "10": 0.05}}, {"1": {"0": 0.09}, "4": {"2": 0.5}}, {"1": {"0": 0.011, "2": 0.02}}]
-    assert middle(passes) == {"1": {"0": 0.011, "2": 0.02, "10": 0.05}, "4": {"2": 0.5}}
+    assert middle(passes) == {"1": {"0": 0.011, "2": 0.02, "10": pytest.approx(0.055)}, "4": {"2": 0.5}}
+    slow, usual = {"1": {"0": 0.03, "5": 0.045}}, {"1": {"0": 0.01, "5": 0.015}}
+    assert middle([slow, usual, usual])["1"] == {"0": 0.01, "5": pytest.approx(0.015)}
     assert list(middle(passes)["1"]) == ["0", "2", "10"]
     assert middle([]) == {}
+
+
+def test_deep_trees_cost_more_than_flat_ones_of_as_many_nodes() -> None:
+    """Guards against predicting a sure draft, whose trees are deep, by the flat trees of the sweep."""
+    costs = Costs.of({"1": {"0": 0.010, "7/3": 0.018, "7/5": 0.022, "4/2": 0.0145}})
+    assert costs is not None
+    assert costs.seconds(7, 1, 7)[0] == pytest.approx(0.026)
+    assert costs.seconds(7, 1, 4)[0] == pytest.approx(0.020)
+    assert costs.seconds(0, 1, 0)[0] == pytest.approx(0.010)
+
+
+def test_chains_pay_for_their_nodes_alone() -> None:
+    costs = Costs.of({"1": {"0": 0.010, "5": 0.015}})
+    assert costs is not None
+    assert costs.seconds(5, 1, 5)[0] == pytest.approx(0.015)
 
 
 def test_no_more_tokens_than_the_context_holds() -> None:

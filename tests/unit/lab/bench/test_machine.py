@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.lab.bench.machine import bandwidth, pass_bytes, roof_tokens_per_s
+from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.lab.bench.machine import added_memory, bandwidth, pass_bytes, roof_tokens_per_s
 from outrider.lab.bench.result import TargetInfo
+from outrider.lab.configuration import Configuration
 
 
 def config(**values: Any) -> Any:
@@ -45,6 +47,20 @@ def test_the_roof_of_a_row_falls_with_rows_and_context() -> None:
     """Weights are read once for all rows, keys and values by each."""
     assert roof_tokens_per_s(target(), 1, 0.0) == pytest.approx(100_000 / 8000)
     assert roof_tokens_per_s(target(), 4, 50.0) == pytest.approx(100_000 / (8000 + 10 * 4 * 50))
+
+
+@pytest.mark.parametrize(("compiled", "added"), [("off", 0), ("on", 9000)])
+def test_early_exit_adds_weights_only_beside_a_compiled_target(compiled: str, added: int) -> None:
+    """Its draft is the target's own layers in the target's own cache; a compiled target has packed weights of its own."""
+    drafter = EarlyExitDrafter.__new__(EarlyExitDrafter)
+    built = SimpleNamespace(
+        decoder=SimpleNamespace(drafter=drafter, verifier=SimpleNamespace(lossless=True)),
+        memory=SimpleNamespace(draft=None, target=SimpleNamespace(weights_bytes=9000)),
+        options=SimpleNamespace(compile=compiled),
+        target=SimpleNamespace(lm=SimpleNamespace(dtype=torch.bfloat16), config=None),
+    )
+    contender = SimpleNamespace(built=built, configuration=Configuration("early-exit"))
+    assert added_memory(contender) == (added, 0)  # type: ignore[arg-type]
 
 
 def test_only_memory_that_we_can_read_is_measured() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench import stages
+from outrider.lab.bench.forecast import PASSES
 from outrider.lab.bench.material import gather, places_that_can
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.stages import CellState, Rounds
@@ -127,12 +128,12 @@ def test_speedups_are_those_of_the_same_tokens(setting: Setting) -> None:
 
 
 def test_learners_start_afresh_in_every_round_and_others_do_not(setting: Setting) -> None:
-    """Once for the bench; those that learn once more for the costs and for each of two rounds."""
+    """Once for the bench; those that learn once more for each of six sweeps and each of two rounds."""
     setting.run()
     assert {label: setting.runner.opened.count(label) for label in ("none", FAST.label, LEARNER.label)} == {
         "none": 1,
         FAST.label: 1,
-        LEARNER.label: 4,
+        LEARNER.label: 1 + PASSES + 2,
     }
 
 

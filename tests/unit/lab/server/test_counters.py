@@ -52,6 +52,25 @@ def test_sglang_counts_verify_calls() -> None:
     assert any("gauges" in note for note in window.notes)
 
 
+def test_tensorrt_llm_counts_tokens_but_no_steps() -> None:
+    """Names as in tensorrt_llm/metrics/collector.py; without steps there is no tau, but for the server's own gauge."""
+
+    def page(drafted: int, accepted: int, generated: int) -> str:
+        return (
+            f'trtllm_spec_decode_num_draft_tokens_total{{model_name="m"}} {drafted}\n'
+            f'trtllm_spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}\n'
+            f'trtllm_generation_tokens_total{{model_name="m"}} {generated}\n'
+            'trtllm_spec_decode_acceptance_length{model_name="m"} 2.5\n'
+        )
+
+    window = difference(parse(page(100, 50, 90), "m"), parse(page(160, 80, 150), "m"))
+    assert window.speculation == Speculation(num_draft_tokens=60, num_accepted_tokens=30)
+    assert window.speculation is not None
+    assert window.speculation.tau is None
+    assert window.speculation.draft_utilisation == 0.5
+    assert (window.num_generated, window.gauges) == (60, {"spec_decode_acceptance_length": 2.5})
+
+
 def test_a_plain_server_says_so() -> None:
     window = between(Fake(speculates=False))
     assert window.speculation is None

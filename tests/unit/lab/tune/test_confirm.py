@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
+from outrider.errors import CapabilityError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.recording import Step
 from outrider.lab.result import Interval
 from outrider.lab.runner import Trace
-from outrider.lab.tune.confirm import Confirmed, decode_phase, race, summarise
+from outrider.lab.tune.beliefs import Member
+from outrider.lab.tune.confirm import Confirmed, Lap, decode_phase, summarise
 from outrider.lab.tune.decide import pays, recommendations
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.probe import Probe, Sample
+from outrider.lab.tune.race import LEAST_GROUPS, Race, Rules
 from outrider.lab.tune.tune import Findings, _grouped
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
@@ -46,6 +49,15 @@ class FakeContender:
         return Trace(done, steps, 0.0, 0.0)
 
 
+def race(plain: FakeContender, finalists: list[FakeContender], groups: Any, journal: Journal, budget_s: float = 1e9) -> list[Lap]:
+    """Nothing is known beforehand but that all are as fast as plain decoding."""
+    by_label = {one.configuration.label: one for one in (plain, *finalists)}
+    members = [
+        Member(label, None if one is plain else label, 4, 1.0, 0.3) for label, one in by_label.items()
+    ]
+    return Race(members, by_label.__getitem__, groups, 1, journal, Quiet(), Rules(budget_s=budget_s)).run()  # type: ignore[arg-type]
+
+
 def samples(count: int, task: str = "code") -> list[Sample]:
     return [Sample(f"{task} {n}", task, [1], SamplingParams()) for n in range(count)]
 
@@ -58,7 +70,7 @@ def journal(tmp_path: Path) -> Journal:
 def test_speedup_is_of_the_decode_phase(journal: Journal) -> None:
     """Three tokens in a step that takes 1.5 times as long: twice as fast, the first step not counted."""
     plain, fast = FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2)
-    laps = race(plain, [fast], [[one] for one in samples(5)], 1, journal, Quiet())
+    laps = race(plain, [fast], [[one] for one in samples(5)], journal)
     (found,) = summarise(laps, plain.configuration, greedy=True)
     assert found.speedup.value == pytest.approx(2.0)
     assert found.speedup.low == pytest.approx(2.0), "all prompts alike"
@@ -67,17 +79,39 @@ def test_speedup_is_of_the_decode_phase(journal: Journal) -> None:
 
 
 def test_a_slower_one_retires(journal: Journal) -> None:
-    """Guards against spending half of the time on what has lost."""
+    """Guards against spending half of the time on what has lost; plain decoding leaves, too, when enough is known."""
     plain = FakeContender(Configuration(PLAIN), 0.010, 0)
     fast, slow = FakeContender(FAST, 0.010, 3), FakeContender(SLOW, 0.030, 1)
-    race(plain, [fast, slow], [[one] for one in samples(12)], 1, journal, Quiet())
-    assert fast.groups == 12
-    assert slow.groups == 4
+    laps = race(plain, [fast, slow], [[one] for one in samples(30)], journal)
+    assert slow.groups < fast.groups
+    assert fast.groups < 30, "it ends when the choice is certain"
+    (found, *_) = sorted(summarise(laps, plain.configuration, greedy=True), key=lambda one: -one.speedup.value)
+    assert found.configuration == FAST.label
+
+
+def test_a_spent_budget_ends_it_but_not_before_enough_was_run(journal: Journal) -> None:
+    plain, fast = FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.0099, 0)
+    race(plain, [fast], [[one] for one in samples(30)], journal, budget_s=0.0)
+    assert plain.groups == fast.groups == LEAST_GROUPS
+
+
+def test_who_cannot_be_built_is_told_and_the_others_race(journal: Journal) -> None:
+    plain, fast = FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 3)
+
+    def open_one(label: str) -> FakeContender:
+        if label == SLOW.label:
+            raise CapabilityError("no")
+        return {PLAIN: plain, FAST.label: fast}[label]
+
+    members = [Member(PLAIN, None, 1, 1.0, 0.0), Member(FAST.label, "a", 4, 1.5, 0.1), Member(SLOW.label, "b", 4, 1.5, 0.1)]
+    one = Race(members, open_one, [[s] for s in samples(8)], 1, journal, Quiet(), Rules())  # type: ignore[arg-type]
+    assert {lap.configuration for lap in one.run()} == {PLAIN, FAST.label}
+    assert one.failures == {SLOW.label: "no"}
 
 
 def test_different_texts_are_seen(journal: Journal) -> None:
     plain, other = FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 1, text=8)
-    laps = race(plain, [other], [[one] for one in samples(3)], 1, journal, Quiet())
+    laps = race(plain, [other], [[one] for one in samples(3)], journal)
     assert summarise(laps, plain.configuration, greedy=True)[0].identical == 0
     assert summarise(laps, plain.configuration, greedy=False)[0].identical is None
 
@@ -86,8 +120,8 @@ def test_a_resumed_race_runs_only_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     plain, fast = FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 1)
     groups = [[one] for one in samples(4)]
-    before = race(plain, [fast], groups[:3], 1, Journal.open(path, {}, resume=False), Quiet())
-    after = race(plain, [fast], groups, 1, Journal.open(path, {}, resume=True), Quiet())
+    before = race(plain, [fast], groups[:3], Journal.open(path, {}, resume=False))
+    after = race(plain, [fast], groups, Journal.open(path, {}, resume=True))
     assert plain.groups == 4
     assert sorted(lap.model_dump_json() for lap in before) == sorted(lap.model_dump_json() for lap in after if lap.group < 3)
 

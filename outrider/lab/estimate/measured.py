@@ -1,0 +1,122 @@
+"""Costs and acceptance of one configuration, out of a result file of `bench` or `tune`.
+
+    bench    seconds of steps by nodes drafted, from the sweeps of a cell; survival by position from its runs. Results before
+             2026-11-22 hold two points alone: a plain step, and the mean step of the configuration
+    tune     seconds of steps and survival of a family, from its probe
+
+Only chains: a tree's costs and acceptance do not tell about other lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.errors import ConfigError, OutriderError, did_you_mean
+from outrider.lab.bench.result import BenchResult, Cell, Measured
+from outrider.lab.configuration import Configuration
+from outrider.lab.estimate.curves import StepCosts
+from outrider.lab.result import read_result
+from outrider.lab.tune.result import TuneResult
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a result says about one configuration."""
+
+    costs: StepCosts
+    acceptance: list[float]  # P(token i kept | the ones before it kept)
+    source: str  # for a person
+
+
+def read_known(path: Path, configuration: str | None, cell: str | None) -> Known:
+    """`configuration`: its label, of `tune` with or without a length; None: the fastest chain that was measured.
+    `cell`: of `bench` its label or task, of `tune` the task; None: the first.
+
+    Raises ConfigError for what the file does not have."""
+    result = read_result(path)
+    if isinstance(result, BenchResult):
+        return _of_bench(path, result, configuration, cell)
+    if isinstance(result, TuneResult):
+        return _of_tune(path, result, configuration, cell)
+    raise ConfigError(f"--result {path} is of kind '{result.kind}'; costs and acceptance are in those of bench and tune")
+
+
+def _of_bench(path: Path, result: BenchResult, configuration: str | None, wanted: str | None) -> Known:
+    cells: dict[str, Cell] = {}
+    for place in result.cells:
+        cells.setdefault(place.task, place)
+        cells[place.label] = place
+    cell = _named(path, "cell", cells, wanted)
+    labels = {one.configuration: result.configurations[one.configuration].label for one in cell.configurations}
+    able = {labels[one.configuration]: one for one in cell.configurations if _is_chain(labels[one.configuration]) and _timed(one)}
+    if not able:
+        raise ConfigError(f"--result {path}: no chain was timed in the cell '{cell.label}'")
+    fastest = sorted(able, key=lambda label: -_speedup(able[label]))
+    one = _named(path, "configuration", {label: able[label] for label in fastest}, configuration)
+    assert one.acceptance is not None
+    label = labels[one.configuration]
+    return Known(_bench_costs(one, label, cell), _conditional(one.acceptance.survival), f"bench: {label}, {cell.label}")
+
+
+def _speedup(one: Measured) -> float:
+    return one.speedup.value if one.speedup is not None else 0.0
+
+
+def _timed(one: Measured) -> bool:
+    return one.acceptance is not None and bool(one.acceptance.kept) and (bool(one.step_s) or one.predicted is not None)
+
+
+def _bench_costs(one: Measured, label: str, cell: Cell) -> StepCosts:
+    if one.step_s:
+        return StepCosts.of_steps(one.step_s, cell.batch_size)
+    assert one.predicted is not None
+    nodes = str(Configuration.parse(label).num_draft_tokens).rpartition(":")[2]
+    if not nodes.isdigit():
+        raise ConfigError(f"'{label}' has no length in this older result, so its one step time has no width: bench it again")
+    return StepCosts.of_steps({0: one.predicted.plain_step_s, int(nodes): one.predicted.step_s}, cell.batch_size)
+
+
+def _of_tune(path: Path, result: TuneResult, configuration: str | None, wanted: str | None) -> Known:
+    able = {one.family: one for one in result.families if len(one.step_s) > 1 and any(one.survival.values())}
+    if not able:
+        raise ConfigError(f"--result {path}: no family of chains was timed")
+    best = dict.fromkeys(one.family for one in sorted(result.forecasts, key=lambda one: -one.speedup) if one.family in able)
+    ranked = {label: able[label] for label in [*best, *(label for label in able if label not in best)]}
+    family = _named(path, "configuration", ranked, None if configuration is None else _without_length(configuration))
+    task = _named(path, "task", {name: name for name, curve in family.survival.items() if curve}, wanted)
+    costs = StepCosts.of_steps(family.step_s, result.tried.batch_size)
+    return Known(costs, _conditional(family.survival[task]), f"tune: {family.family}, {task}")
+
+
+def _without_length(label: str) -> str:
+    return " ".join(word for word in label.split() if not word.startswith("k="))
+
+
+def _is_chain(label: str) -> bool:
+    configuration = Configuration.parse(label)
+    if configuration.is_plain:
+        return False
+    try:
+        return not configuration.parts().draws_trees
+    except OutriderError:  # of a drafter or verifier that is not here, or a lossy one: costs of such steps say nothing of others
+        return False
+
+
+def _conditional(survival: Sequence[float]) -> list[float]:
+    """S(i) / S(i - 1), as far as anything survived."""
+    return [later / before for before, later in pairwise([1.0, *survival]) if before > 0]
+
+
+def _named(path: Path, what: str, choices: dict[str, Found], wanted: str | None) -> Found:
+    """The one with this name, or the first."""
+    if wanted is None:
+        return next(iter(choices.values()))
+    if wanted not in choices:
+        raise ConfigError(f"--result {path} has no {what} '{wanted}'.{did_you_mean(wanted, choices)}")
+    return choices[wanted]

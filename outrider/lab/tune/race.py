@@ -1,0 +1,148 @@
+"""Who runs how many laps: as few as the choice needs, as many as the budget allows.
+
+Everybody on the track runs every group of prompts, in turn. Every few groups all laps so far, together with the forecasts, make a
+belief about all members of the space (`beliefs.py`), and by it
+
+    leaves     who is hardly the best any more; plain decoding, once it is certain that another one is clearly faster
+    joins      who was not thought of, and may be the best after all: neighbours of the leader, mostly
+    ends       when the leader is as good as the best with near certainty, when the budget is spent, or the prompts are used up
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import norm
+
+from outrider.errors import OutriderError
+from outrider.lab.configuration import PLAIN
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
+from outrider.lab.runner import Contender
+from outrider.lab.tune.beliefs import Belief, Member, believe
+from outrider.lab.tune.confirm import Lap, log_seconds, run_lap
+from outrider.lab.tune.probe import Sample
+
+LOOK = 2  # groups between two looks, of every task at least one
+LEAST_GROUPS = 6  # run whatever the budget: nothing is recommended on fewer
+PLAIN_GROUPS = 8  # of plain decoding, which the user's speedup is told by
+CLEARLY, CERTAIN = 1.1, 0.99  # plain decoding leaves when a speedup above CLEARLY is CERTAIN
+HOPELESS, HOPEFUL = 0.03, 0.08  # chance to be the best below which one leaves, and above which one joins
+AS_GOOD, ENOUGH = 0.02, 0.95  # it ends when the leader is within AS_GOOD of the best with probability ENOUGH
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a race may cost."""
+
+    on_track: int = 4  # at a time, plain decoding aside
+    budget_s: float = math.inf  # seconds of all laps; LEAST_GROUPS are run all the same
+
+
+class Race:
+    """One race. `laps`: everything that was run; `failures`: why some could not."""
+
+    def __init__(
+        self, members: Sequence[Member], open_one: Callable[[str], Contender], groups: Sequence[Sequence[Sample]],
+        batch_size: int, journal: Journal, progress: Progress, rules: Rules,
+    ) -> None:  # fmt: skip
+        """`members`: of the whole space, plain decoding included; `open_one`: makes one of them ready, by its label."""
+        self._members, self._open_one, self._groups, self._batch_size = members, open_one, groups, batch_size
+        self._journal, self._progress, self._rules = journal, progress, rules
+        self._contenders: dict[str, Contender] = {}
+        self._num_tasks = len({group[0].task for group in groups})
+        self.laps: list[Lap] = []
+        self.failures: dict[str, str] = {}
+
+    def run(self, first: Sequence[str] = ()) -> list[Lap]:
+        """`first`: who begins, beside plain decoding and those that the forecasts find likeliest to be the best.
+
+        Raises what plain decoding raises."""
+        self._progress.stage("confirming the best", len(self._groups) * (1 + self._rules.on_track))
+        track = self._able([PLAIN, *first, *self._joining(self.belief(), list(first), gone=set())])
+        gone: set[str] = set()
+        for number, group in enumerate(self._groups):
+            for place in range(len(track)):
+                contender = self._contenders[track[(place + number) % len(track)]]
+                self.laps.append(run_lap(contender, number, group, self._batch_size, self._journal))
+                self._progress.advance()
+            done = number + 1
+            if done >= self._at_least(LEAST_GROUPS) and sum(lap.wall_s for lap in self.laps) >= self._rules.budget_s:
+                break
+            if done % max(LOOK, self._num_tasks) == 0:
+                belief = self.belief()
+                if self._is_decided(belief, done, track):
+                    break
+                staying = self._staying(belief, track, done)
+                gone |= set(track) - set(staying)
+                track = self._able([*staying, *self._joining(belief, staying, gone)])
+        return self.laps
+
+    def belief(self, task: str | None = None) -> Belief:
+        """After all laps, or those of one task."""
+        return believe(self._members, log_seconds(self.laps, task))
+
+    # ---------------------------------------------------------------- decisions
+
+    def _at_least(self, groups: int) -> int:
+        """More where several tasks share them."""
+        return max(groups, 2 * self._num_tasks)
+
+    def _staying(self, belief: Belief, track: Sequence[str], done: int) -> list[str]:
+        chances = belief.chances()
+        staying = [label for label in track if label != PLAIN and chances[label] >= HOPELESS]
+        staying = staying or [max((one for one in track if one != PLAIN), key=belief.speedup)]
+        leader = max(staying, key=belief.speedup)
+        needed = PLAIN not in track or done < self._at_least(PLAIN_GROUPS) or not _is_clear(belief, leader)
+        return [PLAIN, *staying] if needed and PLAIN in track else staying
+
+    def _joining(self, belief: Belief, running: Sequence[str], gone: set[str]) -> list[str]:
+        """First the likeliest of every hopeful family that is not on the track (ten neighbouring sizes share one family's chance,
+        so each alone looks hopeless), then the likeliest members of all. At the start every member is hopeful."""
+        chances, found = belief.chances(), {label for label in running if label != PLAIN}
+        family_of = {one.label: one.family for one in self._members}
+        outside = {PLAIN, *found, *gone, *self.failures}
+        free = sorted((label for label in chances if label not in outside), key=lambda label: -chances[label])
+        families: dict[str | None, float] = {}
+        for label, chance in chances.items():
+            families[family_of[label]] = families.get(family_of[label], 0.0) + chance
+        seen, newcomers = {family_of[label] for label in found}, []
+        for label in sorted(free, key=lambda label: -families[family_of[label]]):
+            if family_of[label] not in seen and families[family_of[label]] > HOPEFUL:
+                seen.add(family_of[label])
+                newcomers.append(label)
+        least = HOPEFUL if self.laps else 0.0
+        newcomers += [label for label in free if label not in newcomers and chances[label] > least]
+        return newcomers[: max(self._rules.on_track - len(found), 0)]
+
+    def _is_decided(self, belief: Belief, done: int, track: Sequence[str]) -> bool:
+        """Never before plain decoding ran enough for its speedup to be told."""
+        if done < self._at_least(PLAIN_GROUPS):
+            return False
+        leader = max((label for label in track if label != PLAIN), key=belief.speedup)
+        hopeless = belief.speedup(leader) * math.exp(2 * belief.error(leader)) < 1
+        settled = PLAIN not in track or hopeless or _is_clear(belief, leader)
+        return settled and belief.chances(AS_GOOD)[leader] >= ENOUGH
+
+    def _able(self, labels: Sequence[str]) -> list[str]:
+        """Those that can be built; the others are among the failures."""
+        found = []
+        for label in dict.fromkeys(labels):
+            if label not in self._contenders and label not in self.failures:
+                try:
+                    self._contenders[label] = self._open_one(label)
+                except OutriderError as error:
+                    if label == PLAIN:
+                        raise
+                    self.failures[label] = str(error)
+            if label in self._contenders:
+                found.append(label)
+        return found
+
+
+def _is_clear(belief: Belief, label: str) -> bool:
+    """Whether this one is CLEARLY faster than plain decoding."""
+    above = math.log(belief.speedup(label)) - math.log(CLEARLY)
+    return bool(norm.cdf(above / belief.error(label)) >= CERTAIN)

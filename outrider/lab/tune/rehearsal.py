@@ -1,0 +1,261 @@
+"""Tuning on a machine that is not there: how good are the choices of `tune`, at the noise that was seen on a real one?
+
+A `World` has families whose acceptance and costs are known, so the speed of every configuration is known too. Its contenders
+decode nothing: they draw how many draft tokens are kept and how long steps take, with the three kinds of noise that clocks show,
+and hand over traces as real ones do. The whole `Tuner` runs on them, stage by stage; what it recommends is then compared with the
+truth, and what it spent with what trying everything would have taken.
+
+The numbers are those of benchmarks/results/bench-2026-11-22.json (a 100M target, a 14M draft, 64 tokens an answer, two cores):
+runs of one prompt differ by 0.09 from configuration to configuration beside one another and by 0.08 from minute to minute
+(standard deviations of logarithms), tau by 0.17 from prompt to prompt. Every world is a draw: acceptance, costs, and by how much
+sweeps mislead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from outrider.lab.configuration import Configuration
+from outrider.lab.costs import Sweep
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Quiet
+from outrider.lab.recording import Step
+from outrider.lab.runner import Runner, Trace
+from outrider.lab.tune.decide import recommendations
+from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.run import split
+from outrider.lab.tune.space import Family, Space, SpaceOptions, default_space
+from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.outputs import Completion
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+
+PLAIN_S = 0.0054
+NINTH = 0.25  # of a plain pass: what the tokens of a pass behind the eighth cost at once
+FAST, SLOW = (0.3, 0.09), (60.0, 0.08)  # seconds that the machine's mood lasts, and how far it goes
+STEP_NOISE = 0.06
+PROMPT_SPREAD = 0.6  # of the log-odds of acceptance, from prompt to prompt
+WORLD_SPREAD, COST_SPREAD = 0.4, 0.2  # from world to world: log-odds, log costs
+SWEEP_LEVEL, SWEEP_SLOPE = 0.05, 0.01  # how far the steps of sweeps cost otherwise than those of real runs: at all, and per node
+POPULATION = 400  # prompts that the truth is computed over
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a family behaves: P(i-th node kept | those before it kept), and costs in plain steps."""
+
+    acceptance: tuple[float, ...]  # the last one goes on
+    step: float  # of drafting at all
+    node: float  # of each node
+    offers: float = 1.0  # share of the steps in which there is a draft
+
+
+LAWS = {
+    "draft-model": Law((0.70, 0.75, 0.80), 0.02, 0.075),
+    "composite": Law((0.72, 0.76, 0.80, 0.65, 0.5, 0.4, 0.3), 0.10, 0.085),
+    "ngram": Law((0.6, 0.75, 0.8), 0.01, 0.012, 0.4),
+    "suffix": Law((0.6, 0.78, 0.84), 0.01, 0.012, 0.5),
+    "ngram-cache": Law((0.5, 0.45, 0.4), 0.05, 0.03, 0.8),
+    "recycling": Law((0.55, 0.5, 0.4), 0.05, 0.03),
+    "lookahead": Law((0.4, 0.4, 0.4), 0.10, 0.06),
+}
+TREE = Law((0.80, 0.76, 0.72, 0.5, 0.4, 0.3, 0.2), 0.15, 0.12)
+STOPPED = Law((0.74, 0.8, 0.84), 0.08, 0.09, 0.9)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One rehearsal."""
+
+    advice: str
+    best: str
+    of_best: float  # true speed of the advice / of the truly best fixed configuration
+    cost_share: float  # seconds of probes and laps / seconds of every member on every prompt
+
+
+@dataclass
+class World:
+    """One machine, one pair, one workload."""
+
+    seed: int
+    space: Space
+    noise: float = 1.0  # times the noise that was seen
+    greedy: bool = True  # texts leave nothing to chance: whoever drafts with the same model agrees at the same places
+    now: float = 0.0
+    moods: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        world = self.rng.normal(0, WORLD_SPREAD)
+        self.laws, self.bias = {}, {}
+        for family in self.space.families:
+            law, odds = _law_of(family), world + self.rng.normal(0, WORLD_SPREAD / 2)
+            cost = math.exp(self.rng.normal(0, COST_SPREAD))
+            shifted = tuple(_shifted(one, odds) for one in law.acceptance)
+            self.laws[family.label] = Law(shifted, law.step * cost, law.node * cost, law.offers)
+            self.bias[family.label] = (self.rng.normal(0, SWEEP_LEVEL), self.rng.normal(0, SWEEP_SLOPE))
+        self.prompts = self.rng.normal(0, PROMPT_SPREAD, POPULATION)
+
+    # ---------------------------------------------------------------- the truth
+
+    def step_cost(self, family: str, nodes: int) -> float:
+        """In plain steps."""
+        law = self.laws.get(family)
+        if law is None or nodes == 0:
+            return 1.0
+        return 1 + law.step + law.node * nodes + NINTH * (nodes // 8)
+
+    def tau(self, family: str, size: int) -> np.ndarray:
+        """Expected tokens of a step, of every prompt of the population."""
+        law = self.laws[family]
+        total, alive = np.ones(POPULATION), np.full(POPULATION, law.offers)
+        for depth in range(size):
+            alive = alive * _shifted(_at(law.acceptance, depth), self.prompts)
+            total += alive
+        return total
+
+    def speedup(self, configuration: Configuration) -> float:
+        """True, over the population: seconds of the same number of tokens of every prompt."""
+        family, size = self.parse(configuration)
+        law = self.laws[family]
+        cost = law.offers * self.step_cost(family, size) + (1 - law.offers)
+        return float(1 / np.mean(cost / self.tau(family, size))) * (AUTO_LOSS if _is_auto(configuration) else 1.0)
+
+    # ---------------------------------------------------------------- what tuning sees of it
+
+    def coins(self, drafter: str, prompt: int, length: int) -> np.ndarray:
+        """A draft token at a place of the text is kept where its coin lies below its acceptance."""
+        if not self.greedy:
+            return self.rng.random(length)
+        return np.random.default_rng([self.seed, prompt, *drafter.encode()]).random(length)
+
+    def open(self, configuration: Configuration) -> RehearsedContender:
+        """Ready to run."""
+        return RehearsedContender(configuration, self)
+
+    def tick(self, seconds: float) -> float:
+        """What a step of `seconds` takes now; the clock goes on."""
+        for place, (lasts, spread) in enumerate((FAST, SLOW)):
+            keep = math.exp(-seconds / lasts)
+            self.moods[place] = keep * self.moods[place] + math.sqrt(1 - keep**2) * self.rng.normal(0, self.noise * spread)
+        taken = seconds * math.exp(sum(self.moods) + self.rng.normal(0, self.noise * STEP_NOISE))
+        self.now += taken
+        return taken
+
+    def parse(self, configuration: Configuration) -> tuple[str, int]:
+        family = Configuration(configuration.drafter, None, configuration.drafter_options, configuration.verifier).label
+        if not _is_auto(configuration):
+            return family, int(configuration.num_draft_tokens or 0)
+        sizes = next(one.sizes for one in self.space.families if one.label == family)
+        best = max(sizes, key=lambda size: self.speedup(replace(configuration, num_draft_tokens=size)))
+        return family, best
+
+
+AUTO_LOSS = 0.97
+
+
+class RehearsedContender:
+    """One configuration in a world; stands in for `lab/runner.py: Contender`."""
+
+    def __init__(self, configuration: Configuration, world: World) -> None:
+        self.configuration, self._world = configuration, world
+        self.keeps_learning = _is_auto(configuration)
+        self._family, self._size = ("", 0) if configuration.is_plain else world.parse(configuration)
+        self.recorder = SimpleNamespace(control=None)  # where `costs.sweeping` puts its lengths
+
+    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], batch_size: int = 1) -> list[Trace]:
+        """One after the other; a prompt's only token is its number in the population."""
+        return [self._trace(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+
+    def _trace(self, prompt: list[int], params: SamplingParams) -> Trace:
+        world, began, done = self._world, self._world.now, 0
+        steps: list[Step] = []
+        world.tick(3 * PLAIN_S)  # the prompt
+        coins = world.coins(self.configuration.drafter, prompt[0], params.max_tokens)
+        while done < params.max_tokens:
+            step = self._step(done, len(steps), float(world.prompts[prompt[0]]), coins)
+            steps.append(step)
+            done += step.taken
+        completion = Completion([1], "", list(range(done)), "length", [], None, DecodeStats(), lossless=True, seed=0)
+        return Trace(completion, steps, began, 0.0)
+
+    def _step(self, start: int, number: int, prompt: float, coins: np.ndarray) -> Step:
+        world, sweep = self._world, self.recorder.control
+        family, size = self._family, self._size
+        if isinstance(sweep, Sweep) and family:
+            size = sweep.lengths[number % len(sweep.lengths)]
+        size = min(size, len(coins) - start - 1)
+        law = world.laws.get(family)
+        drafted = size if law is not None and world.rng.random() < law.offers else 0
+        kept = 0
+        while law is not None and kept < drafted and coins[start + kept] < _shifted(_at(law.acceptance, kept), prompt):
+            kept += 1
+        seconds = PLAIN_S * world.step_cost(family, drafted) / (AUTO_LOSS if _is_auto(self.configuration) else 1.0)
+        if isinstance(sweep, Sweep) and drafted:
+            level, slope = world.bias[family]
+            seconds *= math.exp(level + slope * drafted)
+        taken = world.tick(seconds)
+        path = list(range(kept))
+        return Step(start, size, [7] * drafted, None, None, path, 7, kept == drafted, kept + 1, 1, taken, world.now)
+
+
+def rehearse(
+    seed: int, *, prompts: int = 32, max_tokens: int = 48, noise: float = 1.0, greedy: bool = True, most_share: float = 0.075
+) -> Outcome:
+    """One world, tuned as the command tunes at temperature 0 with a draft model, the target's own weights left out."""
+    space = default_space(SpaceOptions(has_draft=True, own_weights=False))
+    world = World(seed, space, noise, greedy)
+    numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
+    plan = TunePlan(probe, confirm, search_trials=0, most_share=most_share)
+    with TemporaryDirectory() as folder:
+        journal = Journal.open(Path(folder) / "journal", {}, resume=False)
+        found = Tuner(cast(Runner, _Models(world)), space, plan, journal, Quiet()).run()
+    spent = world.now
+    advice = recommendations(found, found.finalists, None)[0]
+    truth = {one.label: world.speedup(one) for family in space.families for _, one in family.members()}
+    best = max(truth, key=lambda label: truth[label])
+    by_label = {one.label: one for one in found.finalists}
+    own = 1.0 if not advice.speculate else truth.get(advice.configuration) or world.speedup(by_label[advice.configuration])
+    plain_s = prompts * max_tokens * PLAIN_S
+    everything = plain_s * sum(1 / speedup for speedup in (1.0, *truth.values())) + 3 * PLAIN_S * prompts * (1 + len(truth))
+    return Outcome(advice.configuration, best, own / max(1.0, truth[best]), spent / everything)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """Stands in for `Runner`."""
+
+    world: World
+
+    def open(self, configuration: Configuration) -> Any:
+        return self.world.open(configuration)
+
+
+def _law_of(family: Family) -> Law:
+    configuration = family.configuration
+    if "tree" in configuration.drafter_options:
+        return TREE
+    return STOPPED if "stop" in configuration.drafter_options else LAWS[configuration.drafter]
+
+
+def _at(acceptance: Sequence[float], depth: int) -> float:
+    return acceptance[min(depth, len(acceptance) - 1)]
+
+
+def _shifted(chance: float, odds: Any) -> Any:
+    """With its log-odds shifted; a number or an array of them."""
+    return 1 / (1 + (1 - chance) / chance * np.exp(-odds))
+
+
+def _is_auto(configuration: Configuration) -> bool:
+    return str(configuration.num_draft_tokens).startswith("auto")
