@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from outrider.cli import session
-from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, shown_progress
-from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target, with_groups
+from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
+from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target, option, with_groups
+from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.grammar import Spec
     from outrider.lab.certify.certify import CertifyPlan
     from outrider.lab.certify.result import CertifyResult
     from outrider.lab.journal import Journal
     from outrider.lab.workload.types import Workload
 
-INTERRUPTED = 130
 EVIDENCE = "Evidence"
-UNFINISHED = "outrider-certify.unfinished.jsonl"
 DEMO = "demo"
 
 
-def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
-
-
 MaxNewTokens = Annotated[
-    int | None, _option(SAMPLING, "Most tokens of a greedy answer.", min=1, show_default="128; 48 with --quick")
+    int | None, option(SAMPLING, "Most tokens of a greedy answer.", min=1, show_default="128; 48 with --quick")
 ]
 
 
@@ -41,9 +35,33 @@ class CertifySampling(SamplingOptions):
 
     max_new_tokens: MaxNewTokens = None  # type: ignore[assignment]
     temperature: Annotated[
-        float, _option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
+        float, option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
     ] = 0.0
-    seed: Annotated[int, _option(SAMPLING, "Same seed, same certificate.", min=0)] = 0
+    seed: Annotated[int, option(SAMPLING, "Same seed, same certificate.", min=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormOptions:
+    """The grammar of a structured output, if there is to be one."""
+
+    regex: Annotated[
+        str | None, option(SAMPLING, "Answers that match this pattern, as structured outputs.", show_default=False)
+    ] = None
+    json_schema: Annotated[
+        Path | None, option(SAMPLING, "Answers of the JSON schema in this file.", metavar="FILE", show_default=False)
+    ] = None
+
+    def grammar(self) -> Spec | None:
+        """Raises ConfigError for two forms or an unreadable file, RequestError for one that is no schema."""
+        if self.regex is None and self.json_schema is None:
+            return None
+        from outrider.grammar import json_schema, regex
+
+        if self.json_schema is None:
+            return regex(str(self.regex), "--regex")
+        if self.regex is not None:
+            raise ConfigError("--regex and --json-schema: an answer has one form; give one of them")
+        return json_schema(_json_of(self.json_schema), "--json-schema")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +70,16 @@ class EvidenceOptions:
 
     workload: Annotated[
         str | None,
-        _option(EVIDENCE, "A prompts file or a built-in name; see docs/workloads.md.", show_default="demo or embedded"),
+        option(EVIDENCE, "A prompts file or a built-in name; see docs/workloads.md.", show_default="demo or embedded"),
     ] = None
-    prompts: Annotated[int | None, _option(EVIDENCE, "Greedy texts to compare.", min=1, show_default="8; 4 with --quick")] = None
+    prompts: Annotated[int | None, option(EVIDENCE, "Greedy texts to compare.", min=1, show_default="8; 4 with --quick")] = None
     samples: Annotated[
         int | None,
-        _option(EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1, show_default="4000; 1000 with --quick"),
+        option(EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1, show_default="4000; 1000 with --quick"),
     ] = None
-    quick: Annotated[bool, _option(EVIDENCE, "Less evidence, sooner.", "--quick")] = False
-    data: Annotated[Path | None, _option(EVIDENCE, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], _option(EVIDENCE, "Bad lines of a prompts file.")] = "refuse"
+    quick: Annotated[bool, option(EVIDENCE, "Less evidence, sooner.", "--quick")] = False
+    data: Annotated[Path | None, option(EVIDENCE, "Folder with the files of named workloads.", show_default=False)] = None
+    on_bad: Annotated[Literal["refuse", "skip"], option(EVIDENCE, "Bad lines of a prompts file.")] = "refuse"
 
     def load(self, target: str) -> Workload:
         """The first prompts. Raises ConfigError."""
@@ -80,14 +98,12 @@ class EvidenceOptions:
         return CertifyPlan(self.samples or (1000 if self.quick else 4000), dataclasses.replace(params, seed=None), sampling.seed)
 
 
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=OUTPUT)]
-
-
 @with_groups
 def certify(
     target: Target,
     model: ModelOptions,
     sampling: CertifySampling,
+    form: FormOptions,
     evidence: EvidenceOptions,
     output: OutputOptions,
     resume: Resume = False,
@@ -95,22 +111,18 @@ def certify(
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
     output.check()
     plan, workload = evidence.plan(sampling), evidence.load(target)
-    path = Path(UNFINISHED) if output.out is None else output.out.with_name(f"{output.out.stem}.unfinished.jsonl")
-    if path.exists() and not resume:
-        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+    path = journal_for(output.out, "certify", resume=resume)
     try:
-        result, journal = _run(target, model, plan, workload, path, resume)
+        result, journal = _run(target, model, form.grammar(), plan, workload, path, resume)
     except KeyboardInterrupt:
-        kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
-        sys.stderr.write(f"interrupted{kept}\n")
-        return INTERRUPTED
+        return interrupted(path)
     deliver(result, output)
     journal.close()
     return 0 if result.verdict == "lossless" else 1
 
 
 def _run(
-    target: str, model: ModelOptions, plan: CertifyPlan, workload: Workload, path: Path, resume: bool
+    target: str, model: ModelOptions, grammar: Spec | None, plan: CertifyPlan, workload: Workload, path: Path, resume: bool
 ) -> tuple[CertifyResult, Journal]:
     from outrider.build import Options
     from outrider.lab.certify.certify import certify, identity, tokens_of
@@ -121,10 +133,19 @@ def _run(
     options = Options(target=target, **model.llm_arguments())
     with session.progress(f"starting {target}") as status:
         session.quieten_libraries()
-        subject = Subject.open(options, status)
+        subject = Subject.open(options, status, grammar)
     prompts = tokens_of(subject, workload, plan)
     journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
     with shown_progress() as progress:
         result = certify(subject, workload, prompts, plan, Units(journal, progress), command_line())
     subject.built.decoder.drafter.close()
     return result, journal
+
+
+def _json_of(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --json-schema {file}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"--json-schema {file} is no JSON: {error}") from error

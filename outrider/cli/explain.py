@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, journal_path, shown_progress
-from outrider.cli.options import ModelOptions, PromptFile, SamplingOptions, Target, with_groups
-from outrider.errors import ConfigError
+from outrider.cli.bench_options import PROMPTS, PromptOptions
+from outrider.cli.lab import (
+    OUTPUT,
+    OutputOptions,
+    Resume,
+    command_line,
+    deliver,
+    interrupted,
+    journal_for,
+    shown_progress,
+)
+from outrider.cli.options import ModelOptions, PromptFile, SamplingOptions, Target, option, with_groups
+from outrider.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
     from outrider.build import Options
@@ -20,48 +29,24 @@ if TYPE_CHECKING:
     from outrider.lab.runner import Runner
     from outrider.lab.workload.types import Workload
 
-INTERRUPTED = 130
-PROMPTS = "Prompts"
-DEMO = "demo"
 OWN_PROMPT = "your prompt"
-
-
-def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
 
 
 Prompt = Annotated[
     str | None, typer.Argument(help="One prompt instead of a workload.", show_default=False)
 ]
-Resume = Annotated[bool, _option(OUTPUT, "Go on with an interrupted run.", "--resume")]
-Texts = Annotated[int, _option(OUTPUT, "Most tokens whose text is shown, with the numbers of each.", min=0)]
+Texts = Annotated[int, option(OUTPUT, "Most tokens whose text is shown, with the numbers of each.", min=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions:
+class WorkloadOptions(PromptOptions):
     """Which prompts."""
 
-    workload: Annotated[
-        str | None,
-        _option(
-            PROMPTS, "A prompts file, a built-in name (docs/workloads.md), several with + between.", metavar="FILE_OR_NAME",
-            show_default="demo for the demo target, else embedded:reasoning",
-        ),
-    ] = None  # fmt: skip
-    data: Annotated[Path | None, _option(PROMPTS, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], _option(PROMPTS, "Bad lines, and prompts that do not fit.")] = "refuse"
-    prompts: Annotated[int, _option(PROMPTS, "Most prompts.", min=1)] = 16
-    chat_template: Annotated[
-        bool,
-        _option(PROMPTS, "Wrap conversations in the model's chat template, or send them as plain text.", "--chat-template/--raw"),
-    ] = True
+    prompts: Annotated[int, option(PROMPTS, "Most prompts.", min=1)] = 16
 
     def load(self, target: str) -> Workload:
-        """Raises ConfigError."""
-        from outrider.lab.workload.load import load_workload
-
-        name = self.workload or (DEMO if target == DEMO else "embedded:reasoning")
-        return load_workload(name, limit=self.prompts, on_bad=self.on_bad, data=self.data)
+        """The first ones. Raises ConfigError."""
+        return self.load_first(target, self.prompts)
 
 
 @with_groups
@@ -81,11 +66,9 @@ def explain(
     from outrider.cli.session import quieten_libraries
     from outrider.lab.explain.explain import explain as run
 
-    options, configuration = _chosen(target, model)
     asked, params = _asked(target, prompt, prompt_file, workload), sampling.params()
-    path = journal_path(output.out, "explain")
-    if path.exists() and not resume:
-        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+    options, configuration = _chosen(target, model, greedy=params.is_greedy)
+    path = journal_for(output.out, "explain", resume=resume)
     quieten_libraries()
 
     def questions(runner: Runner) -> list[Question]:
@@ -98,25 +81,26 @@ def explain(
                 progress=progress, status=progress.say,
             )  # fmt: skip
     except KeyboardInterrupt:
-        kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
-        sys.stderr.write(f"interrupted{kept}\n")
-        return INTERRUPTED
+        return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
     journal.close()
     return 0
 
 
-def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:
-    """Models and configuration; what drafter 'auto' means is settled here, as `outrider.LLM` does."""
-    from outrider.build import Options
+def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options, Configuration]:
+    """Models and configuration; what drafter 'auto' means, and whether --draft is a model or a head, is settled as in
+    `outrider.LLM`. Raises CapabilityError for a head that would draw its drafts."""
+    from outrider.build import Options, choose
     from outrider.lab.configuration import Configuration
 
-    options = Options(target=target, **model.llm_arguments())
-    drafter = options.drafter
-    if drafter == "auto":
-        drafter = "draft-model" if options.draft is not None or target == DEMO else "ngram"
+    options, parts = choose(Options(target=target, **model.llm_arguments()))
+    if not greedy and any(kind.needs_head for kind, _ in parts.drafter.heads_of(parts.drafter_settings)):
+        raise CapabilityError(
+            "a trained head draws from laws that depend on the target's hidden states, which a recording does not hold: "
+            "explain it greedily (--temperature 0)"
+        )
     configuration = Configuration(
-        drafter, options.num_draft_tokens, options.drafter_options, options.verifier, options.verifier_options
+        parts.drafter_name, options.num_draft_tokens, options.drafter_options, options.verifier, options.verifier_options
     )
     return options, configuration
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from outrider.cli.options import option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,25 +25,21 @@ if TYPE_CHECKING:
     from outrider.lab.result import Result
 
 OUTPUT = "Output"
+INTERRUPTED = 130  # exit code after Ctrl-C
+
+Resume = Annotated[bool, option(OUTPUT, "Go on with an interrupted run.", "--resume")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """Where a result and its reports go."""
 
-    out: Annotated[
-        Path | None, typer.Option(help="Write the result to this JSON file.", rich_help_panel=OUTPUT, show_default=False)
-    ] = None
+    out: Annotated[Path | None, option(OUTPUT, "Write the result to this JSON file.", show_default=False)] = None
     html: Annotated[
-        Path | None,
-        typer.Option(help="Write the report as one HTML page, readable offline.", rich_help_panel=OUTPUT, show_default=False),
+        Path | None, option(OUTPUT, "Write the report as one HTML page, readable offline.", show_default=False)
     ] = None
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the report as Markdown.", rich_help_panel=OUTPUT, show_default=False)
-    ] = None
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON instead of the report.", rich_help_panel=OUTPUT)
-    ] = False
+    markdown: Annotated[Path | None, option(OUTPUT, "Write the report as Markdown.", show_default=False)] = None
+    json: Annotated[bool, option(OUTPUT, "Print the result as JSON instead of the report.", "--json")] = False
 
     def check(self) -> None:
         """Before hours of work: folders that do not exist. Raises ConfigError."""
@@ -84,6 +80,21 @@ def _write(path: Path, text: str) -> None:
 def journal_path(out: Path | None, verb: str) -> Path:
     """What an interrupted run leaves: beside the result, else in the current folder."""
     return Path(f"outrider-{verb}.unfinished.jsonl") if out is None else out.with_name(f"{out.stem}.unfinished.jsonl")
+
+
+def journal_for(out: Path | None, verb: str, *, resume: bool) -> Path:
+    """`journal_path`; says so when what an interrupted run left there is begun anew."""
+    path = journal_path(out, verb)
+    if path.exists() and not resume:
+        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+    return path
+
+
+def interrupted(path: Path) -> int:
+    """After Ctrl-C: says what is kept; the exit code."""
+    kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
+    sys.stderr.write(f"interrupted{kept}\n")
+    return INTERRUPTED
 
 
 def command_line() -> str:

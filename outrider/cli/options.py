@@ -39,31 +39,36 @@ PromptFile = Annotated[
 ]
 
 
-def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
+def option(panel: str, text: str, *names: str, **extra: Any) -> Any:
+    """An option of a verb, listed under `panel` by --help."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
 
+
+TopK = Annotated[int, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")]
+TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")]
+MinP = Annotated[float, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")]
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """How models are loaded and where they run; `draft` is the draft model of every drafter that wants one."""
 
     draft: Annotated[
-        str | None, _option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
+        str | None, option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
     ] = None
-    dtype: Annotated[str, _option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
-    device: Annotated[str, _option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
-    threads: Annotated[int | None, _option(MODEL, "CPU threads.", show_default="torch's choice")] = None
-    compile: Annotated[CompileMode, _option(MODEL, "Compiled passes: made once per model, then cached.")] = (
+    dtype: Annotated[str, option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
+    device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
+    compile: Annotated[CompileMode, option(MODEL, "Compiled passes: made once per model, then cached.")] = (
         "auto"
     )
     max_model_len: Annotated[
-        int | None, _option(MODEL, "Longest prompt plus answer.", show_default="the model's")
+        int | None, option(MODEL, "Longest prompt plus answer.", show_default="the model's")
     ] = None
     revision: Annotated[
-        str | None, _option(MODEL, "Branch, tag or commit on the hub.", show_default=False)
+        str | None, option(MODEL, "Branch, tag or commit on the hub.", show_default=False)
     ] = None
     trust_remote_code: Annotated[
-        bool, _option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
+        bool, option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
     ] = False
 
     def options(self, target: str) -> Options:
@@ -79,31 +84,31 @@ class ModelOptions(MachineOptions):
 
     settings: Annotated[
         Path | None,
-        _option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
+        option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
     ] = None
-    drafter: Annotated[str, _option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
+    drafter: Annotated[str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
     num_draft_tokens: Annotated[
-        str | None, _option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12.", show_default="the drafter's")
+        str | None, option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12.", show_default="the drafter's")
     ] = None
     drafter_option: Annotated[
         list[str] | None,
-        _option(DRAFTING, "A setting of the drafter; may be given again.", metavar="NAME=VALUE", show_default=False),
+        option(DRAFTING, "A setting of the drafter; may be given again.", metavar="NAME=VALUE", show_default=False),
     ] = None
     tree: Annotated[
-        str | None, _option(DRAFTING, "Shape of the draft: the drafter's option 'tree'.", show_default=False)
+        str | None, option(DRAFTING, "Shape of the draft: the drafter's option 'tree'.", show_default=False)
     ] = None
     exit_layer: Annotated[
-        str | None, _option(DRAFTING, "For --drafter early-exit: layers that draft, or auto.", show_default=False)
+        str | None, option(DRAFTING, "For --drafter early-exit: layers that draft, or auto.", show_default=False)
     ] = None
     corpus: Annotated[
-        str | None, _option(DRAFTING, "For --drafter retrieval: text to copy from.", metavar="FILE", show_default=False)
+        str | None, option(DRAFTING, "For --drafter retrieval: text to copy from.", metavar="FILE", show_default=False)
     ] = None
-    verifier: Annotated[str, _option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "auto"
+    verifier: Annotated[str, option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "auto"
     verifier_option: Annotated[
         list[str] | None,
-        _option(DRAFTING, "A setting of the verifier; may be given again.", metavar="NAME=VALUE", show_default=False),
+        option(DRAFTING, "A setting of the verifier; may be given again.", metavar="NAME=VALUE", show_default=False),
     ] = None
-    lossy: Annotated[bool, _option(DRAFTING, "Allow a verifier that changes the text.", "--lossy")] = False
+    lossy: Annotated[bool, option(DRAFTING, "Allow a verifier that changes the text.", "--lossy")] = False
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
@@ -138,26 +143,24 @@ class ModelOptions(MachineOptions):
 class SamplingOptions:
     """How tokens are chosen and when to stop. `SamplingParams` checks the ranges and words the error."""
 
-    max_new_tokens: Annotated[int, _option(SAMPLING, "Most tokens to generate.")] = 256
-    temperature: Annotated[float, _option(SAMPLING, "0 is greedy.")] = 0.0
-    top_k: Annotated[int, _option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")] = 0
-    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0
-    min_p: Annotated[float, _option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")] = (
-        0.0
-    )
+    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens to generate.")] = 256
+    temperature: Annotated[float, option(SAMPLING, "0 is greedy.")] = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
     repetition_penalty: Annotated[
-        float, _option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.")
+        float, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.")
     ] = 1.0
-    presence_penalty: Annotated[float, _option(SAMPLING, "Once per token seen in the output; 0 is off.")] = (
+    presence_penalty: Annotated[float, option(SAMPLING, "Once per token seen in the output; 0 is off.")] = (
         0.0
     )
-    frequency_penalty: Annotated[float, _option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
+    frequency_penalty: Annotated[float, option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
     seed: Annotated[
-        int | None, _option(SAMPLING, "Same seed, same text.", show_default="a new one each run")
+        int | None, option(SAMPLING, "Same seed, same text.", show_default="a new one each run")
     ] = None
     stop: Annotated[
         list[str] | None,
-        _option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False),
+        option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False),
     ] = None
 
     def params(self, logprobs: int | None = None) -> SamplingParams:

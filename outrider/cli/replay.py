@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from outrider.cli import session
-from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, shown_progress
-from outrider.cli.options import with_groups
+from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_path, shown_progress
+from outrider.cli.options import option, with_groups
 
 if TYPE_CHECKING:
     from outrider.lab.replay.result import ReplayResult
     from outrider.lab.replay.run import ReplayPlan
 
 LOG, DRAFTERS = "Log", "What is replayed"
-INTERRUPTED = 130
-UNFINISHED = "outrider-replay.unfinished.jsonl"
-
-
-def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
 
 
 WorkloadName = Annotated[
     str, typer.Argument(help="A log: prompts with their answers (docs/workloads.md); several with + between.", show_default=False)
 ]
 Tokenizer = Annotated[
-    str, _option(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
+    str, option(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=OUTPUT)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
     """How the log is read."""
 
-    limit: Annotated[int | None, _option(LOG, "Only so many texts.", min=1, show_default="all")] = None
-    data: Annotated[Path | None, _option(LOG, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], _option(LOG, "Bad lines, and requests without an answer.")] = "refuse"
+    limit: Annotated[int | None, option(LOG, "Only so many texts.", min=1, show_default="all")] = None
+    data: Annotated[Path | None, option(LOG, "Folder with the files of named workloads.", show_default=False)] = None
+    on_bad: Annotated[Literal["refuse", "skip"], option(LOG, "Bad lines, and requests without an answer.")] = "refuse"
     chat_template: Annotated[
         bool,
-        _option(LOG, "Conversations were wrapped in the chat template, or sent as plain text.", "--chat-template/--raw"),
+        option(LOG, "Conversations were wrapped in the chat template, or sent as plain text.", "--chat-template/--raw"),
     ] = True
-    turns: Annotated[Literal["first", "all"], _option(LOG, "Of ShareGPT conversations: which answers.")] = "first"
-    trust_remote_code: Annotated[bool, _option(LOG, "Run code that comes with the tokenizer.", "--trust-remote-code")] = False
+    turns: Annotated[Literal["first", "all"], option(LOG, "Of ShareGPT conversations: which answers.")] = "first"
+    trust_remote_code: Annotated[bool, option(LOG, "Run code that comes with the tokenizer.", "--trust-remote-code")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,28 +48,28 @@ class DrafterOptions:
 
     drafters: Annotated[
         list[str] | None,
-        _option(
+        option(
             DRAFTERS, "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
             metavar="LIST", show_default="all that need no model and no option",
         ),
     ] = None  # fmt: skip
     sweep: Annotated[
-        int, _option(DRAFTERS, "Each with draft lengths 1 to N.", metavar="N", min=0, show_default="its own length")
+        int, option(DRAFTERS, "Each with draft lengths 1 to N.", metavar="N", min=0, show_default="its own length")
     ] = 0
     search: Annotated[
         int,
-        _option(DRAFTERS, "Search each one's options: so many trials on half of the texts.", metavar="N", show_default="none"),
+        option(DRAFTERS, "Search each one's options: so many trials on half of the texts.", metavar="N", show_default="none"),
     ] = 0
     costs: Annotated[
         Path | None,
-        _option(DRAFTERS, "What steps cost, as for 'outrider estimate': predicts speedups.", metavar="FILE", show_default=False),
+        option(DRAFTERS, "What steps cost, as for 'outrider estimate': predicts speedups.", metavar="FILE", show_default=False),
     ] = None
     order: Annotated[
         Literal["logged", "shuffled", "alone"],
-        _option(DRAFTERS, "For drafters that learn: in which order they meet the texts, or each text without the others."),
+        option(DRAFTERS, "For drafters that learn: in which order they meet the texts, or each text without the others."),
     ] = "logged"
-    max_num_seqs: Annotated[int, _option(DRAFTERS, "Texts served at the same time.", min=1)] = 1
-    seed: Annotated[int, _option(DRAFTERS, "Of the search and of --order shuffled.", min=0)] = 0
+    max_num_seqs: Annotated[int, option(DRAFTERS, "Texts served at the same time.", min=1)] = 1
+    seed: Annotated[int, option(DRAFTERS, "Of the search and of --order shuffled.", min=0)] = 0
 
     def plan(self) -> ReplayPlan:
         """Raises ConfigError and CapabilityError."""
@@ -106,13 +98,11 @@ def replay(
 ) -> int:
     """Predict acceptance of model-free drafters from logged answers, without a model."""
     output.check()
-    path = Path(UNFINISHED) if output.out is None else output.out.with_name(f"{output.out.stem}.unfinished.jsonl")
+    path = journal_path(output.out, "replay")
     try:
         result = _run(workload, tokenizer, log, drafters.plan(), path, resume)
     except KeyboardInterrupt:
-        kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
-        sys.stderr.write(f"interrupted{kept}\n")
-        return INTERRUPTED
+        return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
     path.unlink(missing_ok=True)
     return 0

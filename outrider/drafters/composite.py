@@ -7,7 +7,7 @@
              beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all
 
 What a part is worth is measured from its own verdicts (`outrider/survival.py`), what a model costs by the clock. At most one
-part may draw tokens from laws; its nodes come first in the tree (`outrider/trees/merge.py`).
+part may draw tokens from laws, a model or a trained head; its nodes come first in the tree (`outrider/trees/merge.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
 
+from torch import Tensor
+
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
+from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.settings import parse_settings, setting
@@ -30,7 +33,10 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 CLOCK_MEMORY = 0.1  # weight of the newest measurement
 TRY_AFTER = 64  # steps after which `best` lets a part that was never chosen show what it is worth now
-SOURCES = "ngram, suffix, ngram-cache, recycling, lookahead, retrieval, draft-model, quantised, early-exit, universal"
+SOURCES = (
+    "ngram, suffix, ngram-cache, recycling, lookahead, retrieval; one of draft-model, quantised, early-exit, universal, "
+    "eagle, eagle3, medusa, block"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class CompositeSettings:
 
     parts: str = setting("draft-model,suffix", f"drafters, with commas: {SOURCES}")
     mode: Literal["merge", "best"] = setting("merge", "one tree of all, or the best part of each row")
-    options: str = setting("", "settings of parts, like suffix.max_depth=32;draft-model.stop=entropy")
+    options: str = setting("", "settings of parts, like suffix.max_depth=32;eagle3.head=FOLDER")
 
     def __post_init__(self) -> None:
         names = self.names()
@@ -72,11 +78,16 @@ class _Part:
 
     name: str
     drafter: Drafter
-    is_model: bool  # it runs a model: its time counts, and it may draw from laws
+    is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from laws
     survival: ChainSurvival = field(default_factory=ChainSurvival)
     draft: Draft | None = None  # of this step
     seconds_per_token: float = 0.0
     unused: int = 0  # steps in which no node of it was submitted
+    waiting: frozenset[int] = frozenset()  # rows of this step whose texts it has not read to their end
+
+    def ready(self, budget: list[int]) -> list[int]:
+        """Nodes per row, none for rows that wait."""
+        return [0 if index in self.waiting else count for index, count in enumerate(budget)]
 
 
 class CompositeDrafter(Drafter):
@@ -104,11 +115,9 @@ class CompositeDrafter(Drafter):
         for name in settings.names():
             kind = DRAFTERS.load(name)
             found[name] = kind, parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'")
-        if heads := [name for name, (kind, _) in found.items() if kind.needs_head]:
-            raise ConfigError(f"a composite cannot contain '{heads[0]}': it reads the target's hidden states")
         models = [name for name, part in found.items() if _is_model(*part)]
         if len(models) > 1:
-            raise ConfigError(f"a composite takes one model at most, got {' and '.join(models)}")
+            raise ConfigError(f"a composite takes one model or head at most, got {' and '.join(models)}")
         for name in models:
             kind, own = found[name]
             if kind.drafts_trees(own):
@@ -129,6 +138,24 @@ class CompositeDrafter(Drafter):
         return any(kind.wants_module(own) for kind, own in cls.part_classes(settings).values())
 
     @classmethod
+    def heads_of(cls, settings: CompositeSettings) -> tuple[tuple[type[Drafter], str], ...]:
+        return tuple(head for kind, own in cls.part_classes(settings).values() for head in kind.heads_of(own))
+
+    @classmethod
+    def head_of(cls, settings: CompositeSettings) -> str | None:
+        found = (kind.head_of(own) for kind, own in cls.part_classes(settings).values())
+        return next(filter(None, found), None)  # at most one: they all draw from laws
+
+    @classmethod
+    def head_part(cls, settings: CompositeSettings) -> str | None:
+        return next((name for name, (kind, _) in cls.part_classes(settings).items() if kind.needs_head), None)
+
+    @classmethod
+    def with_head(cls, options: dict[str, Any], part: str, folder: str) -> dict[str, Any]:
+        own = f"{part}.head={folder}"
+        return {**options, "options": f"{options['options']};{own}" if options.get("options") else own}
+
+    @classmethod
     def loop_tokens(cls, settings: CompositeSettings, most: int, *, any_length: bool) -> int:
         parts = cls.part_classes(settings).values()
         return max(kind.loop_tokens(own, most, any_length=True) for kind, own in parts)
@@ -140,7 +167,7 @@ class CompositeDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
         parts = [
-            _Part(name, kind.build(replace(setup, settings=own)), _is_model(kind, own))
+            _Part(name, kind.build(replace(setup, settings=own, head=kind.head_of(own), any_length=True)), _is_model(kind, own))
             for name, (kind, own) in cls.part_classes(setup.settings).items()
         ]
         return cls(parts, setup.settings.mode)
@@ -150,6 +177,10 @@ class CompositeDrafter(Drafter):
         return [note for part in self.parts for note in part.drafter.notes]
 
     @property
+    def signals(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for part in self.parts for layer in part.drafter.signals}))
+
+    @property
     def model(self) -> LM | None:
         return next((part.drafter.model for part in self.parts if part.drafter.model is not None), None)
 
@@ -157,6 +188,11 @@ class CompositeDrafter(Drafter):
         self._numbers.append(next(self._started))
         for part in self.parts:
             part.drafter.start(row)
+
+    def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
+        for part in self.parts:
+            if part.drafter.signals:
+                part.drafter.read(index, start, {layer: hidden[layer] for layer in part.drafter.signals})
 
     def stop(self, index: int) -> None:
         self._numbers[index] = self._numbers[-1]
@@ -168,12 +204,32 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.drafter.close()
 
+    def pack(self, index: int) -> dict[str, Any] | None:
+        states = {part.name: part.drafter.pack(index) for part in self.parts}
+        return states if all(states[part.name] is not None or not part.drafter.signals for part in self.parts) else None
+
+    def unpack(self, state: dict[str, Any]) -> None:
+        for part in self.parts:
+            if state[part.name] is not None:
+                part.drafter.unpack(state[part.name])
+
+    @property
+    def text_caches(self) -> list[KVCache]:
+        return [cache for part in self.parts for cache in part.drafter.text_caches]
+
+    def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
+        """While a part still reads a row's text the others draft for it."""
+        for part in self.parts:
+            ready = part.drafter.prepare(rows, gamma, budget)
+            part.waiting = frozenset(index for index, count in enumerate(gamma) if count and not ready[index])
+        return gamma
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         for part in self.parts:
             part.survival.forget(set(self._numbers))
         drafts = self._merge(rows, gamma) if self._mode == "merge" else self._best(rows, gamma)
         for part, draft in zip(self.parts, drafts, strict=True):
-            part.draft = draft
+            part.draft, part.waiting = draft, frozenset()
             part.unused = 0 if any(draft.lists[1]) else part.unused + 1
         self._merged = merge_drafts(drafts)
         self._proposed_at = time.perf_counter()
@@ -204,7 +260,7 @@ class CompositeDrafter(Drafter):
         drafts: list[Draft] = []
         for part in reversed(self.parts):
             budget = [share + more for share, more in zip(shares[part.name], spare, strict=True)]
-            drafts.append(self._timed(part, rows, budget))
+            drafts.append(self._timed(part, rows, part.ready(budget)))
             spare = [left - used for left, used in zip(budget, drafts[-1].lists[1], strict=True)]
         return drafts[::-1]
 
@@ -212,34 +268,39 @@ class CompositeDrafter(Drafter):
         """Every node to the part whose next token is likeliest to be kept."""
         shares = {part.name: [0] * len(gamma) for part in self.parts}
         for index, (number, budget) in enumerate(zip(self._numbers, gamma, strict=True)):
-            curves = {part.name: part.survival.curve(budget, number) for part in self.parts}
-            for _ in range(budget):
+            ready = [part for part in self.parts if index not in part.waiting]
+            curves = {part.name: part.survival.curve(budget, number) for part in ready}
+            for _ in range(budget if ready else 0):
                 name = max(curves, key=lambda name: curves[name][shares[name][index]])
                 shares[name][index] += 1
         return shares
 
     def _best(self, rows: Rows, gamma: list[int]) -> list[Draft]:
         """The free parts draft at once; of each row, only the draft of the part with the best rate stays."""
-        offered = {part.name: self._timed(part, rows, gamma) for part in self.parts if not part.is_model}
+        offered = {part.name: self._timed(part, rows, part.ready(gamma)) for part in self.parts if not part.is_model}
+        budgets = {part.name: part.ready(gamma) for part in self.parts if part.is_model}
         chosen = [
-            self._favourite(number, {name: _depth(draft, index) for name, draft in offered.items()}, gamma[index])
+            self._favourite(number, {
+                **{name: budget[index] for name, budget in budgets.items()},
+                **{name: _depth(draft, index) for name, draft in offered.items()},
+            })
             for index, number in enumerate(self._numbers)
-        ]
+        ]  # fmt: skip
         drafts = []
         for part in self.parts:
             mine = [name == part.name for name in chosen]
             if part.is_model:
-                drafts.append(self._timed(part, rows, [g * own for g, own in zip(gamma, mine, strict=True)]))
+                drafts.append(self._timed(part, rows, [g * own for g, own in zip(budgets[part.name], mine, strict=True)]))
             else:
                 draft = offered[part.name]
                 drafts.append(replace(draft, lengths=draft.lengths * draft.lengths.new_tensor(mine)))
         return drafts
 
-    def _favourite(self, number: int, offered: dict[str, int], budget: int) -> str:
-        """The part that drafts for one row; `offered`: what the free ones have for it, in levels."""
+    def _favourite(self, number: int, offered: dict[str, int]) -> str:
+        """The part that drafts for one row; `offered`: levels of a free part's draft, tokens that a model would be asked for."""
         rates = {}
         for part in self.parts:
-            length = offered.get(part.name, budget)
+            length = offered[part.name]
             if length and part.unused >= TRY_AFTER:
                 return part.name
             rates[part.name] = self._rate(part, number, length)
@@ -261,7 +322,7 @@ class CompositeDrafter(Drafter):
 
 
 def _is_model(kind: type[Drafter], settings: Any) -> bool:
-    return kind.wants_draft(settings) or kind.wants_module(settings)
+    return kind.needs_head or kind.wants_draft(settings) or kind.wants_module(settings)
 
 
 def _depth(draft: Draft, index: int) -> int:

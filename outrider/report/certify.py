@@ -19,6 +19,7 @@ from outrider.lab.certify.result import (
     Verdict,
 )
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table, Tone
+from outrider.report.heading import origin, to_keep_in_mind
 
 TONES: dict[Status | Verdict, Tone] = {
     "passed": "good", "failed": "bad", "inconclusive": "caution", "not claimed": "plain",
@@ -58,11 +59,8 @@ def document(result: CertifyResult) -> Document:
             result.invariance,
         ),
     ]
-    if result.notes:
-        blocks += [Heading("To keep in mind"), Bullets(result.notes)]
-    machine = result.machine.get("cpu", "?")
-    subtitle = f"{result.created:%Y-%m-%d}, outrider {result.versions.get('outrider', '?')}, {machine}, {result.elapsed_s:.0f} s"
-    return Document("Certificate of losslessness", subtitle, blocks)
+    blocks += to_keep_in_mind(result)
+    return Document("Certificate of losslessness", origin(result, f"{result.elapsed_s:.0f} s"), blocks)
 
 
 def _overview(sections: Mapping[str, Section]) -> Table:

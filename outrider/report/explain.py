@@ -20,6 +20,7 @@ from outrider.report.document import (
     Tone,
 )
 from outrider.report.explain_text import costliest, token_text
+from outrider.report.heading import origin
 from outrider.report.text import number
 
 CAUSES = {
@@ -58,9 +59,7 @@ def _name(result: ExplainResult) -> str:
 
 
 def _subtitle(result: ExplainResult) -> str:
-    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
-    words += [str(result.machine.get("cpu", "")), _sampled(result), f"{result.texts_read} texts of {result.workload}"]
-    return " · ".join(word for word in words if word)
+    return origin(result, _sampled(result), f"{result.texts_read} texts of {result.workload}")
 
 
 def _sampled(result: ExplainResult) -> str:

@@ -24,6 +24,7 @@ from outrider.report.document import (
     TokenText,
     Tone,
 )
+from outrider.report.heading import origin
 from outrider.report.reasoning_words import listed, said, share, tried, verdict
 
 BUSY = 0.1  # share of the processors
@@ -230,7 +231,5 @@ def _notes(result: ReasoningResult) -> Iterator[str]:
 
 def _subtitle(result: ReasoningResult) -> str:
     draft = f" with draft {result.draft}" if result.draft else ""
-    words = [f"{result.target}{draft}", f"{result.created:%Y-%m-%d}", f"outrider {result.versions.get('outrider', '?')}"]
-    words += [str(result.machine.get("cpu", "")), f"{result.dtype} on {result.device}, {result.threads} threads"]
-    words += ["compiled" if result.compiled else "not compiled", f"{result.seconds / 60:.1f} minutes"]
-    return " · ".join(filter(None, words))
+    machine = [f"{result.dtype} on {result.device}, {result.threads} threads", "compiled" if result.compiled else "not compiled"]
+    return f"{result.target}{draft} · {origin(result, *machine, f'{result.seconds / 60:.1f} minutes')}"

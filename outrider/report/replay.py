@@ -20,6 +20,7 @@ from outrider.report.document import (
     Table,
     Tone,
 )  # fmt: skip
+from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.text import number
 
 HARDLY = 1.05  # a predicted speedup below this is no reason to speculate
@@ -47,13 +48,9 @@ def document(result: ReplayResult) -> Document:
     blocks += _positions(result)
     for found in result.searches:
         blocks += _search(found)
-    if result.notes:
-        blocks += [Heading("To keep in mind"), Bullets(result.notes)]
+    blocks += to_keep_in_mind(result)
     count = f"{result.num_texts} text{'s' * (result.num_texts != 1)}"
-    subtitle = (
-        f"{result.created:%Y-%m-%d}, outrider {result.versions.get('outrider', '?')}: {count}, {result.num_tokens} tokens by the "
-        f"tokenizer of {result.tokenizer}; no model was run"
-    )
+    subtitle = origin(result, f"{count}, {result.num_tokens} tokens by the tokenizer of {result.tokenizer}; no model was run")
     return Document(f"Replay of {result.workload}", subtitle, blocks)
 
 

@@ -8,7 +8,7 @@ the disturbed one with a shorter context and a wider, padded vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,13 @@ from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import save_block
-from outrider.models.heads.eagle import Kind
-from outrider.models.heads.eagle_files import save_eagle
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.models.heads.medusa_files import save_medusa
 from outrider.models.lm import LM
 from outrider.parts import choose_parts
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
 from outrider.verifiers import VERIFIERS
-from tests.heads import random_eagle
+from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import (
     byte_tokenizer,
     disturbed,
@@ -52,56 +46,20 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 
 
-def medusa_heads(target: Any, folder: Path) -> None:
-    """Random heads that still know a little: their output layers are the target's."""
-    size = target.config.hidden_size
-    heads = MedusaHeads.new(MedusaConfig(size, target.config.vocab_size, 3, accuracies=((0.5, 0.2), (0.4, 0.1), (0.3,))), target)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for head in heads.heads:
-            head.layers[0].weight.copy_(torch.randn(size, size, generator=generator) * size**-0.5)
-    save_medusa(heads, folder)
-
-
-def block_head(target: Any, folder: Path) -> None:
-    """A random head with everything that a head can have."""
-    sizes = target.config
-    config = BlockConfig(
-        hidden_size=sizes.hidden_size, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
-        vocab_size=sizes.vocab_size, block_size=6, target_hidden_size=sizes.hidden_size, target_layers=(0, 1, -1),
-        num_target_layers=sizes.num_hidden_layers, mask_token_id=1, markov_rank=8, markov_gated=True, confidence=True,
-    )  # fmt: skip
-    head = BlockHead.new(config, target)
-    generator = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for weight in head.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
-    save_block(head, folder)
-
-
-def eagle_head(kind: Kind, draft_vocab: int | None) -> Callable[[Any, Path], None]:
-    """Writes a random head; `draft_vocab`: it knows so many of the target's tokens."""
-    return lambda target, folder: save_eagle(random_eagle(kind, target.config, draft_vocab=draft_vocab), folder)
-
-
-# Drafters with `needs_head`: who writes an untrained head for the target into a folder.
-HEADS: dict[str, Callable[[Any, Path], None]] = {
-    "block": block_head,
-    "eagle": eagle_head("eagle", None),
-    "eagle3": eagle_head("eagle3", 200),
-    "medusa": medusa_heads,
-}
-# Settings that change what is drafted; every drafter is also tried without any.
+# Settings that change what is drafted; every drafter is also tried without any. HEADS_AT stands for the folder with the heads.
+HEADS_AT = "{heads}"
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "block": [{"tree": "best-first", "min_gain": 0.0}, {"tree": "2x2x1"}, {"stop": "confidence", "stop_below": 0.2}],
     "composite": [
         {"parts": "ngram,suffix"}, {"parts": "ngram,draft-model", "mode": "best"},
         {"parts": "quantised,recycling", "options": "quantised.bits=8"},
+        {"parts": "suffix,eagle3", "options": f"eagle3.head={HEADS_AT}/eagle3"},
+        {"parts": "block,ngram", "options": f"block.head={HEADS_AT}/block"},
+        {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={HEADS_AT}/medusa"},
     ],
     "draft-model": [{"tree": "2x2x1"}, {"tree": "best-first"}, {"tree": "sequoia"}, {"tree": "parallel:2"},
-                    {"stop": "entropy", "stop_below": 0.2}, {"stop": "product", "stop_below": 0.1}],
-
+                    {"stop": "entropy", "stop_below": 0.2}, {"stop": "product", "stop_below": 0.1},
+                    {"stop": "acceptance", "stop_below": 0.3, "acceptance_head": f"{HEADS_AT}/acceptance"}],
     "eagle": [{"tree": "best-first", "min_gain": 0.0}],
     "eagle3": [{"tree": "2x2x1"}, {"tree": "best-first", "min_gain": 0.0}, {"tree": "parallel:2"},
                {"stop": "product", "stop_below": 0.1}],
@@ -171,10 +129,16 @@ class Bench:
         drafter_class, settings = parsed(drafter, variant)
         built = self.models(draft, copy, module=drafter_class.wants_module(settings))
         head = {"head": str(self.root / "heads" / drafter)} if drafter_class.needs_head else {}
-        parts = choose_parts(drafter, {**settings_of(case), **head}, verifier, {}, gamma, lossy=False)
+        parts = choose_parts(drafter, {**self.settings_at(case), **head}, verifier, {}, gamma, lossy=False)
         return Decoder(
             built.target.lm, parts.make_drafter(built.target, built.draft), parts.make_verifier(), FixedLength(gamma)
         )
+
+    def settings_at(self, case: Case) -> dict[str, Any]:
+        """The settings of a case, with the folders of this run."""
+        heads = str(self.root / "heads")
+        found = settings_of(case)
+        return {name: value.replace(HEADS_AT, heads) if isinstance(value, str) else value for name, value in found.items()}
 
     def prompt(self, number: int) -> list[int]:
         return self.models(None).target.tokenizer(PROMPTS[number % len(PROMPTS)])["input_ids"]
@@ -212,7 +176,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         ("narrow", narrow),
     ):
         save_checkpoint(root / name, model, tokenizer)
-    for name, write in HEADS.items():
+    for name, write in {**HEADS, **ACCEPTANCE}.items():
         write(target, root / "heads" / name)
     threads = torch.get_num_threads()
     yield Bench(root)

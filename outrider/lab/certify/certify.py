@@ -77,6 +77,8 @@ def settings_of(subject: Subject) -> dict[str, Any]:
     if subject.built.draft is not None:
         config["draft"] = subject.asked.draft or "demo draft"
     config.pop("max_num_seqs")  # the certificate decodes both alone and in batches
+    if subject.grammar is not None:
+        config["grammar"] = f"{subject.grammar.form}: {subject.grammar.text}"
     return config
 
 

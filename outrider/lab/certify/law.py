@@ -58,7 +58,7 @@ def sampled_law(
                 found = units.get(f"law/{name}/{place}/{number}", draw, subject, decoder, spot, params, seeds, depth)
                 counts[name] += _read(found["texts"])
                 origins += Counter(found["origins"])
-        _add(tables, subject.target, draft, spot, params, counts, rng)
+        _add(subject, tables, draft, spot, params, counts, rng)
         units.progress.advance()
     tests = _tests(tables, 0.0 if subject.built.config()["exact"] else FILTER_EDGE)
     status, why = _judgement(tests, origins, each * len(spots), len(spots))
@@ -124,15 +124,15 @@ def _own_model(subject: Subject) -> LM | None:
 
 
 def _add(
-    tables: Tables, target: LM, draft: LM | None, spot: Spot, params: SamplingParams, counts: Mapping[Sampler, Counts],
-    rng: np.random.Generator,
+    subject: Subject, tables: Tables, draft: LM | None, spot: Spot, params: SamplingParams,
+    counts: Mapping[Sampler, Counts], rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """Everything drawn at one place goes into the tables."""
     after = {name: followers(found) for name, found in counts.items()}
     beginnings = sorted({beginning for found in after.values() for beginning in found}, key=lambda b: (len(b), b))
-    fed, width = longest(beginnings), target.shape.vocab_size
-    guesses = repeat(None) if draft is None else (law for _, law in conditionals(draft, spot, fed, params, width))
-    for (beginning, law), guess in zip(conditionals(target, spot, fed, params, width), guesses, strict=False):
+    fed = longest(beginnings)
+    guesses = repeat(None) if draft is None else (law for _, law in conditionals(subject, draft, spot, fed, params))
+    for (beginning, law), guess in zip(conditionals(subject, subject.target, spot, fed, params), guesses, strict=False):
         for name, found in after.items():
             if beginning in found:
                 tables[name, len(beginning)].add(law, found[beginning], rng, guess)

@@ -58,7 +58,7 @@ def find_spots(
     candidates = [
         Spot(number, prompt, answer[:place], entropy)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        for place, entropy in enumerate(map(_entropy, laws_along(subject.target, prompt, answer, params)))
+        for place, entropy in enumerate(map(_entropy, laws_along(subject, prompt, answer, params)))
     ]
     candidates.sort(key=lambda spot: abs(spot.entropy - WANTED))
     most = -(-count // len(prompts)) + 1  # of one answer
@@ -96,8 +96,9 @@ def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | 
 
 
 @torch.inference_mode()
-def laws_along(lm: LM, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
+def laws_along(subject: Subject, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
     """The target's law before every token of an answer, (V,) fp64 each."""
+    lm = subject.target
     row = lm.kv.add_row()
     lm.catch_up([prompt])
     text = [prompt[-1], *answer[:-1]]
@@ -105,7 +106,7 @@ def laws_along(lm: LM, prompt: list[int], answer: list[int], params: SamplingPar
         for start in range(0, len(text), CHUNK):
             piece = text[start : start + CHUNK]
             logits = lm.forward(torch.tensor([piece], device=lm.device))
-            yield from as_laws(_laws(logits, [piece[1:]], prompt, answer[:start], params)[0].cpu().numpy())
+            yield from as_laws(_laws(subject, logits, [piece[1:]], prompt, answer[:start], params)[0].cpu().numpy())
             lm.kv.advance(row, len(piece))
     finally:
         lm.kv.swap_remove(row)
@@ -113,17 +114,17 @@ def laws_along(lm: LM, prompt: list[int], answer: list[int], params: SamplingPar
 
 @torch.inference_mode()
 def conditionals(
-    lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams, width: int
+    subject: Subject, lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams
 ) -> Iterator[tuple[Beginning, np.ndarray]]:
     """The law (V,) fp64 after every beginning of every text, the empty one and the text itself included, once each.
 
-    Teacher-forced: the beginnings are fed as they are, no drafter and no verifier takes part. `width`: V, the target's; a
-    draft's logits are brought to it as its drafter does.
+    Teacher-forced: the beginnings are fed as they are, no drafter and no verifier takes part. `lm`: the target, or a
+    draft, whose logits are brought to the target's width as its drafter does.
     """
     known: set[Beginning] = set()
     for start in range(0, len(texts), CHUNK):
         rows = texts[start : start + CHUNK]
-        laws = _teacher_forced(lm, spot, rows, params, width)
+        laws = _teacher_forced(subject, lm, spot, rows, params)
         for text, own in zip(rows, laws, strict=True):
             for length in range(len(text) + 1):
                 if text[:length] not in known:
@@ -132,7 +133,7 @@ def conditionals(
 
 
 def _teacher_forced(
-    lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams, width: int
+    subject: Subject, lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams
 ) -> Tensor:
     """(B, longest + 1, V)"""
     longest = max(map(len, texts))
@@ -141,18 +142,22 @@ def _teacher_forced(
         lm.kv.add_row()
     try:
         share_prefix(lm, spot.tokens, len(texts))
-        return _laws(fit_width(lm.forward(fed), width), texts, spot.prompt, spot.output, params)
+        logits = fit_width(lm.forward(fed), subject.target.shape.vocab_size)
+        return _laws(subject, logits, texts, spot.prompt, spot.output, params)
     finally:
         for row in reversed(range(len(texts))):
             lm.kv.swap_remove(row)
 
 
 def _laws(
-    logits: Tensor, texts: Sequence[Sequence[int]], prompt: list[int], output: list[int], params: SamplingParams
-) -> Tensor:
-    """(B, M, V): `texts` follow prompt + output, one row each; penalties as for committed text."""
+    subject: Subject, logits: Tensor, texts: Sequence[Sequence[int]], prompt: list[int], output: list[int],
+    params: SamplingParams,
+) -> Tensor:  # fmt: skip
+    """(B, M, V): `texts` follow prompt + output, one row each; penalties and grammar as for committed text."""
     num_rows, width, size = logits.shape
     tokens = torch.tensor([[*text] + [0] * (width - 1 - len(text)) for text in texts], dtype=torch.int64)
     draft = Draft(tokens.view(num_rows, width - 1), torch.tensor([len(text) for text in texts]))
     history = History.start([prompt] * num_rows, [output] * num_rows, size) if params.needs_history else None
-    return distribution(logits.cpu(), BatchSampling.of([params] * num_rows, size), history, draft)
+    constraint = subject.constraint(output)
+    sampling = BatchSampling.of([params] * num_rows, size, constraints=[constraint] * num_rows)
+    return distribution(logits.cpu(), sampling, history, draft)

@@ -18,11 +18,13 @@ from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.none import NoDrafter
 from outrider.errors import ConfigError, OutriderError
+from outrider.grammar import Grammars, Spec
 from outrider.kv import KVCache
 from outrider.lab.certify.enumerate import UnsoundError
-from outrider.llm import LLM
-from outrider.models.lm import LM
+from outrider.llm import LLM, Prompt
+from outrider.models.lm import LM, Reader
 from outrider.rows import Row, Rows
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import distribution
 from outrider.sampling.params import SamplingParams
 from outrider.text import StopStrings
@@ -83,17 +85,23 @@ class Subject:
     built: Built
     speculative: WatchedDecoder
     plain: WatchedDecoder
+    grammar: Spec | None = None  # that every answer must follow
 
     @classmethod
-    def open(cls, options: Options, status: Callable[[str], None] = lambda line: None) -> Subject:
-        """Load and check. Raises what `build` raises, and ConfigError where nothing is speculated."""
+    def open(
+        cls, options: Options, status: Callable[[str], None] = lambda line: None, grammar: Spec | None = None
+    ) -> Subject:
+        """Load and check. Raises what `build` raises, ConfigError where nothing is speculated, and what a grammar's own checks
+        raise."""
         built = build(options, status)
         given = built.decoder
         if isinstance(given.drafter, NoDrafter):
             raise ConfigError("drafter 'none' does not speculate, so there is nothing to certify; name another --drafter")
         plain_rule: Verifier = given.verifier if given.verifier.coupled else TokenVerifier()
         plain = WatchedDecoder(given.target, NoDrafter(), plain_rule, FixedLength(0))
-        return cls(options, built, WatchedDecoder.like(given), plain)
+        subject = cls(options, built, WatchedDecoder.like(given), plain, grammar)
+        subject.constraint([])  # refuses a wrong grammar now
+        return subject
 
     @cached_property
     def drafting(self) -> WatchedDecoder:
@@ -120,7 +128,8 @@ class Subject:
     ) -> list[list[int]]:
         """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at a time."""
         options = replace(self.built.options, max_num_seqs=together)
-        done = LLM.around(replace(self.built, decoder=decoder, options=options)).generate(list(prompts), list(params))
+        llm = _ConstrainedLLM.of(self, replace(self.built, decoder=decoder, options=options))
+        done = llm.generate(list(prompts), list(params))
         return [completion.token_ids for completion in done]
 
     def row(self, number: int, tokens: list[int], num_prompt: int, params: SamplingParams, seed: int, room: int) -> Row:
@@ -129,18 +138,57 @@ class Subject:
         return Row(
             request=number, tokens=list(tokens), num_prompt=num_prompt, params=params, seed=seed,
             max_tokens=min(self.built.context, len(tokens) + room), stop_tokens=eos | frozenset(params.stop_token_ids),
-            detokenizer=None, stops=StopStrings([]),
+            detokenizer=None, stops=StopStrings([]), constraint=self.constraint(tokens[num_prompt:]),
         )  # fmt: skip
+
+    def constraint(self, output: Sequence[int]) -> Constraint | None:
+        """The grammar behind these output tokens, fresh; None where there is none."""
+        if self.grammar is None:
+            return None
+        made = self._grammars.constraint(self.grammar)
+        made.commit(output)
+        return made
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        target = self.built.target
+        return Grammars(target.tokenizer, target.lm.shape.vocab_size, target.eos_token_ids)
 
     @torch.inference_mode()
     def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:
-        """Rows with the same tokens join: the text is fed once and its keys and values copied, as a prefix cache would."""
+        """Rows with the same tokens join: the text is fed once and its keys and values copied, as a prefix cache would. A drafter
+        that reads hidden states is told of them for every row."""
+        drafter, target = decoder.drafter, decoder.target
         for row in rows:
             decoder.add(row)
-        share_prefix(decoder.target, rows[0].tokens, len(rows))
+
+        def read(_: int, start: int, hidden: dict[int, Tensor]) -> None:
+            for index in range(len(rows)):
+                drafter.read(index, start, hidden)
+
+        target.capture = drafter.signals
+        share_prefix(target, rows[0].tokens, len(rows), read if drafter.signals else None)
         draft = self.built.draft
         if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
             share_prefix(draft.lm, rows[0].tokens, len(rows))
+
+
+class _ConstrainedLLM(LLM):
+    """`LLM` whose answers follow the subject's grammar."""
+
+    _subject: Subject
+
+    @classmethod
+    def of(cls, subject: Subject, built: Built) -> _ConstrainedLLM:
+        llm = cls.__new__(cls)
+        llm._use(built)
+        llm._subject = subject
+        return llm
+
+    def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
+        row = super()._row(number, prompt, params, streaming=streaming)
+        row.constraint = self._subject.constraint([])
+        return row
 
 
 def clear(decoder: Decoder) -> None:
@@ -149,9 +197,9 @@ def clear(decoder: Decoder) -> None:
         decoder.remove(0)
 
 
-def share_prefix(lm: LM, tokens: list[int], num_rows: int) -> None:
+def share_prefix(lm: LM, tokens: list[int], num_rows: int, read: Reader | None = None) -> None:
     """Feed all of `tokens` but the last one to row 0 and copy what its cache then holds to the first `num_rows` rows."""
-    lm.catch_up([tokens])
+    lm.catch_up([tokens], read)
     kv: KVCache = lm.kv
     length = kv.lengths[0]
     for store in (*kv.keys, *kv.values):

@@ -12,6 +12,7 @@ import pytest
 from outrider.lab.certify import certify as lab
 from outrider.lab.certify import law
 from outrider.lab.certify.result import CertifyResult
+from outrider.lab.certify.subject import Subject
 from outrider.lab.result import read_result
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.report.test_certify import certificate
@@ -147,3 +148,31 @@ def test_an_interrupted_run_goes_on(
     names = ("c.json", "whole.json")
     one, other = (read_result(Path(name)).model_dump(exclude={"created", "elapsed_s", "command"}) for name in names)
     assert one == other
+
+
+# ------------------------------------------------ grammars
+
+
+def test_a_form_of_answers_reaches_the_lab(
+    cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Subject, "constraint", lambda subject, output: None)  # these words have no grammar library
+    (here / "schema.json").write_text('{"type": "string"}')
+    assert cli(*arguments(models)).code == 0
+    assert told["subject"].grammar is None
+    assert cli(*arguments(models, "--json-schema", "schema.json")).code == 0
+    assert told["subject"].grammar.form == "json_schema"
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (("--regex", "a", "--json-schema", "schema.json"), "an answer has one form"),
+    (("--json-schema", "nowhere.json"), "cannot read --json-schema nowhere.json"),
+    (("--json-schema", "schema.json"), "--json-schema schema.json is no JSON"),
+])  # fmt: skip
+def test_a_wrong_form_is_refused_by_name(
+    cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], said: str
+) -> None:
+    (here / "schema.json").write_text("{")
+    result = cli(*arguments(models, *more))
+    assert result.code == 2
+    assert said in result.err

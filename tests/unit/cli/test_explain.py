@@ -77,6 +77,21 @@ def test_bad_input_is_one_line(cli: Cli, arguments: list[str], words: str) -> No
     assert "Traceback" not in found.err
 
 
+@pytest.mark.parametrize("named", [(), ("--draft", "some/head")])
+def test_a_trained_head_is_explained_greedily(cli: Cli, asked: list[dict[str, Any]], named: tuple[str, ...]) -> None:
+    """--draft names the head, or the demo has one; and what cannot be known of a sampled one is refused, not guessed."""
+    arguments = ["explain", "demo", "--drafter", "eagle3", *named, "--workload", "demo"]
+    cli(*arguments)
+    assert asked[0]["options"].draft is None
+    head = asked[0]["configuration"].drafter_options["head"]
+    assert head == "some/head" if named else Path(head).is_dir()
+    found = cli(*arguments, "--temperature", "1")
+    assert found.code == 2
+    assert "explain it greedily (--temperature 0)" in found.err
+    assert len(asked) == 1
+
+
+
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(

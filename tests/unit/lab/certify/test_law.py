@@ -16,7 +16,7 @@ from outrider.lab.certify.units import Units
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.sampling.params import SamplingParams
-from tests.unit.lab.certify.conftest import PROMPTS, Open, V
+from tests.unit.lab.certify.conftest import PROMPTS, Open
 
 WARM = SamplingParams(temperature=1.0)
 PENALISED = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.5, presence_penalty=0.7)
@@ -135,7 +135,7 @@ def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: Sa
     """Row by row, beginning by beginning: what a step of plain decoding would draw from after that text."""
     subject = open_subject()
     spot = Spot(0, PROMPTS[0], [44, 17], 3.0)
-    found = dict(conditionals(subject.target, spot, [(3, 9), (3, 44), (8,)], params, V))
+    found = dict(conditionals(subject, subject.target, spot, [(3, 9), (3, 44), (8,)], params))
     assert set(found) == {(), (3,), (3, 9), (3, 44), (8,)}
     for beginning, law in found.items():
         seen: list[torch.Tensor] = []
@@ -153,10 +153,10 @@ def test_laws_along_an_answer_are_the_conditionals(open_subject: Open) -> None:
     """Two ways to the same laws, the first in chunks."""
     subject = open_subject()
     answer = list(range(10, 50))
-    along = list(laws_along(subject.target, PROMPTS[0], answer, PENALISED))
+    along = list(laws_along(subject, PROMPTS[0], answer, PENALISED))
     assert len(along) == 40
     for place in (0, 5, 31, 32, 39):
-        law = dict(conditionals(subject.target, Spot(0, PROMPTS[0], answer[:place], 0.0), [()], PENALISED, V))[()]
+        law = dict(conditionals(subject, subject.target, Spot(0, PROMPTS[0], answer[:place], 0.0), [()], PENALISED))[()]
         assert np.allclose(along[place], law, atol=1e-5)
     assert subject.target.kv.num_rows == 0
 

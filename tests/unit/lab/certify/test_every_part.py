@@ -1,0 +1,178 @@
+"""A small certificate of every drafter of the table, of every lossless verifier, of stop rules, heads and grammars.
+
+Each is one decoder as a user could ask for it. What a drafter reads (hidden states), how it drafts (trees, another vocabulary) or
+what ends a row (a grammar) must not keep a certificate from being made, nor from being refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.build import Options
+from outrider.drafters import DRAFTERS
+from outrider.errors import RequestError
+from outrider.grammar import Spec, choice, regex
+from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
+from outrider.lab.certify.result import CertifyResult
+from outrider.lab.certify.subject import Subject
+from outrider.lab.certify.units import Units
+from outrider.lab.workload.types import Request, Workload
+from outrider.models.lm import PassLimits
+from outrider.sampling.params import SamplingParams
+from outrider.verifiers import VERIFIERS
+from tests.heads import ACCEPTANCE, HEADS
+from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+TEXTS = ("to be or not to be or", "1, 2, 1, 2, 1, 2", "xyxyxyxyx")
+PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=12))
+AT = "{root}"  # in a setting: the folder with the models and heads of this run
+LOSSLESS = [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
+
+# What a drafter cannot be built without, and what makes it draft something different.
+REQUIRED: dict[str, dict[str, Any]] = {
+    "retrieval": {"corpus": __file__, "min_match": 1}, "early-exit": {"exit_layer": 1},
+    **{name: {"head": f"{AT}/{name}"} for name in HEADS},
+}  # fmt: skip
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("composite", {"parts": "suffix,eagle3", "options": f"eagle3.head={AT}/eagle3"}),
+    ("composite", {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={AT}/medusa"}),
+    ("draft-model", {"tree": "best-first"}),
+    ("draft-model", {"tree": "parallel:2"}),
+    ("draft-model", {"stop": "entropy", "stop_below": 0.6, "entropy_weight": 0.05}),
+    ("draft-model", {"stop": "product", "stop_below": 0.1}),
+    ("draft-model", {"stop": "acceptance", "stop_below": 0.3, "acceptance_head": f"{AT}/acceptance"}),
+    ("block", {"stop": "confidence", "stop_below": 0.2}),
+    ("block", {"tree": "2x2x1"}),
+    ("eagle3", {"tree": "best-first", "min_gain": 0.0}),
+    ("medusa", {"tree": "medusa"}),
+    ("universal", {"method": "reencode"}),
+    ("suffix", {"tree": True}),
+]
+EVERY: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in DRAFTERS.names() if name != "none"), *VARIANTS]
+QUICK = ("eagle3", "composite", "retrieval")  # without settings of their own; the others are tests of the slow kind
+Open = Callable[..., Subject]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft and one head of every kind."""
+    folder = tmp_path_factory.mktemp("every")
+    target = tiny_llama(257, seed=3, sharpness=2.0, **SIZES)
+    for name, model in (("target", target), ("draft", disturbed(target, 0.3))):
+        save_checkpoint(folder / name, model, byte_tokenizer())
+    for name, write in {**HEADS, **ACCEPTANCE}.items():
+        write(target, folder / name)
+    return folder
+
+
+@pytest.fixture
+def open_subject(root: Path) -> Open:
+    def opened(drafter: str, settings: dict[str, Any], verifier: str = "auto", grammar: Spec | None = None) -> Subject:
+        torch.set_num_threads(1)
+        chosen = {**(REQUIRED.get(drafter) or {}), **settings}
+        chosen = {name: value.replace(AT, str(root)) if isinstance(value, str) else value for name, value in chosen.items()}
+        kind = DRAFTERS.load(drafter)
+        wants = kind.wants_draft(kind.Settings(**chosen))
+        subject = Subject.open(Options(
+            target=str(root / "target"), drafter=drafter, drafter_options=chosen, draft=str(root / "draft") if wants else None,
+            verifier=verifier, dtype="float32", compile="off",
+        ), grammar=grammar)  # fmt: skip
+        for loaded in filter(None, (subject.built.target, subject.built.draft)):
+            loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here
+        return subject
+
+    return opened
+
+
+def run(subject: Subject, plan: CertifyPlan = PLAN, texts: tuple[str, ...] = TEXTS) -> CertifyResult:
+    workload = Workload("texts", tuple(Request(str(n), text) for n, text in enumerate(texts)))
+    return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
+
+
+def check(result: CertifyResult) -> None:
+    """Lossless, and not because nothing was drafted."""
+    assert result.verdict == "lossless", result.reasons
+    assert result.first_token.places
+    assert result.sampled_law.origins["accepted"]
+    assert result.sampled_law.origins["correction"] + result.sampled_law.origins["bonus"]
+
+
+@pytest.mark.parametrize(("drafter", "settings"), [
+    pytest.param(name, settings, marks=() if name in QUICK and not settings else pytest.mark.slow) for name, settings in EVERY
+], ids=lambda value: value if isinstance(value, str) else ",".join(f"{k}={v}" for k, v in value.items()) or "plain")  # fmt: skip
+def test_every_drafter_gets_a_certificate(open_subject: Open, drafter: str, settings: dict[str, Any]) -> None:
+    check(run(open_subject(drafter, settings)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", LOSSLESS)
+@pytest.mark.parametrize("shape", ["chain", "2x2"])
+def test_every_lossless_verifier_gets_one_on_chains_and_trees(open_subject: Open, verifier: str, shape: str) -> None:
+    if shape != "chain" and VERIFIERS.load(verifier).shape != "tree":
+        pytest.skip("takes chains only")
+    check(run(open_subject("draft-model", {"tree": shape}, verifier)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["composite", "eagle3", "block", "medusa", "universal", "retrieval", "ngram-cache"])
+def test_shared_noise_gives_one_text_whoever_drafts(open_subject: Open, drafter: str) -> None:
+    result = run(open_subject(drafter, {}, "gumbel"))
+    check(result)
+    assert result.invariance.status == "passed"
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("drafter", [
+    "eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("block", "medusa", "universal")),
+])  # fmt: skip
+def test_a_faulty_verifier_gets_none_whoever_drafts(open_subject: Open, drafter: str) -> None:
+    """Sections about this drafter's own drafts find it, not only the bank of cases."""
+    result = run(open_subject(drafter, {}, "resamples"), CertifyPlan(samples=1500, sampling=PLAN.sampling))
+    assert result.verdict == "not lossless"
+    assert result.exact_law.status == "failed"
+    assert result.first_token.status == "failed"
+    assert result.sampled_law.status == "failed"
+
+
+# ------------------------------------------------ grammars
+
+LETTERS = regex("([a-d][a-d ])+")
+
+
+@pytest.mark.parametrize("drafter", [
+    "draft-model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ngram", "eagle3", "composite", "universal")),
+])  # fmt: skip
+def test_answers_under_a_grammar_get_a_certificate(open_subject: Open, drafter: str) -> None:
+    """Laws are those of the constrained target; a row that ends because the grammar is over ends alike on all ways."""
+    subject = open_subject(drafter, {}, grammar=LETTERS)
+    result = run(subject)
+    check(result)
+    assert "grammar" in result.settings
+    answer = subject.texts(subject.speculative, [[40, 41]], [SamplingParams(max_tokens=9, ignore_eos=True)])[0]
+    assert set(subject.built.target.tokenizer.decode(answer)) <= set("abcd ")
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_faulty_verifier_gets_none_under_a_grammar(open_subject: Open) -> None:
+    """On the two letters that a grammar leaves there is little to see, but enough."""
+    result = run(open_subject("draft-model", {}, "resamples", LETTERS), CertifyPlan(samples=1000, sampling=PLAN.sampling))
+    assert result.verdict == "not lossless"
+    assert result.sampled_law.status == "failed"
+
+
+def test_a_wrong_grammar_is_refused_at_once(open_subject: Open) -> None:
+    with pytest.raises(RequestError, match="regex is not usable"):
+        open_subject("ngram", {}, grammar=regex("(a"))
+
+
+def test_another_grammar_is_another_run(open_subject: Open) -> None:
+    """A journal of free texts must not be gone on with."""
+    free, bound = open_subject("ngram", {}), open_subject("ngram", {}, grammar=choice(["yes", "no"]))
+    assert "grammar" not in settings_of(free)
+    assert identity(free, [[1, 2]], PLAN) != identity(bound, [[1, 2]], PLAN)
