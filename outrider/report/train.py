@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.heading import origin
 from outrider.report.text import amount, number
 from outrider.train.result import Measured, TrainResult
 
@@ -15,9 +16,8 @@ def document(result: Result) -> Document:
     assert isinstance(result, TrainResult)
     blocks: list[Block] = [_verdict(result), *_measured(result), *_curves(result), Heading("How it was made")]
     blocks.append(Bullets(list(_circumstances(result))))
-    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
-    words += [str(result.machine.get("cpu", "")), f"{result.seconds / 60:.1f} minutes of training steps"]
-    return Document(f"Training: {result.recipe} for {result.target}", " · ".join(words), tuple(blocks))
+    subtitle = origin(result, f"{result.seconds / 60:.1f} minutes of training steps")
+    return Document(f"Training: {result.recipe} for {result.target}", subtitle, tuple(blocks))
 
 
 def _verdict(result: TrainResult) -> Paragraph:

@@ -5,8 +5,8 @@
     product    the drafted tokens' probabilities under q, multiplied: drafting stops AFTER the token that takes the product
                under the threshold; that token stays in the draft
     acceptance after SpecDec++, Huang et al. 2405.19715: a trained head (models/heads/acceptance.py) estimates from the law how
-               likely a token drawn from it is accepted; drafting stops BEFORE a draw that takes the product of these estimates
-               under the threshold
+               likely a token drawn from it is accepted, and behind the draw how likely this token is; drafting stops BEFORE a
+               draw where the drawn tokens' estimates times that of the next one are under the threshold
 
 All keep the output's law: whether a token is drawn depends on the laws and the tokens before it, never on its own value
 (non-anticipation). Dropping the unlikely token itself would bias the output by up to 0.29 in total variation
@@ -25,8 +25,9 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.settings import setting
 
-# (laws (B, V), probability (B,) that the token before had in its own law, None at the first) -> chance of acceptance (B,)
-Predict = Callable[[Tensor, Tensor | None], Tensor]
+# (laws (B, V), probability (B,) that the token before had in its own law, None at the first; probability (B,) of the token drawn
+# from these laws, None before the draw) -> chance of acceptance (B,)
+Predict = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,16 @@ class StopRule:
             self.going &= acceptance_bound(law, self._settings.entropy_weight) >= self._settings.stop_below
         elif self._settings.stop == "acceptance":
             assert self._predict is not None, "stop=acceptance without its head"
-            self._product *= self._predict(law, self._before)
-            self.going &= self._product >= self._settings.stop_below
+            self.going &= self._product * self._predict(law, self._before, None) >= self._settings.stop_below
 
     def after(self, law: Tensor, token: Tensor) -> None:
         """Tokens (B,) that were drawn; `law` (B, V) as in `before`."""
-        self._before = law.gather(1, token[:, None])[:, 0]
+        drawn = law.gather(1, token[:, None])[:, 0]
+        if self._predict is not None:
+            self._product *= self._predict(law, self._before, drawn)
+        self._before = drawn
         if self._settings.stop == "product":
-            self._product *= self._before
+            self._product *= drawn
             self.going &= self._product >= self._settings.stop_below
 
 

@@ -1,11 +1,13 @@
 """Kind `acceptance`: a head that predicts, from a draft model's law, how likely its next token is accepted, and stops drafting.
 
 The draft model (`draft`) and the target are frozen and read the same texts, which the target said: the contexts that drafting
-meets as long as its tokens are accepted. Labels are analytic, sum min(p, q), and for greedy rows whether both likeliest tokens
-agree; each position is seen under both. A share of positions is treated as the first of a draft, where nothing came before.
+meets as long as its tokens are accepted. Labels are analytic: sum min(p, q) before a draw, min(1, p / q) of a token drawn, and
+for greedy rows whether both likeliest tokens agree. A share of positions is treated as the first of a draft, where nothing came
+before.
 
-There is no tau to validate by: the draft does not change. What is reported as acceptance at position 1 is one minus the mean
-absolute error of the estimate, so that the best checkpoint is the one that estimates best.
+The draft does not change, so validation asks what stopping by the head brings (`stopping.py`): the expected tau when as many
+tokens are drafted as with the fixed length `fixed`, which is what the best checkpoint is chosen by, and beside it the share of
+drafted tokens saved at that length's tau, sampled and greedy, what a perfect head would save, and how calibrated the head is.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
-from outrider.models.heads.acceptance import AcceptanceConfig, AcceptanceHead, law_features
+from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, law_features
 from outrider.models.load import load_config, load_module, load_tokenizer
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
 from outrider.train.losses import acceptance, law_of
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
+from outrider.train.stopping import chains, saving
 
 OWNER = "recipe 'acceptance'"
 
@@ -37,12 +40,16 @@ class AcceptanceTraining:
     hidden_size: int = setting(32, "width of the head")
     num_layers: int = setting(2, "residual layers of the head")
     first_share: float = setting(0.2, "positions treated as the first of a draft")
+    fixed: int = setting(5, "fixed draft length that validation compares with")
+    depth: int = setting(16, "longest draft in validation")
 
     def __post_init__(self) -> None:
         if self.hidden_size < 1 or self.num_layers < 0:
             raise ConfigError(
                 f"{OWNER}: hidden_size must be at least 1 and num_layers at least 0, got {self.hidden_size}, {self.num_layers}"
             )
+        if not 1 <= self.fixed < self.depth:
+            raise ConfigError(f"{OWNER}: fixed must be at least 1 and below depth, got fixed={self.fixed}, depth={self.depth}")
         if not 0 <= self.first_share <= 1:
             raise ConfigError(f"{OWNER}: first_share must be between 0 and 1, got {self.first_share}")
 
@@ -84,29 +91,98 @@ class AcceptanceRecipe:
         return cls(head, draft, settings)
 
     def loss(self, batch: FeatureBatch) -> LossReport:
-        features, labels = self.examples(batch)
+        seen = self.read(batch)
+        count = len(seen.sampled)
+        first = (torch.rand(count).to(seen.before.device) < self._settings.first_share) | seen.is_first
+        features, labels = seen.examples(first)
         logits = self.head(features)
-        loss = F.binary_cross_entropy_with_logits(logits, labels) if len(labels) else logits.sum()
-        error = float((torch.sigmoid(logits) - labels).abs().mean().detach()) if len(labels) else 0.0
-        good = [1 - error] if len(labels) else []
-        parts = {"error": error, "acceptance": float(labels.mean()) if len(labels) else 0.0}
-        return LossReport(loss, good, parts, good, max(len(labels), 1))
+        loss = F.binary_cross_entropy_with_logits(logits, labels) if count else logits.sum()
+        if self.head.training:
+            return LossReport(loss, [], {"acceptance": float(labels.mean()) if count else 0.0}, [], max(count, 1))
+        return self._judged(loss, seen, batch)
 
     @torch.no_grad()
-    def examples(self, batch: FeatureBatch) -> tuple[Tensor, Tensor]:
-        """(features (2 N, F), labels (2 N,)): every position that counts, as a sampled row sees it and as a greedy one."""
+    def _judged(self, loss: Tensor, seen: Seen, batch: FeatureBatch) -> LossReport:
+        """What drafts that stop by the head would bring on these texts, sampled ones and greedy ones."""
+        longest = int(batch.mask.sum(dim=1).max())
+        fixed, depth = self._settings.fixed, min(self._settings.depth, longest)
+        parts: dict[str, float] = {}
+        survivals, num = [], 0
+        for name, label, kept, greedy in (("sampled", seen.sampled, seen.kept, False), ("greedy", seen.agree, seen.agree, True)):
+            said = chains(*self._said(seen, batch, greedy=greedy), batch.mask, depth)
+            true, behind = _spread(label, batch), _spread(kept, batch)
+            real = chains((true, true), (behind, behind), batch.mask, depth)
+            if depth <= fixed or len(real) == 0:  # texts too short to tell
+                continue
+            found, num = saving(said, real, fixed), len(real)
+            survivals.append(found.survival)
+            values = {
+                "saved": found.saved, "possible": found.possible, "calibration": found.calibration, "fixed_tau": found.fixed_tau,
+                "tau": found.tau, "acceptance": float(label.mean()),
+            }  # fmt: skip
+            parts |= {f"{part}_{name}": value for part, value in values.items()}
+        survival = [sum(both) / len(survivals) for both in zip(*survivals, strict=True)]
+        return LossReport(loss, [], parts, survival, num)
+
+    def _said(self, seen: Seen, batch: FeatureBatch, *, greedy: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The head's estimates (B, T), of the first token of a draft and of later ones: before the draw, then behind it."""
+        flag = torch.full_like(seen.is_first, greedy)
+
+        def said(drawn: Tensor | None, is_first: bool) -> Tensor:
+            features = law_features(seen.law, seen.before, torch.full_like(flag, is_first), flag, drawn)
+            return _spread(torch.sigmoid(self.head(features)), batch)
+
+        drawn = seen.best if greedy else seen.drawn
+        return (said(None, True), said(None, False)), (said(drawn, True), said(drawn, False))
+
+    @torch.no_grad()
+    def read(self, batch: FeatureBatch) -> Seen:
+        """What draft and target say at every position that counts."""
         logits = self._draft(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
         own = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
-        law, wanted = law_of(own), batch.logits[batch.mask]
+        wanted = batch.logits[batch.mask]
         rows, places = batch.mask.nonzero(as_tuple=True)
         earlier = law_of(logits[rows, (places - 1).clamp(min=0)])
         tokens = batch.tokens[rows, places].clamp(max=earlier.shape[-1] - 1)  # of a padded vocabulary, the draft may have less
         before = earlier.gather(1, tokens[:, None])[:, 0]
-        first = (torch.rand(len(rows)).to(before.device) < self._settings.first_share) | (places == 0)
-        sampled, greedy = (torch.full_like(first, flag) for flag in (False, True))
-        features = torch.cat([law_features(law, before, first, flag) for flag in (sampled, greedy)])
-        agree = (own.argmax(-1) == wanted.argmax(-1)).float()
-        return features, torch.cat([acceptance(law_of(wanted), own), agree])
+        law, true, best = law_of(own), law_of(wanted), own.argmax(-1)
+        drawn = law.multinomial(1) if len(law) else best[:, None]
+        chances = law.gather(1, drawn)[:, 0]
+        kept = (true.gather(1, drawn)[:, 0] / chances.clamp(min=LEAST)).clamp(max=1)
+        likeliest = law.gather(1, best[:, None])[:, 0]
+        agree = (best == wanted.argmax(-1)).float()
+        return Seen(law, before, places == 0, acceptance(true, own), agree, chances, kept, likeliest)
 
     def save(self, folder: Path) -> None:
         self.head.save(folder)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The N positions of a batch that count."""
+
+    law: Tensor  # (N, V) the draft's
+    before: Tensor  # (N,) probability of the token before in its own law
+    is_first: Tensor  # (N,) bool: there is no token before
+    sampled: Tensor  # (N,) sum min(p, q)
+    agree: Tensor  # (N,) whether both likeliest tokens are the same, 0 or 1
+    drawn: Tensor  # (N,) probability of a token drawn from the draft's law
+    kept: Tensor  # (N,) min(1, p / q) of that token
+    best: Tensor  # (N,) probability of the draft's likeliest token
+
+    def examples(self, first: Tensor) -> tuple[Tensor, Tensor]:
+        """(features (4 N, F), labels (4 N,)): each position to a sampled row, then to a greedy one, before the draw, then behind
+        it. `first`: (N,) bool."""
+        cases: list[tuple[bool, Tensor | None, Tensor]] = [(False, None, self.sampled), (True, None, self.agree)]
+        cases += [(False, self.drawn, self.kept), (True, self.best, self.agree)]
+        features = [
+            law_features(self.law, self.before, first, torch.full_like(first, greedy), drawn) for greedy, drawn, _ in cases
+        ]
+        return torch.cat(features), torch.cat([label for *_, label in cases])
+
+
+def _spread(values: Tensor, batch: FeatureBatch) -> Tensor:
+    """(N,) at the positions that count -> (B, T), 0 elsewhere."""
+    spread = torch.zeros(batch.mask.shape, dtype=values.dtype, device=values.device)
+    spread[batch.mask] = values
+    return spread

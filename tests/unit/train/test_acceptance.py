@@ -14,6 +14,7 @@ from outrider.errors import CheckpointError, ConfigError
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.train.acceptance import AcceptanceRecipe
+from outrider.train.recipe import FeatureBatch
 from tests.helpers import byte_tokenizer, disturbed, make_row, run_to_end, save_checkpoint
 from tests.unit.train.head_material import build_recipe, features, own_texts, target_module, train
 
@@ -55,21 +56,32 @@ def fit(recipe: AcceptanceRecipe, inputs: Tensor, labels: Tensor) -> None:
         optimizer.step()
 
 
+def examples(recipe: AcceptanceRecipe, batch: FeatureBatch) -> tuple[Tensor, Tensor]:
+    """Positions inside a draft, and the first of a text."""
+    seen = recipe.read(batch)
+    return seen.examples(seen.is_first)
+
+
 def test_labels_are_the_acceptance(models: Path) -> None:
     """Catches laws of neighbouring positions compared with one another, and labels in another order than the features."""
     module = target_module()
     recipe = build_recipe(AcceptanceRecipe, module, draft=str(models / "draft"), first_share=0.0)
     batch = features(module, (), own_texts(module, 3, 12))
-    found, labels = recipe.examples(batch)
+    found, labels = examples(recipe, batch)
     with torch.no_grad():
         own = recipe._draft(input_ids=batch.tokens).logits
     p, q = batch.logits[batch.mask].softmax(-1), own[batch.mask].softmax(-1)
     num = int(batch.mask.sum())
     torch.testing.assert_close(labels[:num], torch.minimum(p, q).sum(-1))
-    assert labels[num:].tolist() == (p.argmax(-1) == q.argmax(-1)).float().tolist()
-    assert found[:num, -1].sum() == 0 < found[num:, -1].sum()
+    assert labels[num : 2 * num].tolist() == labels[3 * num :].tolist() == (p.argmax(-1) == q.argmax(-1)).float().tolist()
+    kept, drawn = labels[2 * num : 3 * num], found[2 * num : 3 * num, -2].exp()
+    ratios = torch.where((q - drawn[:, None]).abs() < 1e-6, (p / q).clamp(max=1) - kept[:, None], 1.0)
+    assert ratios.abs().min(dim=1).values.max() < 1e-3  # of some token that has this probability
+    torch.testing.assert_close(found[3 * num :, -2].exp(), q.max(-1).values)
+    assert found[:, -3].view(4, num).sum(1).tolist() == [0, num, 0, num]
+    assert found[:, -1].view(4, num).sum(1).tolist() == [0, 0, num, num]
     before = own.softmax(-1)[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]  # of token t, in the law at t - 1
-    torch.testing.assert_close(found[:num, -3], before[batch.mask[:, 1:]].clamp(min=1e-6).log(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[:num, -5], before[batch.mask[:, 1:]].clamp(min=1e-6).log(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -79,9 +91,19 @@ def test_trained_it_estimates_and_saves_drafting(models: Path, tmp_path: Path) -
     recipe = build_recipe(AcceptanceRecipe, module, draft=str(models / "draft"))
     train(recipe, module, own_texts(module, 8, 16), 2, lr=1e-3)
     assert all(weight.grad is not None for weight in recipe.module.parameters())
-    fit(recipe, *recipe.examples(features(module, (), own_texts(module, 96, 24))))
+    held_out = features(module, (), own_texts(module, 24, 24, seed=5))
+    torch.manual_seed(2)  # as the trainer does before every batch: the same draws before and after
+    untrained = recipe.head.eval() and recipe.loss(held_out)
+    fit(recipe, *examples(recipe, features(module, (), own_texts(module, 96, 24))))
+    torch.manual_seed(2)
+    judged = recipe.loss(held_out)
+    assert sum(judged.survival) > sum(untrained.survival) > 0  # what the best checkpoint is chosen by
+    for name in ("sampled", "greedy"):
+        found = {part: judged.parts[f"{part}_{name}"] for part in ("saved", "possible", "tau", "fixed_tau")}
+        assert untrained.parts[f"saved_{name}"] < found["saved"] <= found["possible"] < 1
+        assert found["tau"] > found["fixed_tau"] == untrained.parts[f"fixed_tau_{name}"]
     with torch.no_grad():
-        found, labels = recipe.examples(features(module, (), own_texts(module, 24, 24, seed=5)))
+        found, labels = examples(recipe, held_out)
         error = (torch.sigmoid(recipe.head(found)) - labels).square().mean()
         constant = labels.var()
     assert float(error) < 0.9 * float(constant)

@@ -1,0 +1,78 @@
+"""Studies of trained drafters, each one command and resumable: what training, distillation and stopping bring, in tokens.
+
+    python benchmarks/studies.py before-after     no training, every kind of head, n-gram and draft model against each other
+    python benchmarks/studies.py distil           a draft model before and after distillation, from four beginnings
+    python benchmarks/studies.py acceptance       stop rules against fixed draft lengths: tokens drafted at equal tau
+    python benchmarks/studies.py domain           one domain's answers, and what happens on the other
+    python benchmarks/studies.py from-traffic     requests recorded by the server refresh the draft model
+    python benchmarks/studies.py render           docs/heads.md from the newest results
+
+Results are `benchmarks/results/studies-NAME-DATE.json`. Work that was cut goes on with the same command; `runs/studies` holds it
+(remove a folder there to make that part anew). One thread: OMP_NUM_THREADS=1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from studies_acceptance import run_acceptance
+from studies_before_after import run_before_after
+from studies_distil import BEGINNINGS, run_distil
+from studies_domain import run_domain
+from studies_report import render
+from studies_traffic import run_traffic
+from workload import REPOSITORY
+
+from outrider.errors import OutriderError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+@app.command("before-after")
+def before_after(
+    heads: Annotated[Path | None, typer.Option(help="Folder with runs of eagle3, block, medusa; else the embedded.")] = None,
+) -> None:
+    """Every trained kind before and after training, beside what needs none."""
+    run_before_after(heads)
+
+
+@app.command()
+def distil(only: Annotated[str, typer.Option(help="Beginnings, with commas between.")] = ",".join(BEGINNINGS)) -> None:
+    """A draft model before and after distillation."""
+    parts = only.split(",")
+    if unknown := [part for part in parts if part not in BEGINNINGS]:
+        raise typer.BadParameter(f"unknown beginnings: {', '.join(unknown)}; known: {', '.join(BEGINNINGS)}")
+    run_distil(parts)
+
+
+@app.command()
+def acceptance(only: Annotated[str, typer.Option(help="Workloads: pair, demo; with a comma between.")] = "pair,demo") -> None:
+    """Stop rules against fixed lengths."""
+    run_acceptance(only.split(","))
+
+
+@app.command()
+def domain() -> None:
+    """Distilled on one domain, measured on two."""
+    run_domain()
+
+
+@app.command("from-traffic")
+def from_traffic() -> None:
+    """Refreshed from what a server recorded."""
+    run_traffic()
+
+
+@app.command("render")
+def render_(out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "heads.md") -> None:
+    """The page, from the newest result of every study."""
+    render(out)
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except OutriderError as error:
+        raise SystemExit(f"error: {error}") from error

@@ -1,0 +1,79 @@
+"""Study `distil`: alpha of draft models before and after distillation on held-out prompts. Four beginnings, each with its name:
+
+    thinned     two of the demo target's own layers, copied: before = no training at all
+    scratch     random weights of the embedded draft's shape: hard = the same answers learnt as text alone (cross entropy of their
+                tokens), full = as many steps on the same answers with the target's full laws
+    embedded    the embedded draft, which the demo's recipe distilled already on other texts
+    pair        the shared pair's own draft, trained on the same corpus as its target but never on the target's answers
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import studies_hard_labels
+from studies_common import DEMO, WORK, Way, counted, curve, demo_answers, saved, train, untrained
+from studies_domain import TASKS, domain_rows
+from studies_prompts import demo_tasks, held_out
+
+WAY = Way("draft-model k=5", uses_draft=True)
+DEMO_TASKS = {**demo_tasks(2), "gsm8k": 6}
+MEASURED_TOKENS = 40
+SHAPE = {"hidden_size": 128, "num_layers": 3, "num_heads": 4, "intermediate_size": 384}  # the embedded draft's
+THINNED = {"init_layers": "2"}
+LIMIT, EPOCHS = 150, 3
+SCRATCH_LIMIT, SCRATCH_EPOCHS, SCRATCH_LR = 200, 5, "3e-3"
+
+
+def run_distil(parts: list[str]) -> None:
+    """Measure and write the result. `parts`: of the four beginnings."""
+    found: dict[str, Any] = {}
+    for name in parts:
+        found[name] = BEGINNINGS[name]()
+    settings = {"drafter": WAY.drafter, "max_new_tokens": MEASURED_TOKENS}
+    saved("distil", {"settings": settings, "beginnings": found})
+
+
+def _thinned() -> dict[str, Any]:
+    file = demo_answers()
+    before = untrained("distil-thinned-before", "draft-model", DEMO / "target", THINNED, file)
+    words = ("--init-layers", THINNED["init_layers"], "--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
+    after, result = train("distil-thinned", "draft-model", "demo", "--responses", file, *words)
+    return _measured(DEMO / "target", DEMO_TASKS, {"before": before, "after": after}, {"after": curve(result)})
+
+
+def _scratch() -> dict[str, Any]:
+    file = demo_answers()
+    options = [word for name, value in SHAPE.items() for word in ("--option", f"{name}={value}")]
+    words = (
+        "--responses", file, *options, "--limit", SCRATCH_LIMIT, "--epochs", SCRATCH_EPOCHS, "--lr", SCRATCH_LR,
+        "--feature-cache", "3GB",
+    )  # fmt: skip
+    plugin = studies_hard_labels.installed(WORK / "plugin")
+    hard, hard_result = train("distil-scratch-hard", studies_hard_labels.KIND, "demo", *words, plugin=plugin)
+    full, full_result = train("distil-scratch-full", "draft-model", "demo", *words)
+    curves = {"hard": curve(hard_result), "full": curve(full_result)}
+    return _measured(DEMO / "target", DEMO_TASKS, {"hard": hard, "full": full}, curves)
+
+
+def _embedded() -> dict[str, Any]:
+    file = demo_answers()
+    words = ("--init", DEMO / "draft", "--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
+    after, result = train("distil-embedded", "draft-model", "demo", "--responses", file, *words)
+    return _measured(DEMO / "target", DEMO_TASKS, {"before": DEMO / "draft", "after": after}, {"after": curve(result)})
+
+
+def _pair() -> dict[str, Any]:
+    rows, curves = domain_rows()
+    names = {"before": "before", "both": "after"}
+    measured = [{**row, "label": names[row["label"]]} for row in rows if row["label"] in names]
+    return {"measured": measured, "curves": {"after": curves["both"]}, "tasks": TASKS}
+
+
+def _measured(target: Path, tasks: dict[str, int], folders: dict[str, Path], curves: dict[str, Any]) -> dict[str, Any]:
+    found = counted(target, WAY, folders, held_out(tasks, target), max_new_tokens=MEASURED_TOKENS)
+    return {"measured": found, "curves": curves, "tasks": tasks}
+
+
+BEGINNINGS = {"thinned": _thinned, "scratch": _scratch, "embedded": _embedded, "pair": _pair}

@@ -1,0 +1,87 @@
+"""Counters added up and put into tables: what the sections of docs/heads.md share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outrider.report.document import Block, Column, Plot, Series, Table
+
+Rows = Sequence[dict[str, Any]]
+FEWEST = 50  # tested draft tokens that an alpha is shown for
+COUNTERS = ("steps", "emitted", "drafted", "tested", "accepted")
+
+
+def pooled(rows: Rows, **wanted: Any) -> dict[str, int]:
+    """Counters of all rows with these values, added up. A value may be a predicate."""
+    chosen = [row for row in rows if all(_fits(row[name], value) for name, value in wanted.items())]
+    found = {name: sum(row[name] for row in chosen) for name in COUNTERS}
+    depth = max((len(row.get("accepted_per_position", [])) for row in chosen), default=0)
+    for j in range(depth):
+        counts = (row["accepted_per_position"] for row in chosen)
+        found[f"@{j + 1}"] = sum(one[j] for one in counts if j < len(one))
+    return found
+
+
+def tau(counts: dict[str, int]) -> float:
+    return counts["emitted"] / max(counts["steps"], 1)
+
+
+def alpha(counts: dict[str, int]) -> float:
+    return counts["accepted"] / max(counts["tested"], 1)
+
+
+def positions(counts: dict[str, int]) -> str:
+    """Share of the steps whose j-th draft token was accepted."""
+    return " ".join(f"{counts[name] / max(counts['steps'], 1):.2f}" for name in counts if name.startswith("@"))
+
+
+def curves(found: dict[str, Any], what: str = "expected tau") -> Iterator[Block]:
+    """One table a run: held-out loss and expected tau by step."""
+    for label, one in found.items():
+        if one is None:
+            continue
+        points = one["curve"]
+        yield Plot(
+            f"Learning curve: {label} ({one['num_train']} texts, {one['num_train_tokens']} response tokens, "
+            f"{one['num_trained_parameters'] / 1e6:.2f}M parameters trained)",
+            "optimizer steps", f"held-out {what}", [float(point["step"]) for point in points],
+            [Series(what, [point["tau"] for point in points])],
+        )  # fmt: skip
+
+
+def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
+    """alpha by task and temperature, and what it is against the label `first`."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    groups: dict[str, Any] = {task: task for task in tasks if not is_demo(task) and _is_told(rows, task)}
+    if any(map(is_demo, tasks)):
+        groups = {"demo": is_demo, **groups}
+    columns = [Column("draft", "left")]
+    columns += [Column(f"{name}, T={t}", help="alpha (tau)") for name in groups for t in (0, 1)]
+    lines = []
+    for label in labels:
+        cells = []
+        for task in groups.values():
+            for temperature in (0.0, 1.0):
+                now, old = (pooled(rows, label=one, temperature=temperature, task=task) for one in (label, first))
+                change = f", {alpha(now) / max(alpha(old), 1e-9) - 1:+.0%}" if label != first else ""
+                cells.append(f"{alpha(now):.3f} ({tau(now):.2f}{change})")
+        lines.append([label, *cells])
+    return Table(columns, lines, f"alpha (tau, alpha against '{first}')")
+
+
+def _is_told(rows: Rows, task: str) -> bool:
+    """Whether enough draft tokens were tested in every cell; a target may end its text at once."""
+    return all(row["tested"] >= FEWEST for row in rows if row["task"] == task)
+
+
+def is_demo(task: str) -> bool:
+    return task.startswith("demo")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    return bool(wanted(value)) if callable(wanted) else value == wanted
+
+
+def sizes(tasks: dict[str, int]) -> str:
+    return ", ".join(f"{count} x {task}" for task, count in tasks.items())
