@@ -122,7 +122,7 @@ def load_module(
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
-            output_loading_info=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
         )  # fmt: skip
     except OutriderError:
         raise
@@ -134,8 +134,12 @@ def load_module(
     absent = [key for key in report["missing_keys"] if not key.endswith(("rotary_emb.inv_freq", ".attn.bias"))]
     if absent:
         raise CheckpointError(f"'{name}' lacks {len(absent)} weights, first '{sorted(absent)[0]}': incomplete checkpoint.")
-    if report.get("mismatched_keys"):
-        raise CheckpointError(f"'{name}': weights of another shape than config.json says: {report['mismatched_keys']}")
+    if mismatched := sorted(report.get("mismatched_keys") or ()):
+        key, found, wanted = mismatched[0]
+        raise CheckpointError(
+            f"'{name}': {len(mismatched)} weights of another shape than config.json says, first '{key}': {tuple(found)} in the "
+            f"file, {tuple(wanted)} by the config. Weights and config.json are of different models."
+        )
     return module.eval().requires_grad_(False).to(device)
 
 

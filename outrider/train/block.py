@@ -54,11 +54,11 @@ class BlockRecipe:
     uses_draft: ClassVar[bool] = False
     default_lr: ClassVar[float | None] = 6e-4
 
-    def __init__(self, head: BlockHead, settings: BlockTraining) -> None:
-        """`head`: bound to the target's tables."""
+    def __init__(self, head: BlockHead, settings: BlockTraining, dtype: torch.dtype | None = None) -> None:
+        """`head`: bound to the target's tables. `dtype`: of what is saved; None: as it is trained."""
         self.module: nn.Module = head
         self.signals: tuple[int, ...] = tuple(sorted(set(head.config.target_layers)))
-        self.head, self._settings = head, settings
+        self.head, self._settings, self._dtype = head, settings, dtype
         self._loss = parse_loss(settings.loss)
 
     @classmethod
@@ -68,7 +68,7 @@ class BlockRecipe:
         config = new_config(settings, target, count, setup)
         Listening(target, config.target_layers)  # refuses a target without these states
         if setup.init is None:
-            return cls(BlockHead.new(config, target), settings)
+            return cls(BlockHead.new(config, target), settings, setup.saved_dtype)
         head = load_block(setup.init, config.target_hidden_size, config.vocab_size, count).train().requires_grad_(True)
         if head.token_ids is not None or head.config.own_output or head.config.own_embedding:
             raise CapabilityError(f"{OWNER}: --init {setup.init} has tables of its own; heads on the target's tables are trained")
@@ -82,7 +82,7 @@ class BlockRecipe:
         head.config = config
         embedding = target.get_input_embeddings()
         head.bind(embedding, target.get_output_embeddings())
-        return cls(head.to(embedding.weight.device), settings)
+        return cls(head.to(embedding.weight.device), settings, setup.saved_dtype)
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         anchors = draw_anchors(batch.mask, self._settings.num_anchors, self.head.config.num_guesses)
@@ -151,7 +151,7 @@ class BlockRecipe:
         return {"calibration_error_before": found.error_before, "calibration_error": found.error_after}
 
     def save(self, folder: Path) -> None:
-        save_block(self.head, folder)
+        save_block(self.head, folder, self._dtype)
 
     def _fading(self, counts: Tensor) -> Tensor:
         """(B, A, guesses): weights by position."""

@@ -115,8 +115,7 @@ class EagleRecipe:
             raise CapabilityError(f"recipe '{cls.kind}': the target's embedding is {widths}; train another kind of drafter")
         head = _new_head(config, setup) if setup.init is None else _going_on(cls.kind, setup, config)
         head.to(device=table.device).bind(table.detach(), output)
-        dtype = setup.target.config.get_text_config().dtype or table.dtype  # the target's own, in which the head will run
-        return cls(head.train().requires_grad_(True), setup.settings, dtype)
+        return cls(head.train().requires_grad_(True), setup.settings, setup.saved_dtype)
 
     @classmethod
     def config_for(cls, setup: RecipeSetup) -> EagleConfig:

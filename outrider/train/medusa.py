@@ -56,11 +56,11 @@ class MedusaRecipe:
     uses_draft: ClassVar[bool] = False
     default_lr: ClassVar[float | None] = 1e-3
 
-    def __init__(self, heads: MedusaHeads, settings: MedusaTraining) -> None:
-        """`heads`: bound to the target."""
+    def __init__(self, heads: MedusaHeads, settings: MedusaTraining, dtype: torch.dtype | None = None) -> None:
+        """`heads`: bound to the target. `dtype`: of what is saved; None: as it is trained."""
         self.module: nn.Module = heads
         self.signals: tuple[int, ...] = (AFTER_NORM,)
-        self.heads, self._settings = heads, settings
+        self.heads, self._settings, self._dtype = heads, settings, dtype
         self._loss = parse_loss(settings.loss)
 
     @classmethod
@@ -74,7 +74,7 @@ class MedusaRecipe:
             trained_for=setup.name,
         )  # fmt: skip
         if setup.init is None:
-            return cls(MedusaHeads.new(config, setup.target), settings)
+            return cls(MedusaHeads.new(config, setup.target), settings, setup.saved_dtype)
         heads = load_medusa(setup.init, hidden_size, vocab_size).train().requires_grad_(True).to(output.weight.device)
         found = (heads.config.num_heads, heads.config.num_layers, heads.config.own_output)
         if found != (config.num_heads, config.num_layers, config.own_output) or heads.token_ids is not None:
@@ -84,7 +84,7 @@ class MedusaRecipe:
             )
         heads.bind(output)
         heads.config = replace(heads.config, trained_for=setup.name, accuracies=())
-        return cls(heads, settings)
+        return cls(heads, settings, setup.saved_dtype)
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         starts, counts = chain_starts(batch.mask, self.heads.num_heads)  # (N,) rows, (N,) positions; (N, heads)
@@ -118,7 +118,7 @@ class MedusaRecipe:
         return {f"accuracy@{head}": line[0] for head, line in enumerate(accuracies)}
 
     def save(self, folder: Path) -> None:
-        save_medusa(self.heads, folder)
+        save_medusa(self.heads, folder, self._dtype)
 
     @staticmethod
     def _answer(places: Tensor, head: int, batch: FeatureBatch) -> Tensor:

@@ -69,9 +69,9 @@ def block_signals(folder: Path | str, num_target_layers: int) -> tuple[int, ...]
     return _target_layers(_Values(read_config(folder), f"head '{folder}'"), num_target_layers)
 
 
-def save_block(head: BlockHead, folder: Path) -> None:
-    """The raw layout. Raises OSError when the disk is full."""
-    write_head(folder, "model.safetensors", _raw_config(head.config), _tensors(head))
+def save_block(head: BlockHead, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """The raw layout; weights as they are, or in `dtype`. Raises OSError when the disk is full."""
+    write_head(folder, "model.safetensors", _raw_config(head.config), _tensors(head), dtype)
 
 
 def export_block(head: BlockHead, folder: Path, layout: str, *, tables: bool = False) -> None:

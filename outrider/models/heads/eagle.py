@@ -233,7 +233,11 @@ class EagleHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """(..., H) -> (..., Vd), over the draft vocabulary."""
-        logits = self.output(states if self.norm is None else self.norm(states))
+        states = states if self.norm is None else self.norm(states)
+        if self.lm_head is not None:
+            logits = self.output(states)
+        else:  # the target's: in training the head is fp32, whatever the target is
+            logits = self.output(states.to(self._shared["embedding"].dtype)).to(states.dtype)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def full_logits(self, states: Tensor) -> Tensor:

@@ -92,9 +92,7 @@ def _fitted(files: HeadTensors, kind: Kind, target: TargetSizes, device: str) ->
 
 def save_eagle(head: EagleHead, folder: Path, dtype: torch.dtype | None = None) -> None:
     """The original layout, every choice written out; weights as they are, or in `dtype`. Raises OSError when the disk is full."""
-    dtype = dtype or head.dtype
-    tensors = {name: part.to(dtype) if part.is_floating_point() else part for name, part in raw_tensors(head).items()}
-    write_head(folder, "model.safetensors", raw_config(head) | {"torch_dtype": str(dtype).removeprefix("torch.")}, tensors)
+    write_head(folder, "model.safetensors", raw_config(head), raw_tensors(head), dtype or head.dtype)
 
 
 # ---------------------------------------------------------------- reading

@@ -58,11 +58,13 @@ def _fitted(files: HeadTensors, hidden_size: int, vocab_size: int, device: str) 
     return heads, tensors
 
 
-def save_medusa(heads: MedusaHeads, folder: Path) -> None:
-    """Our layout: the original one (vLLM's for a reduced vocabulary). Raises OSError when the disk is full."""
+def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Our layout: the original one (vLLM's for a reduced vocabulary); weights as they are, or in `dtype`. Raises OSError when
+    the disk is full."""
     if heads.token_ids is not None:
-        return export_medusa(heads, folder, "vllm")
-    write_head(folder, "medusa_lm_head.safetensors", _original_config(heads), _original_tensors(heads, heads.config.own_output))
+        return write_head(folder, "model.safetensors", _vllm_config(heads), _vllm_tensors(heads), dtype)
+    tensors = _original_tensors(heads, heads.config.own_output)
+    write_head(folder, "medusa_lm_head.safetensors", _original_config(heads), tensors, dtype)
 
 
 def export_medusa(heads: MedusaHeads, folder: Path, layout: str) -> None:

@@ -127,9 +127,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def write_head(folder: Path, file: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """config.json and one safetensors file. Raises OSError when they cannot be written."""
+def write_head(
+    folder: Path, file: str, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype | None = None
+) -> None:
+    """config.json and one safetensors file; weights as they are, or in `dtype`, which the config then names. Raises OSError
+    when they cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
+    if dtype is not None:
+        config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     # clones: safetensors refuses tensors that share storage
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, str(folder / file))
