@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from outrider.decode import Decoder
-from outrider.demo import demo_head, demo_paths
+from outrider.demo import demo_head, demo_heads, demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
@@ -310,7 +310,7 @@ class _Loader:
         self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
         if not self._compiled:
             return False
-        signals = self.needs.signals(loaded.config) if self._is_target(loaded.name) else ()
+        signals = self._signals(loaded) if self._is_target(loaded.name) else ()
         pass_path = compiling.package_path(lm, module, compiling.pass_purpose(signals))
         loop_path = None if loop_vocab is None else compiling.package_path(lm, module, f"draft{count}")
         native_path = compiling.native_path() if native.is_supported(lm.device, lm.dtype) else None
@@ -334,6 +334,15 @@ class _Loader:
         advise_huge_pages()
         check_compiled(lm, loaded.name, expected)
         return True
+
+    def _signals(self, target: LoadedModel) -> tuple[int, ...]:
+        """Hidden states the target's program must give. That of the demo gives what any of its heads reads, so that one serves
+        all of them: each further one costs a copy of a few rows, another program a minute."""
+        needs = self.needs
+        if needs.heads and self._labels[target.name] == DEMO:
+            embedded = tuple((DRAFTERS.load(name), str(folder)) for name, folder in demo_heads().items())
+            needs = replace(needs, heads=(*needs.heads, *embedded))
+        return needs.signals(target.config)
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.demo import DEMO_PROMPTS, demo_head
+from outrider.demo import DEMO_PROMPTS
 from outrider.demo.problems import Problem, is_correct, problems
 from outrider.stats import DecodeStats
 
@@ -45,7 +45,9 @@ CONTENDERS = (
     Contender("recycling", "recycling", (), "8"),
     Contender("lookahead", "lookahead", (), "11"),
     Contender("composite", "composite"),
-    *(Contender(name, name) for name in ("eagle3", "medusa", "block") if demo_head(name) is not None),
+    Contender("medusa", "medusa"),
+    Contender("eagle3", "eagle3", (), "8"),
+    Contender("block", "block", (), "8"),
 )
 
 

@@ -20,10 +20,15 @@ def demo_paths() -> DemoPaths:
     return DemoPaths(models / "target", models / "draft")
 
 
+def demo_heads() -> dict[str, Path]:
+    """The folders of the embedded heads, by the drafter that drafts with them."""
+    heads = Path(__file__).parent / "models" / "heads"
+    return {folder.name: folder for folder in sorted(heads.glob("*/"))} if heads.is_dir() else {}
+
+
 def demo_head(drafter: str) -> Path | None:
     """The folder of the embedded head that this drafter drafts with; None where there is none."""
-    folder = Path(__file__).parent / "models" / "heads" / drafter
-    return folder if folder.is_dir() else None
+    return demo_heads().get(drafter)
 
 
 DEMO_PROMPTS: tuple[str, ...] = (
@@ -47,4 +52,4 @@ DEMO_PROMPTS: tuple[str, ...] = (
     ),
 )  # written by problems.py, held-out split; answers 19, 29, 18, 4, 4, 13
 
-__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_head", "demo_paths"]
+__all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_head", "demo_heads", "demo_paths"]

@@ -114,7 +114,7 @@ class DraftLoop:
             torch.tensor(kv.lengths, device=device),
             torch.arange(len(pending), device=device) * kv.capacity,
             torch.arange(num_keys, device=device),
-            kv.keys, kv.values, greedy, temperature, uniforms,
+            kv.keys, kv.values, greedy, temperature, uniforms.contiguous(),  # read by the strides of the example
         )  # fmt: skip
         for row, missing in enumerate(pending):
             kv.advance(row, len(missing) + self.num_tokens - 1)

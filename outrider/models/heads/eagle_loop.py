@@ -127,7 +127,10 @@ class EagleLoop:
         for node in range(self.num_tokens, num_tokens):
             bounds = [[end + node - 1, 0] for end in ends]
             ids, begun = tokens[:, -1:].expand(-1, self._narrowest), states.expand(-1, self._narrowest, -1)
-            tokens, laws, states = self._run(self._further, ids, begun, bounds, draws, slice(node, node + 1))
+            # programs read their inputs by the strides of the example
+            tokens, laws, states = self._run(
+                self._further, ids.contiguous(), begun.contiguous(), bounds, draws, slice(node, node + 1)
+            )
             found.append(tokens)
             law_parts.append(laws)
         return torch.cat(found, dim=1), torch.cat([*(laws[:, :-1] for laws in law_parts[:-1]), laws], dim=1)
@@ -138,7 +141,7 @@ class EagleLoop:
         kv, (drawing, temperature, uniforms) = self.lm.kv, draws
         return program(
             ids, features, torch.tensor(bounds, device=kv.device), self._key_positions, kv.keys, kv.values,
-            self.lm.head.embedding, drawing, temperature, uniforms[:, nodes],
+            self.lm.head.embedding, drawing, temperature, uniforms[:, nodes].contiguous(),
         )  # fmt: skip
 
     def _reserve(self, end: int) -> None:

@@ -30,8 +30,8 @@ def test_folders_stay_small() -> None:
     assert size_of(MODELS) - size_of(HEADS) <= MAX_BYTES
 
 
-@pytest.mark.parametrize("drafter", ["eagle3"])
-def test_embedded_heads_are_found_and_draft_well(drafter: str) -> None:
+@pytest.mark.parametrize(("drafter", "least"), [("eagle3", 3.5), ("block", 3.5), ("medusa", 1.9)])
+def test_embedded_heads_are_found_and_draft_well(drafter: str, least: float) -> None:
     """Without --draft the demo's own head is meant; catches one trained for another target."""
     llm = LLM("demo", drafter=drafter, compile="off")
     plain = LLM("demo", drafter="none", compile="off")
@@ -40,7 +40,7 @@ def test_embedded_heads_are_found_and_draft_well(drafter: str) -> None:
     answers = llm.generate(prompts, params)
     assert [answer.text for answer in answers] == [answer.text for answer in plain.generate(prompts, params)]
     steps, emitted = sum(answer.stats.steps for answer in answers), sum(answer.stats.emitted for answer in answers)
-    assert emitted / steps > 3.5
+    assert emitted / steps > least
 
 
 def test_both_models_share_one_tokenizer_template_and_end() -> None:

@@ -92,6 +92,25 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
                 assert tokens[row].tolist() == drawn.tolist()
 
 
+def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> None:
+    """A compiled program reads its inputs by the strides of the example: a column cut out of (B, n) would give row 1 the numbers
+    of row 0."""
+    draft = _pair(tmp_path)[1]
+    lm = build_lm(tiny_llama(VOCAB), str(draft), torch.float32, torch.device("cpu"))
+    seen: list[torch.Tensor] = []
+
+    def program(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(inputs[-1])
+        return torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 1, VOCAB)
+
+    for _ in range(2):
+        lm.kv.add_row()
+    uniforms = torch.arange(6, dtype=torch.float64).view(2, 3)
+    with torch.inference_mode():
+        DraftLoop(lm, program, 1)([[3], [4]], torch.tensor([False, False]), torch.ones(2), uniforms)
+    assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
+
+
 def test_example_inputs_fit_the_program(tmp_path: Path) -> None:
     """The example is what torch.export traces: it must run, and leave no row behind."""
     module = tiny_llama(VOCAB)
