@@ -56,7 +56,7 @@ def _distil(content: dict[str, Any]) -> Iterator[Block]:
             old, new = (alpha(pooled(one["measured"], label=label, temperature=temperature)) for label in labels[:2])
             lifts.append((temperature, new / max(old, 1e-9) - 1))
         met = all(lift >= 0.1 for _, lift in lifts)
-        said = " and ".join(f"{lift:+.1%} at T = {temperature:g}" for temperature, lift in lifts)
+        said = " and ".join(f"{lift:+.2%} at T = {temperature:g}" for temperature, lift in lifts)
         verdict = "at least 10 % relative: met" if met else "below the 10 % of the floor"
         yield Paragraph(f"alpha over all tasks: {said}, {verdict}.", "good" if met else "bad")
         yield from curves(one["curves"])

@@ -57,7 +57,7 @@ def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
     if any(map(is_demo, tasks)):
         groups = {"demo": is_demo, **groups}
     columns = [Column("draft", "left")]
-    columns += [Column(f"{name}, T={t}", help="alpha (tau)") for name in groups for t in (0, 1)]
+    columns += [Column(f"{name}, T={t}") for name in groups for t in (0, 1)]
     lines = []
     for label in labels:
         cells = []
