@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    line = "; ".join(" ".join(part.split()) for part in message.splitlines() if part.strip())  # one, whatever a library wrote
+    line = " ".join(message.split())  # one line, whatever a library put into it
     sys.stderr.write(f"error: {line}\n")
     return exit_code
 

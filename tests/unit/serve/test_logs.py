@@ -93,7 +93,7 @@ def test_exceptions_and_lines_of_libraries_have_the_same_form() -> None:
     stream = io.StringIO()
     running = Logging("json", "info", stream)
     try:
-        logging.getLogger("uvicorn.error").info("started on %s", "here", extra={"color_message": "\x1b[1mstarted"})
+        logging.getLogger("a.library").info("started on %s", "here", extra={"color_message": "\x1b[1mstarted"})
         try:
             raise ZeroDivisionError
         except ZeroDivisionError:
