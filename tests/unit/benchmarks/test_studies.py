@@ -88,7 +88,7 @@ def test_the_page_says_what_was_reached_and_what_was_not(tmp_path: Path) -> None
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "acceptance +33%" in page
     assert "Floor of 15 % for the trained head: met" in page
-    assert "+10.0% at T = 0" in page
+    assert "+10.00% at T = 0" in page
     assert "10 % relative: met" in page
     for name in ("before-after", "domain", "from-traffic"):
         assert f"'{name}' has no result yet" in page
