@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.lab.bench.forecast import PASSES, Times, middle, time_steps
 from outrider.lab.bench.material import Material, Prompt, groups
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import Place, Plan, baseline_of
 from outrider.lab.bench.result import Ending
 from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.sweeps import PASSES, Sweep, Times, time_steps, together
 from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
@@ -37,7 +37,7 @@ class CellState:
     place: Place
     prompts: list[Prompt]
     notes: list[RunNote] = field(default_factory=list)
-    passes: dict[int, list[Times]] = field(default_factory=dict)  # sweeps of each configuration
+    sweeps: dict[int, list[Sweep]] = field(default_factory=dict)  # by configuration
     failures: dict[int, str] = field(default_factory=dict)
     rounds: int = 0
     seconds: float = 0.0
@@ -48,14 +48,14 @@ class CellState:
         """A finished unit, fresh or from the journal."""
         self.notes += [RunNote.model_validate(note) for note in unit["notes"]]
         for number, times in unit["times"].items():
-            self.passes.setdefault(int(number), []).append(times)
+            self.sweeps.setdefault(int(number), []).append(times)
         self.failures |= {int(number): reason for number, reason in unit["failures"].items()}
         self.seconds += unit["seconds"]
 
     @property
     def times(self) -> dict[int, Times]:
         """What steps of each configuration cost, all sweeps together."""
-        return {number: middle(found) for number, found in self.passes.items()}
+        return {number: together(found) for number, found in self.sweeps.items()}
 
     def of(self, number: int) -> list[RunNote]:
         """Runs of one configuration; none of one that failed later, whose sample would be a choice."""
@@ -147,7 +147,7 @@ class Rounds:
 
     def _costs(self, cell: CellState, group: list[Prompt]) -> dict[str, Any]:
         """One sweep of every configuration; of one that learns on a copy, for it must not know the prompts."""
-        times: dict[int, Times] = {}
+        times: dict[int, Sweep] = {}
         failures: dict[int, str] = {}
         params = self._plan.params(cell.place.temperature, 0, 0)
         for number in self._running(cell):

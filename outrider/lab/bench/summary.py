@@ -9,11 +9,12 @@ from typing import Any
 from scipy.stats import binomtest, norm
 
 from outrider.lab.bench.acceptance import acceptance
-from outrider.lab.bench.forecast import Times, predicted
+from outrider.lab.bench.forecast import predicted
 from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.result import Accuracy, Divergence, Identity, Measured, RunLine, TargetInfo
 from outrider.lab.bench.speedup import samples, speedup
+from outrider.lab.bench.sweeps import Times
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
 from outrider.lab.server.summary import percentiles
@@ -54,7 +55,7 @@ def measured(
         update={
             "speedup": speedup(samples(own)),
             "end_to_end": speedup(samples(own, end_to_end=True)),
-            "step_s": {int(nodes): s for nodes, s in times.get(number, {}).get(str(rows), {}).items() if nodes.isdigit()},
+            "step_s": _step_seconds(times.get(number, {}), rows),
             "predicted": predicted(own, plain, times.get(number, {}), times.get(plain[0].configuration, {})),
             "identity": identity(own, ids, tokenizer) if same_text else None,
         }
@@ -111,6 +112,12 @@ def run_line(note: RunNote) -> RunLine:
         configuration=note.configuration, prompt=note.prompt, round=note.round, tokens=note.tokens, steps=note.steps,
         ttft_s=note.ttft_s, decode_s=note.decode_s, other_cpu=round(note.other_cpu, 4), attempts=note.attempts,
     )  # fmt: skip
+
+
+def _step_seconds(times: Times, rows: int) -> dict[int, float]:
+    """Of chains, by nodes drafted."""
+    steps = times[rows].steps if rows in times else {}
+    return {int(shape): seconds for shape, (seconds, _) in steps.items() if shape.isdigit()}
 
 
 def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:

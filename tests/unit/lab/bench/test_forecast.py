@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outrider.lab.bench import forecast
-from outrider.lab.bench.forecast import LEAST_STEPS, REPEATS, Costs, middle, predicted, time_steps
+from outrider.lab.bench import sweeps
+from outrider.lab.bench.forecast import Costs, predicted
 from outrider.lab.bench.notes import RunNote, notes_of
+from outrider.lab.bench.sweeps import LEAST_STEPS, REPEATS, Timings, time_steps, together
 from outrider.lab.configuration import Configuration
 from outrider.lab.costs import SKIPPED
 from outrider.lab.estimate.curves import StepCosts, predict
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import trace_of
 
-PLAIN_TIMES = {"1": {"0": 0.010}}
+PLAIN_S = 0.010  # of a plain step, and of a target pass over one token
+
+
+def timings(steps: dict[str, float], passes: dict[int, float] | None = None, counts: int = 1) -> Timings:
+    """Passes over any number of tokens cost the same, unless said."""
+    flat = dict.fromkeys((1, 20), steps.get("0", PLAIN_S))
+    return Timings({shape: (seconds, counts) for shape, seconds in steps.items()}, passes or flat)
+
+
+PLAIN_TIMES = {1: timings({"0": PLAIN_S})}
 
 
 def notes(takes: list[int], drafted: int | list[int], *, rows: int = 1, step_s: float = 0.5) -> list[RunNote]:
@@ -31,7 +42,7 @@ PLAIN = notes([1] * 9, 0)
 def test_a_fixed_chain_is_the_closed_form() -> None:
     """Survival 1, 5/7, 3/7 at 3 draft tokens: `predict` of the same costs and the same curve."""
     own = notes([4, 2, 2, 3, 3, 4, 4, 4], 3)  # the first step is left out
-    times = {"1": {"1": 0.013, "3": 0.017}}
+    times = {1: timings({"1": 0.013, "3": 0.017})}
     found = predicted(own, PLAIN, times, PLAIN_TIMES)
     assert found is not None
     survival = [1.0, 5 / 7, 3 / 7]
@@ -45,15 +56,15 @@ def test_a_fixed_chain_is_the_closed_form() -> None:
 def test_plain_steps_of_the_same_sweep_are_the_baseline() -> None:
     """Timed in a minute that was half as fast, a configuration is not half as good."""
     own = notes([3, 3, 3], 2)
-    usual = predicted(own, PLAIN, {"1": {"0": 0.010, "2": 0.012}}, PLAIN_TIMES)
-    slow = predicted(own, PLAIN, {"1": {"0": 0.020, "2": 0.024}}, PLAIN_TIMES)
+    usual = predicted(own, PLAIN, {1: timings({"0": 0.010, "2": 0.012})}, PLAIN_TIMES)
+    slow = predicted(own, PLAIN, {1: timings({"0": 0.020, "2": 0.024})}, PLAIN_TIMES)
     assert usual is not None
     assert slow is not None
     assert slow.speedup == pytest.approx(usual.speedup) == pytest.approx(3 * 10 / 12)
 
 
 def test_the_clock_of_the_runs_plays_no_part() -> None:
-    times = {"1": {"3": 0.017}}
+    times = {1: timings({"3": 0.017})}
     fast, slow = (
         predicted(notes([2, 2, 3], 3, step_s=s), notes([1] * 5, 0, step_s=s), times, PLAIN_TIMES) for s in (0.1, 9.0)
     )
@@ -62,7 +73,7 @@ def test_the_clock_of_the_runs_plays_no_part() -> None:
 
 def test_steps_of_several_widths_are_weighed_by_how_often_they_came() -> None:
     own = notes([1, 1, 1, 3, 3], [0, 0, 0, 2, 2])
-    found = predicted(own, PLAIN, {"1": {"0": 0.010, "2": 0.014}}, PLAIN_TIMES)
+    found = predicted(own, PLAIN, {1: timings({"0": 0.010, "2": 0.014})}, PLAIN_TIMES)
     assert found is not None
     assert found.tau == pytest.approx((1 + 1 + 3 + 3) / 4)
     assert found.step_s == pytest.approx(0.012)
@@ -72,7 +83,7 @@ def test_steps_of_several_widths_are_weighed_by_how_often_they_came() -> None:
 def test_what_the_end_cuts_off_is_not_predicted() -> None:
     (note,) = notes([3, 3, 3], 2)
     whole, cut = (
-        predicted([n], PLAIN, {"1": {"2": 0.01}}, PLAIN_TIMES) for n in (note, note.model_copy(update={"cut": 2}))
+        predicted([n], PLAIN, {1: timings({"2": 0.01})}, PLAIN_TIMES) for n in (note, note.model_copy(update={"cut": 2}))
     )
     assert whole is not None
     assert cut is not None
@@ -80,7 +91,7 @@ def test_what_the_end_cuts_off_is_not_predicted() -> None:
 
 
 def test_costs_between_batch_sizes_lie_on_a_line() -> None:
-    costs = Costs.of({"8": {"2": 0.024}, "1": {"2": 0.010}})
+    costs = Costs.of({8: timings({"2": 0.024}), 1: timings({"2": 0.010})})
     assert costs is not None
     assert costs.seconds(2, 4) == (pytest.approx(0.010 + 3 / 7 * 0.014), False)
     assert costs.seconds(2, 9) == (pytest.approx(0.024), True)
@@ -88,7 +99,8 @@ def test_costs_between_batch_sizes_lie_on_a_line() -> None:
 
 
 def test_steps_outside_of_what_was_timed_are_counted() -> None:
-    found = predicted(notes([3, 3, 3, 6], [2, 2, 2, 5]), PLAIN, {"1": {"1": 0.011, "2": 0.012}}, PLAIN_TIMES)
+    times = {1: timings({"1": 0.011, "2": 0.012}, {1: 0.010, 3: 0.010})}
+    found = predicted(notes([3, 3, 3, 6], [2, 2, 2, 5]), PLAIN, times, PLAIN_TIMES)
     assert found is not None
     assert found.extrapolated_share == pytest.approx(1 / 3)
 
@@ -96,8 +108,9 @@ def test_steps_outside_of_what_was_timed_are_counted() -> None:
 def test_nothing_timed_or_nothing_decoded_is_no_prediction() -> None:
     own = notes([3, 3], 2)
     assert predicted(own, PLAIN, {}, PLAIN_TIMES) is None
-    assert predicted(own, PLAIN, {"1": {}}, PLAIN_TIMES) is None
-    assert predicted(notes([3], 2), PLAIN, {"1": {"2": 0.1}}, PLAIN_TIMES) is None
+    assert predicted(own, PLAIN, {1: Timings({}, {})}, PLAIN_TIMES) is None
+    assert predicted(own, PLAIN, {1: Timings({"2": (0.1, 3)}, {})}, PLAIN_TIMES) is None
+    assert predicted(notes([3], 2), PLAIN, {1: timings({"2": 0.1})}, PLAIN_TIMES) is None
 
 
 class Sweeper:
@@ -107,7 +120,9 @@ class Sweeper:
         self, text: str, most: Any, tau: int = 1, seconds: Any = lambda drafted: 0.01 + 0.001 * drafted
     ) -> None:
         self.configuration, self.tau, self.seconds = Configuration.parse(text), tau, seconds
-        self.built = SimpleNamespace(options=SimpleNamespace(num_draft_tokens=most), context=10_000)
+        self.built = SimpleNamespace(
+            options=SimpleNamespace(num_draft_tokens=most), context=10_000, target=SimpleNamespace(lm="target")
+        )
         self.recorder = SimpleNamespace(control=None)
         self.runs: list[tuple[int, int, int]] = []  # prompts, batch size, tokens
         self.asked: list[int] = []
@@ -130,7 +145,19 @@ class Sweeper:
         return found
 
 
-def timed(contender: Sweeper, batch_size: int = 1, max_other_cpu: float = 2.0) -> dict[str, dict[str, float]]:
+@pytest.fixture(autouse=True)
+def passes_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes a millisecond a token."""
+
+    def measure_passes(target: Any, widths: Any, *, rows: int, context: int, repeats: int) -> dict[int, float]:
+        assert target == "target"
+        assert context >= 1
+        return {width: 0.001 * width for width in widths}
+
+    monkeypatch.setattr(sweeps, "measure_passes", measure_passes)
+
+
+def timed(contender: Sweeper, batch_size: int = 1, max_other_cpu: float = 2.0) -> dict[str, Any]:
     prompts = [[number] for number in range(4)]
     return time_steps(contender, prompts, SamplingParams(stop=["x"]), batch_size, max_other_cpu)  # type: ignore[arg-type]
 
@@ -146,7 +173,9 @@ def test_lengths_to_time(text: str, most: Any, lengths: list[int]) -> None:
     assert {(prompts, size) for prompts, size, _ in contender.runs} == {(4, 4), (1, 1)}
     assert list(found) == ["4", "1"]
     for times in found.values():
-        assert times == {str(length): pytest.approx(0.01 + 0.001 * length) for length in lengths}
+        means = {shape: fmean(seconds) for shape, seconds in times["steps"].items()}
+        assert means == {str(length): pytest.approx(0.01 + 0.001 * length) for length in lengths}
+        assert list(times["passes"]) == [str(width) for width in range(1, max(lengths) + 2)]
 
 
 def test_every_length_comes_often_enough_and_no_more() -> None:
@@ -161,19 +190,45 @@ def test_every_length_comes_often_enough_and_no_more() -> None:
         assert all(contender.asked.count(length) >= REPEATS for length in (2, 5))
 
 
-def test_the_median_of_passes() -> None:
-    """In units of each pass's own plain steps: one at a slow minute says what the others say."""
-    passes = [{"1": {"0": 0.01, "10": 0.05}}, {"1": {"0": 0.09}, "4": {"2": 0.5}}, {"1": {"0": 0.011, "2": 0.02}}]
-    assert middle(passes) == {"1": {"0": 0.011, "2": 0.02, "10": pytest.approx(0.055)}, "4": {"2": 0.5}}
-    slow, usual = {"1": {"0": 0.03, "5": 0.045}}, {"1": {"0": 0.01, "5": 0.015}}
-    assert middle([slow, usual, usual])["1"] == {"0": 0.01, "5": pytest.approx(0.015)}
-    assert list(middle(passes)["1"]) == ["0", "2", "10"]
-    assert middle([]) == {}
+def test_sweeps_are_put_together_step_by_step() -> None:
+    """In units of each sweep's own plain steps: one at a slow minute says what the others say. A shape that came up once does not
+    weigh like one that came up often."""
+    usual = {"1": {"steps": {"0": [0.01, 0.01], "5": [0.015, 0.014, 0.016]}, "passes": {"1": 0.009, "6": 0.012}}}
+    slow = {"1": {"steps": {"0": [0.03], "5": [0.045], "2": [0.09]}, "passes": {"1": 0.027, "6": 0.036}}}
+    other = {"4": {"steps": {"2": [0.5]}, "passes": {"1": 0.4}}}
+    found = together([usual, slow, usual, other])
+    assert found[1].steps == {"0": (0.01, 5), "2": (pytest.approx(0.03), 1), "5": (pytest.approx(0.015), 7)}
+    assert found[1].passes == {1: pytest.approx(0.009), 6: pytest.approx(0.012)}
+    assert found[4].steps == {"2": (0.5, 1)}
+    assert together([]) == {}
+
+
+def test_lengths_that_were_never_offered_cost_what_their_pass_does() -> None:
+    """Guards against a look-up that offered 2 and 4 tokens in the sweeps and 8 later, past the jump at nine tokens."""
+    passes = {1: 0.010, 3: 0.010, 5: 0.011, 8: 0.012, 9: 0.017}
+    costs = Costs.of({1: timings({"0": 0.0104, "2": 0.0105, "4": 0.0115}, passes)})
+    assert costs is not None
+    assert costs.seconds(8, 1) == (pytest.approx(0.0175), False)
+    assert costs.seconds(0, 1)[0] == pytest.approx(0.0104)
+
+
+def test_a_shape_that_came_up_once_does_not_outweigh_the_others() -> None:
+    steps = {"0": (0.010, 30), "2": (0.030, 1), "3": (0.013, 30)}
+    costs = Costs.of({1: Timings(steps, {1: 0.010, 4: 0.010})})
+    assert costs is not None
+    assert costs.seconds(3, 1)[0] == pytest.approx(0.013, rel=0.06)
+
+
+def test_without_any_offer_a_step_costs_what_a_plain_one_does() -> None:
+    costs = Costs.of({1: timings({"0": 0.011}, {1: 0.010, 9: 0.016})})
+    assert costs is not None
+    assert costs.seconds(0, 1)[0] == pytest.approx(0.011)
+    assert costs.seconds(8, 1)[0] == pytest.approx(0.017)
 
 
 def test_deep_trees_cost_more_than_flat_ones_of_as_many_nodes() -> None:
     """Guards against predicting a sure draft, whose trees are deep, by the flat trees of the sweep."""
-    costs = Costs.of({"1": {"0": 0.010, "7/3": 0.018, "7/5": 0.022, "4/2": 0.0145}})
+    costs = Costs.of({1: timings({"0": 0.010, "7/3": 0.018, "7/5": 0.022, "4/2": 0.016})})
     assert costs is not None
     assert costs.seconds(7, 1, 7)[0] == pytest.approx(0.026)
     assert costs.seconds(7, 1, 4)[0] == pytest.approx(0.020)
@@ -181,7 +236,7 @@ def test_deep_trees_cost_more_than_flat_ones_of_as_many_nodes() -> None:
 
 
 def test_chains_pay_for_their_nodes_alone() -> None:
-    costs = Costs.of({"1": {"0": 0.010, "5": 0.015}})
+    costs = Costs.of({1: timings({"0": 0.010, "5": 0.015})})
     assert costs is not None
     assert costs.seconds(5, 1, 5)[0] == pytest.approx(0.015)
 
@@ -197,6 +252,6 @@ def test_costs_beside_busy_neighbours_are_taken_again(monkeypatch: pytest.Monkey
     """The calmer of two attempts counts."""
     attempt = iter([0.03] * 18 + [0.01] * 18)
     shares = iter([0.9, 0.3])
-    monkeypatch.setattr(forecast, "Disturbance", lambda: SimpleNamespace(share=lambda: next(shares)))
+    monkeypatch.setattr(sweeps, "Disturbance", lambda: SimpleNamespace(share=lambda: next(shares)))
     contender = Sweeper("none", 5, seconds=lambda drafted: next(attempt))
-    assert timed(contender, max_other_cpu=0.1) == {"1": {"0": pytest.approx(0.01)}}
+    assert fmean(timed(contender, max_other_cpu=0.1)["1"]["steps"]["0"]) == pytest.approx(0.01)

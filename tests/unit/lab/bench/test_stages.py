@@ -10,10 +10,10 @@ import pytest
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench import stages
-from outrider.lab.bench.forecast import PASSES
 from outrider.lab.bench.material import gather, places_that_can
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.stages import CellState, Rounds
+from outrider.lab.bench.sweeps import PASSES
 from outrider.lab.bench.turn import Field, order_of
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
@@ -75,7 +75,8 @@ class Setting:
 @pytest.fixture(autouse=True)
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are given: 10 ms plain, 12 ms with drafts. They take no time and leave no trace in the log."""
-    times = {"1": {"0": 0.010, "1": 0.012, "3": 0.012}}
+    steps = {"0": [0.010], "1": [0.012], "3": [0.012]}
+    times = {"1": {"steps": steps, "passes": {"1": 0.010, "4": 0.010}}}
     monkeypatch.setattr(stages, "time_steps", lambda *arguments: times)
 
 

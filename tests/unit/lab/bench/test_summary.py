@@ -13,6 +13,7 @@ from scipy.stats import multinomial
 
 from outrider.lab.bench.notes import RunNote, notes_of, pair
 from outrider.lab.bench.summary import accuracy, identity, measured, paired_difference, run_line
+from outrider.lab.bench.sweeps import Timings
 from outrider.lab.runner import Trace
 from tests.unit.lab.bench.fakes import trace_of
 from tests.unit.lab.bench.test_machine import target
@@ -42,7 +43,11 @@ ABOUT = {
 
 
 def test_numbers_of_a_configuration() -> None:
-    times = {0: {"1": {"0": 0.010}}, 1: {"1": {"2": 0.012, "4": 0.012}}}
+    passes = {1: 0.010, 5: 0.010}
+    times = {
+        0: {1: Timings({"0": (0.010, 9)}, passes)},
+        1: {1: Timings({"2": (0.012, 9), "4": (0.012, 9)}, passes)},
+    }  # fmt: skip
     found = measured(OWNS, PLAINS, times=times, **ABOUT)
     assert found.configuration == 1
     assert (found.num_runs, found.num_tokens, found.num_steps, found.drafted, found.accepted, found.tested) == (
