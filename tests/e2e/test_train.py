@@ -64,6 +64,24 @@ def _step(checkpoint: Path) -> int:
         return -1
 
 
+def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+    """Data parallel, with a last micro-batch that nobody shares: the same mean gradient, so the same drafter to rounding."""
+    save_target(tmp_path / "target")
+    save_responses(tmp_path / "r.jsonl", texts(40))
+    small = ("--epochs", "3", "--batch-size", "3", "--set", "micro_batch=1")
+    subprocess.run(training(tmp_path, "one", *small), check=True, env=environment(), capture_output=True, timeout=500)
+    launch = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    command = [*launch, *training(tmp_path, "two", *small)[1:]]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    curves = [json.loads((tmp_path / name / "result.json").read_text())["curve"] for name in ("one", "two")]
+    assert [point["step"] for point in curves[0]] == [point["step"] for point in curves[1]]
+    assert [point["loss"] for point in curves[1]] == pytest.approx([point["loss"] for point in curves[0]], rel=1e-3)
+    assert curves[0][-1]["loss"] < curves[0][0]["loss"] - 0.01  # something was learnt that could differ
+    one, two = (load_file(tmp_path / name / "drafter" / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.allclose(value, two[name], atol=1e-3) for name, value in one.items())
+
+
 def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(
