@@ -31,11 +31,11 @@ class Sweep:
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self._step = 0
+        self.asked: list[int] = []  # step by step, what rows had room for aside
 
     def choose(self, rows: Rows) -> list[int]:
-        asked = self.lengths[self._step % len(self.lengths)]
-        self._step += 1
+        asked = self.lengths[len(self.asked) % len(self.lengths)]
+        self.asked.append(asked)
         return [max(0, min(asked, row.room - 1)) for row in rows]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -46,11 +46,12 @@ class Sweep:
 
 
 @contextmanager
-def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[None]:
+def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[Sweep]:
     """While it lasts, `contender` sweeps over draft lengths (none above the one it was built for)."""
-    own, contender.recorder.control = contender.recorder.control, Sweep(lengths)
+    sweep = Sweep(lengths)
+    own, contender.recorder.control = contender.recorder.control, sweep
     try:
-        yield
+        yield sweep
     finally:
         contender.recorder.control = own
 
@@ -96,13 +97,13 @@ def measure_passes(
     try:
         target.catch_up([[*filler.tolist(), 0]] * rows)
         times: dict[int, list[float]] = {count: [] for count in num_tokens}
-        for turn in range(repeats + 1):
+        for _ in range(repeats):
             for count, found in times.items():
                 tokens = torch.zeros(rows, count, dtype=torch.int64, device=target.device)
+                target.forward(tokens)  # the change from another width is not to be timed
                 start = time.perf_counter()
                 target.forward(tokens).max().item()  # waits for a device, too
-                if turn:  # the first round warms up
-                    found.append(time.perf_counter() - start)
+                found.append(time.perf_counter() - start)
     finally:
         for _ in range(rows):
             kv.swap_remove(0)

@@ -1,8 +1,9 @@
 """What the steps of a configuration cost in a cell: sweeps between the runs that are to be predicted.
 
-A sweep draws plain steps and drafting ones in turn, with the same drafter and verifier, on prompts of the cell (`lab/costs.py`);
-passes of the target alone over 1, 2, ... tokens follow at once. Each sweep is taken in units of its own plain steps, so a slow
-minute divides out before the steps of all sweeps are put together.
+A sweep takes a few plain steps and a few drafting ones in turn, with the same drafter and verifier, on prompts of the cell
+(`lab/costs.py`); passes of the target alone over 1, 2, ... tokens follow at once. The first step behind a change of length does
+not count: it pays for the change (other buffers, a draft that must catch up), which the runs to be predicted do not. Each sweep
+is taken in units of its own plain steps, so a slow minute divides out before the steps of all sweeps are put together.
 
 Why passes, too: what a draft of some width adds to a pass is nearly a straight line, a pass is not (on CPUs a ninth token costs a
 third more). And a look-up offers its longest drafts seldom, perhaps never before the run that is to be predicted.
@@ -24,7 +25,8 @@ from outrider.lab.runner import Contender, Trace
 from outrider.sampling.params import SamplingParams
 
 PASSES = 6  # sweeps over all configurations: what disturbs one or two of them does not reach the median
-REPEATS, LEAST_STEPS = 4, 16  # of each length, and of each sweep
+HELD = 3  # steps of one length on end
+ROUNDS, LEAST_STEPS = 2, 16  # over all lengths, and of each sweep
 PASS_REPEATS = 2  # of each target pass in a sweep
 FURTHER_ATTEMPTS = 1
 ENOUGH_STEPS = 1.3  # tokens per step up to which one run is enough
@@ -101,7 +103,7 @@ def _calmest(
     attempts: list[tuple[float, dict[str, Any]]] = []
     while not attempts or (attempts[-1][0] > max_other_cpu and len(attempts) <= FURTHER_ATTEMPTS):
         others = Disturbance()
-        steps = _seconds_by_shape(_steps(contender, prompts, params, _lengths(contender, most)), rows)
+        steps = _seconds_by_shape(*_steps(contender, prompts, params, _lengths(contender, most)), rows)
         passes = measure_passes(
             contender.built.target.lm, _widths(contender, most), rows=rows, context=max(map(len, prompts)),
             repeats=PASS_REPEATS,
@@ -113,38 +115,43 @@ def _calmest(
 
 def _steps(
     contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, lengths: Sequence[int]
-) -> list[Trace]:
-    """About REPEATS steps of each length. How many tokens those bring is not known beforehand: the first run has as many tokens
-    as steps are wanted, which is too few where drafts are kept; a second one then makes up for it."""
+) -> tuple[list[Trace], list[int]]:
+    """ROUNDS over all lengths, and what each step was asked for. How many tokens those bring is not known beforehand: the first
+    run has as many tokens as steps are wanted, which is too few where drafts are kept; a second one then makes up for it."""
     order = _in_turn(lengths)
-    wanted = SKIPPED + max(REPEATS * len(order), LEAST_STEPS)
+    wanted = SKIPPED + max(ROUNDS * len(order), LEAST_STEPS)
     room = contender.built.context - max(map(len, prompts))
 
     def run(num_tokens: int) -> list[Trace]:
         tokens = max(min(num_tokens, room), 1)
         return contender.run(prompts, replace(params, max_tokens=tokens, ignore_eos=True, stop=[]), len(prompts))
 
-    with sweeping(contender, order):
+    with sweeping(contender, order) as sweep:
         traces = run(wanted)
         taken = [step.taken for trace in traces for step in trace.steps]
         tau = sum(taken) / len(taken)
-        return traces if tau < ENOUGH_STEPS else [*traces, *run(math.ceil(wanted * tau))]
+        if tau >= ENOUGH_STEPS:
+            traces += run(math.ceil(wanted * tau))
+        return traces, sweep.asked
 
 
 def _in_turn(lengths: Sequence[int]) -> list[int]:
-    """A plain step between any two that draft: what everything is compared with."""
-    return [length for most in lengths if most for length in (0, most)] or [0]
+    """Plain steps between any two lengths that draft: what everything is compared with."""
+    return [length for most in lengths if most for length in (0, most) for _ in range(HELD)] or [0]
 
 
-def _seconds_by_shape(traces: Sequence[Trace], rows: int) -> dict[str, list[float]]:
+def _seconds_by_shape(traces: Sequence[Trace], asked: Sequence[int], rows: int) -> dict[str, list[float]]:
     """Nodes of the widest row (of a tree: and its depth) -> seconds from step to step, as the runs are timed:
-    `costs.step_seconds`, and the loop around steps. Steps with fewer rows do not count."""
+    `costs.step_seconds`, and the loop around steps. Steps with fewer rows do not count, nor those behind another length.
+    `asked`: for, by all steps in the order of the clock."""
+    clock = sorted({step.at_s for trace in traces for step in trace.steps})  # rows of one step have the same end
+    held = {at for at, now, before in zip(clock[1:], asked[1:], asked, strict=False) if now == before}
     widest: dict[float, tuple[int, int]] = {}
     gaps: dict[float, float] = {}
     is_tree = any(step.parents is not None for trace in traces for step in trace.steps)
     for trace in traces:
         for before, step in pairwise(trace.steps[SKIPPED - 1 :]):
-            if step.rows == rows:  # rows of one step have the same end
+            if step.rows == rows and step.at_s in held:
                 shape = len(step.tokens), depth_of(step.parents, len(step.tokens))
                 widest[step.at_s] = max(widest.get(step.at_s, (0, 0)), shape)
                 gaps[step.at_s] = step.at_s - before.at_s

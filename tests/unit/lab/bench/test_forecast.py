@@ -11,7 +11,7 @@ import pytest
 from outrider.lab.bench import sweeps
 from outrider.lab.bench.forecast import Costs, predicted
 from outrider.lab.bench.notes import RunNote, notes_of
-from outrider.lab.bench.sweeps import LEAST_STEPS, REPEATS, Timings, time_steps, together
+from outrider.lab.bench.sweeps import HELD, LEAST_STEPS, ROUNDS, Timings, time_steps, together
 from outrider.lab.configuration import Configuration
 from outrider.lab.costs import SKIPPED
 from outrider.lab.estimate.curves import StepCosts, predict
@@ -135,6 +135,7 @@ class Sweeper:
         while sum(takes) < params.max_tokens:
             takes.append(min(self.tau, lengths[len(takes) % len(lengths)] + 1))
         drafted = [lengths[number % len(lengths)] for number in range(len(takes))]
+        self.recorder.control.asked += drafted
         self.asked += drafted
         gaps = [self.seconds(one) for one in drafted]
         gaps[:SKIPPED] = [9.0] * len(gaps[:SKIPPED])  # new memory is touched: not to be counted
@@ -183,11 +184,32 @@ def test_every_length_comes_often_enough_and_no_more() -> None:
     slow, fast = Sweeper("draft-model", 5), Sweeper("draft-model", 5, tau=4)
     timed(slow)
     timed(fast)
-    wanted = SKIPPED + LEAST_STEPS
+    wanted = SKIPPED + ROUNDS * HELD * 4
+    assert wanted > LEAST_STEPS
     assert [tokens for *_, tokens in slow.runs] == [wanted]
     assert [tokens for *_, tokens in fast.runs] == [wanted, pytest.approx(wanted * (1 + 3 + 1 + 4) / 4, rel=0.2)]
     for contender in (slow, fast):
-        assert all(contender.asked.count(length) >= REPEATS for length in (2, 5))
+        assert all(contender.asked.count(length) >= ROUNDS * HELD - 1 for length in (2, 5))
+
+
+def test_a_step_behind_another_length_does_not_count() -> None:
+    """Guards against charging a fixed length with what only a change of length costs."""
+
+    class Switching(Sweeper):
+        def run(self, prompts: Any, params: Any, batch_size: int) -> list[Any]:
+            before: list[int] = []
+
+            def seconds(drafted: int) -> float:
+                before.append(drafted)
+                return 0.01 + 0.001 * drafted + (0.5 if before[-2:-1] != [drafted] else 0.0)
+
+            self.seconds = seconds
+            return super().run(prompts, params, batch_size)
+
+    steps = timed(Switching("draft-model", 5))["1"]["steps"]
+    assert {shape: max(found) for shape, found in steps.items()} == {
+        shape: pytest.approx(0.01 + 0.001 * int(shape)) for shape in ("0", "2", "5")
+    }
 
 
 def test_sweeps_are_put_together_step_by_step() -> None:
