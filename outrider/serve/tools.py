@@ -14,6 +14,7 @@ CapabilityError, beginning with the field's name.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,9 +78,10 @@ class ToolUse:
 
     def reader(self) -> ToolReader:
         """For one answer."""
-        names = [] if self.choice == "none" else [_name(tool) for tool in self.tools]
+        known = () if self.choice == "none" else self.tools
+        schemas = {_name(tool): tool["function"].get("parameters") or {} for tool in known}
         called = "stop" if self.choice.startswith("=") else "tool_calls"  # OpenAI: what had to be this one call simply stops
-        return ToolReader(self.format, names, parallel=self.parallel, called=called)
+        return ToolReader(self.format, schemas, parallel=self.parallel, called=called)
 
     def text_of(self, token_ids: Sequence[int], pieces: Sequence[str]) -> str:
         """Text released by each token, with the special tokens of `written` written out."""
@@ -141,6 +143,19 @@ def _check(tools: Sequence[Mapping[str, Any]]) -> None:
             raise RequestError(f"tools.{place}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _, - and ., got '{name}'")
         if name in names[:place]:
             raise RequestError(f"tools.{place}.function.name: two tools are called '{name}'")
+        _check_parameters(f"tools.{place}.function.parameters", tools[place]["function"].get("parameters") or {})
+
+
+def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
+    """As much as reading calls takes for granted; the rest is the grammar's."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping | None):
+        raise RequestError(f"{where}.properties must be an object with a schema for each name, got {json.dumps(properties)[:80]}")
+    for name, part in (properties or {}).items():
+        if not isinstance(part, Mapping | bool):
+            raise RequestError(f"{where}.properties.{name} must be a schema, got {json.dumps(part)[:80]}")
+    if required is not None and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+        raise RequestError(f"{where}.required must be a list of names, got {json.dumps(required)[:80]}")
 
 
 def _name(tool: Mapping[str, Any]) -> str:

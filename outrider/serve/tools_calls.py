@@ -1,58 +1,34 @@
-"""Calls written as JSON: behind a mark (Hermes, Mistral), or in place of an answer (Llama 3).
-
-Text is held back while it could still be the beginning of a mark, and white space before one is nobody's content.
-"""
+"""Calls written as JSON: behind a mark (Hermes, DeepSeek, Mistral), or in place of an answer (Llama 3)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Collection
 
-from outrider.serve.tools_formats import ToolFormat
+from outrider.serve.tools_formats import PYTHON_TAG, ToolFormat
 from outrider.serve.tools_json import CallScanner
+from outrider.serve.tools_text import Event, Pieces
 
-Event = tuple[Literal["content", "name", "arguments"], str]  # "name" begins a call
-
-NAMED = re.compile(r"([A-Za-z0-9_.-]+)(?:\[ARGS\])?(?=\{)")  # Mistral's newer way: the name stands before the arguments
-HALF_NAMED = re.compile(r"[A-Za-z0-9_.-]+(?:\[(?:A(?:R(?:G(?:S\]?)?)?)?)?)?")
-PYTHON_TAG = "<|python_tag|>"
+SPACES = " \t\r\n"
 
 
-class _JsonCalls:
-    """What both have in common: a buffer, and at most one call being read."""
+class _JsonCalls(Pieces):
+    """What both have in common: at most one call being read."""
 
     def __init__(self) -> None:
-        self._buffer = ""
+        super().__init__()
         self._scanner: CallScanner | None = None
         self._told = False  # the name of the call being read
-        self._num_calls = 0
-        self._skipped = ""  # what was taken as the way to a call since the last one; content if none comes
 
     @property
     def is_complete(self) -> bool:
         return self._scanner is None
 
-    def push(self, text: str) -> list[Event]:
-        """What the text adds."""
-        self._buffer += text
-        events: list[Event] = []
-        while self._buffer and self._advance(events):
-            pass
-        return events
-
     def end(self) -> list[Event]:
         """What was held back, where it is content."""
         unread = "" if self._scanner is None or self._told else self._scanner.raw
-        text = self._skipped + unread + self._buffer
-        self._buffer = self._skipped = ""
-        if self._scanner is not None and not self._told:
+        if not self._told:
             self._scanner = None
-        return [("content", text)] if text.strip() or (text and not self._num_calls) else []
-
-    def _advance(self, events: list[Event]) -> bool:
-        """One thing more; False when that takes more text."""
-        raise NotImplementedError
+        return self._rest(unread)
 
     def _is_call(self, name: str) -> bool:
         return True
@@ -71,6 +47,7 @@ class _JsonCalls:
         if self._told and (new := scanner.take()):
             events.append(("arguments", new))
         if scanner.broken:
+            self._scanner = None
             self._give_up(events, "" if self._told else scanner.raw)
             return True
         if scanner.done:
@@ -78,12 +55,6 @@ class _JsonCalls:
                 events.append(("arguments", "{}"))
             self._scanner = None
         return scanner.done
-
-    def _give_up(self, events: list[Event], raw: str) -> None:
-        """That was no call."""
-        text, self._scanner, self._skipped = self._skipped + raw, None, ""
-        if text:
-            events.append(("content", text))
 
     def _begin(self, name: str | None = None) -> None:
         self._scanner, self._told = CallScanner(name), False
@@ -95,60 +66,68 @@ class MarkedCalls(_JsonCalls):
     def __init__(self, form: ToolFormat) -> None:
         super().__init__()
         self._form = form
+        self._marks = tuple(mark for mark in (form.opening, form.closing, *form.around) if mark)
+        self._between = SPACES if form.closing else SPACES + ",;]"  # without a closing mark, calls may stand in a list
         self._inside = False
 
     def _advance(self, events: list[Event]) -> bool:
         if self._scanner is not None:
             return self._scan(events)
-        return self._next_call(events) if self._inside else self._content(events)
+        if not self._inside:
+            self._inside = bool(self._up_to([self._form.opening], events))
+            return self._inside
+        return self._next_call(events)
 
-    def _give_up(self, events: list[Event], raw: str) -> None:
+    def end(self) -> list[Event]:
+        rest = self._buffer.strip()
+        if self._inside and not self._skipped and any(mark.startswith(rest) for mark in (self._form.closing, *self._form.around)):
+            self._buffer = ""  # half of a mark behind a call
+        return super().end()
+
+    def _give_up(self, events: list[Event], raw: str = "") -> None:
         self._inside = False
         super()._give_up(events, raw)
 
-    def _content(self, events: list[Event]) -> bool:
-        before, found, rest = self._buffer.partition(self._form.opening)
-        if found:
-            if before.strip():
-                events.append(("content", before.rstrip()))
-            self._buffer, self._inside, self._skipped = rest, True, found
-            return True
-        held = _held(self._buffer, self._form.opening)
-        if held < len(self._buffer):
-            events.append(("content", self._buffer[: len(self._buffer) - held]))
-            self._buffer = self._buffer[len(self._buffer) - held :]
-        return False
-
     def _next_call(self, events: list[Event]) -> bool:
         """Between a mark and a call, or behind a call."""
-        marks = [mark for mark in (self._form.opening, self._form.closing) if mark]
-        self._buffer = self._buffer.lstrip(" \t\r\n" if self._form.closing else " \t\r\n,;]")
-        for mark in marks:
-            if self._buffer.startswith(mark):
-                self._buffer, self._inside = self._buffer[len(mark) :], mark == self._form.opening
-                return True
-        if any(mark.startswith(self._buffer) for mark in marks):
+        self._pass(len(self._buffer) - len(self._buffer.lstrip(self._between)))
+        if not self._buffer:
             return False
-        if self._buffer[0] == "{":
-            self._begin()
-            return True
+        for mark in self._marks:
+            if self._buffer.startswith(mark):
+                self._take(mark, events)
+                return True
+        if any(mark.startswith(self._buffer) for mark in self._marks):
+            return False
         if not self._form.closing and self._buffer[0] == "[":
-            self._skipped, self._buffer = self._skipped + "[" if self._skipped else "", self._buffer[1:]
-            return True
-        if not self._form.closing and (named := NAMED.match(self._buffer)):
+            self._pass(1)
+        elif self._buffer[0] == "{":
+            self._begin()
+        elif (head := self._form.head) and (named := head.whole.match(self._buffer)):
+            self._skipped += self._buffer[: named.end()]
             self._buffer = self._buffer[named.end() :]
             self._begin(named[1])
-            return True
-        if not self._form.closing and HALF_NAMED.fullmatch(self._buffer):
+        elif head and head.part.fullmatch(self._buffer):
             return False
-        self._give_up(events, "")
+        else:
+            self._give_up(events)
         return True
+
+    def _take(self, mark: str, events: list[Event]) -> None:
+        """Go behind a mark."""
+        self._pass(len(mark))
+        if mark == self._form.opening:
+            self._skipped = self._skipped or mark
+        elif mark == self._form.closing and self._skipped:
+            self._give_up(events)  # nothing stood between the two
+        elif mark == self._form.closing:
+            self._inside = False
 
 
 class BareCalls(_JsonCalls):
     """The whole answer is calls of known tools, or there are none in it."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names = frozenset(names)
         self._is_content = False
@@ -156,7 +135,7 @@ class BareCalls(_JsonCalls):
     def _is_call(self, name: str) -> bool:
         return name in self._names and self._scanner is not None and self._scanner.has_arguments
 
-    def _give_up(self, events: list[Event], raw: str) -> None:
+    def _give_up(self, events: list[Event], raw: str = "") -> None:
         self._is_content = True
         super()._give_up(events, raw)
 
@@ -167,7 +146,7 @@ class BareCalls(_JsonCalls):
             events.append(("content", self._buffer))
             self._buffer = ""
             return False
-        rest = self._buffer.lstrip(" \t\r\n;," if self._num_calls else " \t\r\n").removeprefix(PYTHON_TAG).lstrip()
+        rest = self._buffer.lstrip(SPACES + ";," if self._num_calls else SPACES).removeprefix(PYTHON_TAG).lstrip(SPACES)
         if not rest or PYTHON_TAG.startswith(rest):
             return False
         if rest[0] != "{":
@@ -178,11 +157,3 @@ class BareCalls(_JsonCalls):
         self._buffer = rest
         self._begin()
         return True
-
-
-def _held(text: str, mark: str) -> int:
-    """How many of the last letters could belong to a mark with white space before it."""
-    for start in range(max(0, len(text) - len(mark)), len(text)):
-        if mark.startswith(text[start:]):
-            return len(text) - len(text[:start].rstrip())
-    return len(text) - len(text.rstrip())

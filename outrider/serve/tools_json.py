@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from outrider.serve.tools_values import is_text
+
 ARGUMENTS = ("arguments", "parameters")
 
 
@@ -98,9 +100,10 @@ class CallScanner:
         self._state = "next"
         value = self._loads(self._text)
         if self._key == "name":
-            self.name = value if isinstance(value, str) else None
+            self.name = value if isinstance(value, str) and is_text(value) else None
         elif self._key in ARGUMENTS and self._text[0] not in "{[":
-            self._new += value if isinstance(value, str) else "{}"  # arguments as a text of JSON; null for none
+            # arguments as a text of JSON; null for none
+            self._new += value if isinstance(value, str) and is_text(value) else "{}"
         if self._alone:
             self.done = not self.broken
 
@@ -111,6 +114,6 @@ class CallScanner:
     def _loads(self, text: str) -> object:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON; nested deeper than any argument is
             self.broken = True
             return None

@@ -6,104 +6,116 @@ A call is told when it is complete: its arguments become JSON, which Python's sy
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
-from outrider.serve.tools_calls import Event
+from outrider.serve.tools_formats import WORD
+from outrider.serve.tools_text import Event, Pieces
+from outrider.serve.tools_values import UNREADABLE, as_json
 
-BEGIN = re.compile(r"\s*\[\s*([A-Za-z_][\w.-]*)\(")
-HALF = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]*)?)?")
+SPACES = " \t\r\n"  # as in the grammar of strict tools
+BEGIN = re.compile(rf"[{SPACES}]*\[[{SPACES}]*({WORD}+)\(")
+HALF = re.compile(rf"[{SPACES}]*(?:\[[{SPACES}]*{WORD}*)?")
 NAMES = {"true": True, "false": False, "null": None}  # what JSON calls them
 
 
-class PythonicCalls:
+class PythonicCalls(Pieces):
     """See the module docstring."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
         self._names = frozenset(names)
-        self._buffer = ""
-        self._state = "undecided"  # then "calls", then "content"
-        self._num_calls = 0
+        self._state = "undecided"  # then "calls" and "behind", then "content"
+        self._span = _Span()
 
     @property
     def is_complete(self) -> bool:
         return self._state != "calls"
 
-    def push(self, text: str) -> list[Event]:
-        """What the text adds."""
-        self._buffer += text
-        if self._state == "undecided":
-            begin = BEGIN.match(self._buffer)
-            if begin is None and HALF.fullmatch(self._buffer):
-                return []
-            is_call = begin is not None and begin[1] in self._names
-            self._state = "calls" if is_call else "content"
-            self._buffer = self._buffer.lstrip()[1:] if is_call else self._buffer
-        events: list[Event] = []
-        while self._state == "calls" and self._next(events):
-            pass
-        return events + self._content() if self._state == "content" else events
-
     def end(self) -> list[Event]:
-        """What was held back, where it is content."""
-        if self._state == "calls" and self._num_calls:
-            return []  # a call that breaks off: it was not told, and is no content either
-        self._buffer = ("[" if self._state == "calls" else "") + self._buffer
-        self._state = "content"
-        return self._content()
+        """What was held back, where it is content. A call that breaks off was not told, and is no content either."""
+        return [] if self._state == "calls" and self._num_calls else self._rest()
 
-    def _content(self) -> list[Event]:
-        text, self._buffer = self._buffer, ""
-        return [("content", text)] if text.strip() or (text and not self._num_calls) else []
+    def _advance(self, events: list[Event]) -> bool:
+        if self._state == "undecided":
+            return self._decide()
+        if self._state == "calls":
+            return self._next(events)
+        if self._state == "behind" and not self._buffer.strip():
+            return False
+        self._state = "content"
+        events.append(("content", self._buffer))
+        self._buffer = ""
+        return False
+
+    def _decide(self) -> bool:
+        begin = BEGIN.match(self._buffer)
+        if begin is None and HALF.fullmatch(self._buffer):
+            return False
+        self._state = "calls" if begin is not None and begin[1] in self._names else "content"
+        if begin is not None and self._state == "calls":
+            self._skipped, self._buffer = self._buffer[: begin.start(1)], self._buffer[begin.start(1) :]
+        return True
 
     def _next(self, events: list[Event]) -> bool:
         """One call more; False when that takes more text."""
-        self._buffer = self._buffer.lstrip(" \t\r\n,")
+        self._pass(len(self._buffer) - len(self._buffer.lstrip(SPACES + ",")))
         if self._buffer.startswith("]"):
-            self._buffer, self._state = self._buffer[1:], "content"
-            return False
-        length = _length(self._buffer)
+            self._buffer, self._state = self._buffer[1:], "behind"
+            return True
+        length = self._span.end(self._buffer)
         if length is None:
             return False
+        self._span = _Span()
         call = _parsed(self._buffer[:length])
         if call is None:
-            self._buffer, self._state = ("" if self._num_calls else "[") + self._buffer, "content"
-            return False
-        self._buffer, self._num_calls = self._buffer[length:], self._num_calls + 1
-        events += [("name", call[0]), ("arguments", json.dumps(call[1], ensure_ascii=False))]
+            self._state = "content"
+            self._give_up(events)
+            return True
+        self._buffer, self._skipped, self._num_calls = self._buffer[length:], "", self._num_calls + 1
+        events += [("name", call[0]), ("arguments", call[1])]
         return True
 
 
-def _length(text: str) -> int | None:
-    """Letters of the call that `text` begins with; None while it is not complete."""
-    depth, quote, escaped = 0, "", False
-    for place, letter in enumerate(text):
-        if quote:
-            if letter == quote and not escaped:
-                quote = ""
-            escaped = letter == "\\" and not escaped
-        elif letter in "\"'":
-            quote, escaped = letter, False
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-            if depth == 0:
-                return place + 1
-    return None
+class _Span:
+    """Finds the end of a call while its text grows."""
+
+    def __init__(self) -> None:
+        self._place, self._depth = 0, 0
+        self._quote, self._escaped = "", False
+
+    def end(self, text: str) -> int | None:
+        """Letters of the call that `text` begins with; None while it is not complete."""
+        while self._place < len(text):
+            letter = text[self._place]
+            self._place += 1
+            if self._quote:
+                if letter == self._quote and not self._escaped:
+                    self._quote = ""
+                self._escaped = letter == "\\" and not self._escaped
+            elif letter in "\"'":
+                self._quote, self._escaped = letter, False
+            elif letter in "([{":
+                self._depth += 1
+            elif letter in ")]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return self._place
+        return None
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
-    """(name, arguments) of one call; None where it is none."""
+def _parsed(text: str) -> tuple[str, str] | None:
+    """(name, arguments as JSON) of one call; None where it is none."""
     name, _, rest = text.partition("(")  # tools may be called what Python would not call them
+    if not re.fullmatch(f"{WORD}+", name.rstrip()):
+        return None
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
             return None
-        return name.strip(), {str(word.arg): _value(word.value) for word in call.keywords if word.arg is not None}
-    except (SyntaxError, ValueError):
+        return name.rstrip(), as_json({str(word.arg): _value(word.value) for word in call.keywords})
+    except UNREADABLE:
         return None
 
 

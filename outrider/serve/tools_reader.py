@@ -6,12 +6,14 @@ its name was told stays as it is, with incomplete arguments and the engine's own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from outrider.serve.tools_calls import BareCalls, Event, MarkedCalls
+from outrider.serve.tools_calls import BareCalls, MarkedCalls
 from outrider.serve.tools_formats import ToolFormat
 from outrider.serve.tools_pythonic import PythonicCalls
+from outrider.serve.tools_tagged import TaggedCalls
+from outrider.serve.tools_text import Event
 
 
 class Calls(Protocol):
@@ -29,10 +31,13 @@ class Calls(Protocol):
 class ToolReader:
     """For one answer."""
 
-    def __init__(self, form: ToolFormat, names: Sequence[str], *, parallel: bool, called: str = "tool_calls") -> None:
-        """`names`: of the tools; without any, everything is content. `parallel`: else calls after the first are left out."""
+    def __init__(
+        self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, parallel: bool, called: str = "tool_calls"
+    ) -> None:
+        """`schemas`: of the tools' parameters, by the tools' names; without any, everything is content. `parallel`: else calls
+        after the first are left out."""
         self._form = form
-        self._calls = _calls(form, names) if names else None
+        self._calls = _calls(form, schemas) if schemas else None
         self._parallel = parallel
         self._called = called
         self._index = -1
@@ -67,7 +72,9 @@ class ToolReader:
         return found
 
 
-def _calls(form: ToolFormat, names: Sequence[str]) -> Calls:
+def _calls(form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]]) -> Calls:
+    if form.tags is not None:
+        return TaggedCalls(form, form.tags, schemas)
     if form.name == "pythonic":
-        return PythonicCalls(names)
-    return MarkedCalls(form) if form.opening else BareCalls(names)
+        return PythonicCalls(schemas)
+    return MarkedCalls(form) if form.opening else BareCalls(schemas)

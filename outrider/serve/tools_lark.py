@@ -1,0 +1,41 @@
+"""Small pieces of llguidance's Lark (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md) for tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SPACE = {"x-guidance": {"whitespace_pattern": "[ ]?"}}  # calls are written on one line
+ANY = r"/(.|\n)*/"
+
+
+def written(text: str, specials: Mapping[str, int]) -> str:
+    """A text, with special tokens by their numbers."""
+    if not specials:
+        return json.dumps(text) if text else ""
+    longest = sorted(specials, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest))})", text)
+    return " ".join(f"<[{specials[part]}]>" if part in specials else json.dumps(part) for part in parts if part)
+
+
+def json_of(schema: Mapping[str, Any]) -> str:
+    """JSON that a schema describes."""
+    return "%json " + json.dumps({**schema, **SPACE})
+
+
+def without(texts: Sequence[str]) -> str:
+    """A terminal in which none of some texts occurs."""
+    found = "|".join(re.escape(text).replace("/", r"\/") for text in texts)
+    return rf"{ANY} & ~/(.|\n)*({found})(.|\n)*/"
+
+
+def quoted_regex(pattern: str) -> str:
+    """Between slashes, on one line; what is escaped already stays as it is."""
+    inside = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) == 2 else r"\/", pattern, flags=re.DOTALL)
+    return "/" + inside.replace("\n", r"\n") + "/"
+
+
+def choice(rules: Sequence[str]) -> str:
+    return " | ".join(rules)
