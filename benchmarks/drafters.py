@@ -37,6 +37,7 @@ from outrider import SamplingParams, __version__
 from outrider.build import Options, build
 from outrider.decode import Decoder
 from outrider.drafters.base import Drafter
+from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.models.lm import LM
 from outrider.parts import choose_parts
@@ -151,7 +152,7 @@ class Bench:
         fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
         # "auto" compiles a drafting loop of one token, which serves every length
         built = build(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
-        self.target, self.draft, self.folder = built.target, built.draft, target
+        self._built, self.target, self.draft, self.folder = built, built.target, built.draft, target
         if module:  # only a drafter that runs on the target's weights makes `build` keep them
             self.target = build(Options(str(target), drafter="quantised", **fixed)).target
         self.about = {"compile": built.options.compile, "exact_trees": self.target.lm.limits.exact_trees}
@@ -170,7 +171,9 @@ class Bench:
         key = repr((configuration.drafter, options, parts.length.most))
         if parts.drafter.learns or key not in self._kept:
             self._kept[key] = parts.make_drafter(self.target, self.draft)
-        return Decoder(self.target.lm, self._kept[key], parts.make_verifier(), parts.make_control())
+        decoder = Decoder(self.target.lm, self._kept[key], parts.make_verifier(), parts.make_control())
+        calibrate_alone(self._built, decoder, parts)  # as `LLM` does: `auto` knows what steps cost, not yet what is accepted
+        return decoder
 
     def decode(self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int) -> Run:
         """One prompt's decode phase, end of text ignored; the step behind the prompt is left out of every number."""

@@ -16,13 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-DECAY = 0.98  # per observation: a memory of some 50 steps of a row
+DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen; how many tokens it counts for, fading too
-LEAN_WEIGHT = 2.0  # tokens of the next shallower depth that a depth's own record is mixed with
+LEAN_WEIGHT = 3.0  # tokens of the next shallower depth that a depth's own record is mixed with
 ALMOST_NOTHING = 1e-6  # weight of the prior once it has faded
 ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # b of the family; 0: more nodes bring nothing more
+BEND_DEVIATION = 0.7  # of b from 1, before anything was seen: rarely large
+LEAST_VARIANCE = 0.05
+FIT_EVERY = 4  # observations
 FIT_WEIGHT = 15.0  # observations that the fitted curve counts for at each size
 
 
@@ -60,14 +63,17 @@ class ChainSurvival:
     _rows: dict[int, Record] = field(default_factory=dict)
     _all: Record = field(default_factory=lambda: _prior())
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None:
-        """One step of one row: `accepted` of a chain of `drafted` tokens were kept."""
-        tested = min(accepted + 1, drafted)
+    def observe(self, row: int, drafted: int, accepted: int, *, fade: bool = True) -> None:
+        """One step of one row: `accepted` of a chain of `drafted` tokens were kept. `fade`: in one row of each step only."""
+        tested, decay = min(accepted + 1, drafted), DECAY if fade else 1.0
         while len(self._depths) < tested:
             self._depths.append(Record())
         for depth, record in enumerate(self._depths):
-            record.add(float(depth < accepted), 1.0) if depth < tested else record.scale(DECAY)
-        self._all.add(accepted, tested)
+            if depth < tested:
+                record.add(float(depth < accepted), 1.0, decay)
+            elif fade:
+                record.scale(decay)
+        self._all.add(accepted, tested, decay)
         self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
 
     def forget(self, rows: set[int]) -> None:
@@ -112,14 +118,18 @@ class TreeYield:
     """Expected kept tokens of a tree of n nodes."""
 
     _sizes: dict[int, Record] = field(default_factory=lambda: {1: _prior()})
-    _fitted: tuple[float, float] | None = None  # s and b, until something new is seen
+    _fitted: tuple[float, float] | None = None  # s and b, until a few trees more were seen
+    _age: int = 0  # trees seen since
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None:
-        """One step of one row: `accepted` nodes of a tree of `drafted` were kept. Nothing is known of single rows."""
-        for record in self._sizes.values():
+    def observe(self, row: int, drafted: int, accepted: int, *, fade: bool = True) -> None:
+        """One step of one row: `accepted` nodes of a tree of `drafted` were kept. Nothing is known of single rows. `fade`: in one
+        row of each step only."""
+        for record in self._sizes.values() if fade else ():
             record.scale(DECAY)
         self._sizes.setdefault(drafted, Record()).add(accepted, 1.0, decay=1.0)
-        self._fitted = None
+        self._age += 1
+        if self._age >= FIT_EVERY:
+            self._fitted = None
 
     def doubt(self, most: float) -> None:
         """What is known counts for `most` observations at most: news is to be believed soon."""
@@ -134,21 +144,23 @@ class TreeYield:
     def expected_of(self, sizes: Sequence[int]) -> list[float]:
         """`expected` of several sizes: their own means, leaning on the curve that fits all of them best."""
         if self._fitted is None:
-            self._fitted = self._fit()
+            self._fitted, self._age = self._fit(), 0
         scale, bend = self._fitted
         none = Record()
         return [size and self._sizes.get(size, none).mean(scale * _shape(size, bend), FIT_WEIGHT) for size in sizes]
 
     def _fit(self) -> tuple[float, float]:
-        """s and b, by least squares; b = 1 unless the numbers speak against it."""
+        """s and b, by least squares; b = 1 unless the numbers speak against it more than chance would."""
         seen = [(size, record.kept, record.tried) for size, record in self._sizes.items() if record.tried > ALMOST_NOTHING]
+        mean = sum(kept for _, kept, _ in seen) / sum(tried for _, _, tried in seen)
+        variance = max(mean * (1 + mean), LEAST_VARIANCE)  # of one step's kept nodes, as if they were a run of equal chances
         best = (math.inf, 0.0, 0.0)
         for bend in BENDS:
             shape = [_shape(size, bend) for size, _, _ in seen]
             scale = sum(g * kept for g, (_, kept, _) in zip(shape, seen, strict=True))
             scale /= sum(g * g * tried for g, (_, _, tried) in zip(shape, seen, strict=True))
             error = sum(tried * (kept / tried - scale * g) ** 2 for g, (_, kept, tried) in zip(shape, seen, strict=True))
-            best = min(best, (error + (bend - 1) ** 2, scale, bend))
+            best = min(best, (error / variance + abs(bend - 1) / BEND_DEVIATION, scale, bend))
         return best[1:]
 
 

@@ -7,6 +7,7 @@ need them skip where they are absent; nothing is ever downloaded.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -19,6 +20,15 @@ settings.register_profile("no deadline", deadline=None)  # how long an example t
 settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_step_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What steps take is kept for this run alone."""
+    folder = tmp_path_factory.mktemp("step-costs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.engine.step_costs.folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

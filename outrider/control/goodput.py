@@ -16,9 +16,11 @@ the target's regardless: what is chosen depends on earlier steps only.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from outrider.control.costs import CostCurve
+from outrider.control.costs import CostCurve, Slope, Times
 from outrider.control.offers import Offers
 from outrider.control.probing import GrowthChecks, PlainChecks, Surprise, Tries
 from outrider.rows import Rows
@@ -26,8 +28,23 @@ from outrider.survival import ChainSurvival, TreeYield
 from outrider.types import Draft, Verdict
 
 MARGIN = 0.02  # predicted gain that a change of length must promise
+SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was measured: mean, and deviation for one row
+CROWD = 8  # rows up to which the deviation grows, with their root
+TOLD = 3  # times that a median counts for
+EARLY = 24  # steps of a number of rows, in each of which everything is weighed anew; later in every
+EVERY = 4
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
-TREE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63, 64)  # a pass over 8, 16, ... tokens is a node less
+
+
+@dataclass
+class Outlook:
+    """What was predicted for a number of rows, while it is young."""
+
+    rates: dict[int, float]  # size -> tokens per second
+    best: int
+    price: float  # what one node adds to the seconds of a plain step, in shares
+    age: int = 0  # steps that were chosen by it
 
 
 class Goodput:
@@ -44,32 +61,58 @@ class Goodput:
         self._growth = GrowthChecks()
         # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
         self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
+        self._now = 0  # steps so far
         self._asked: list[int] = []  # of the present step
+        self._pauses: dict[int, Times] = {}  # by number of rows
+        self._outlooks: dict[int, Outlook] = {}  # by number of rows
         self._chosen: dict[int, Counter[int]] = {}  # number of rows -> size -> steps
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
-        size = self._next(len(rows))
-        self._chosen.setdefault(len(rows), Counter())[size] += 1
+        size = self.next_size(len(rows))
         self._asked = [row.wish(size) for row in rows]
         return self._asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
-        drafted, accepted = draft.lists[1], verdict.lists.num_accepted
-        offers = self._of(len(rows))
-        offers.observe(self._asked, drafted)
-        if all(row.stats.steps > 1 for row in rows):  # a row's first step also reads its prompt into the draft
-            offers.observe_seconds(self._asked, drafted, seconds)
-        for index, asked in enumerate(self._asked):
-            if drafted[index]:
-                self._learn(index, asked, accepted[index])
-        self._checks.observe(self._asked)
+        timed = all(row.stats.steps > 1 for row in rows)  # a row's first step also reads its prompt into the draft
+        self.learn(len(rows), self._asked, draft.lists[1], verdict.lists.num_accepted, seconds if timed else None)
+
+    def next_size(self, num_rows: int) -> int:
+        """Nodes that the coming step should ask for, for each of so many rows."""
+        size = self._next(num_rows)
+        self._chosen.setdefault(num_rows, Counter())[size] += 1
+        return size
+
+    def learn(
+        self, num_rows: int, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], seconds: float | None
+    ) -> None:
+        """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing."""
+        self._now += 1
+        offers = self._of(num_rows)
+        offers.observe(asked, drafted)
+        if seconds is not None:
+            offers.observe_seconds(asked, drafted, seconds, self._now)
+        offered = [index for index, count in enumerate(drafted) if count]
+        if offered:
+            self._learn({index: (asked[index], accepted[index]) for index in offered})
+        self._checks.observe(asked)
         self._tries.observe(drafted, accepted)
 
     def learn_cost(self, num_rows: int, size: int, seconds: float) -> None:
         """What a step of so many rows that drafts `size` nodes took, measured before there was any traffic."""
         self._of(num_rows).curve.observe(size, seconds)
+        self._outlooks.clear()
+
+    def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> None:
+        """The same of several sizes, from another hour: how they compare is known then, how fast the machine is now is not."""
+        for size, value in [*seconds.items()] * TOLD:
+            self.learn_cost(num_rows, size, value)
+        self._of(num_rows).curve.unsettle()
+
+    def learn_pause(self, num_rows: int, seconds: float) -> None:
+        """What passed between two steps of so many rows: paid once a step, however much it drafts."""
+        self._pauses.setdefault(num_rows, Times()).add(seconds)
 
     def goodput(self, num_rows: int) -> dict[int, float] | None:
         """Size -> predicted tokens per second of steps that ask for that much; None before anything was measured."""
@@ -77,8 +120,17 @@ class Goodput:
         seconds = offers.seconds_of(self._sizes)
         if seconds is None:
             return None
-        kept = self._kept_of(num_rows)
-        return {size: num_rows * (1 + kept[size]) / time for size, time in zip(self._sizes, seconds, strict=True)}
+        kept, pause = self._kept_of(num_rows), self._pauses[num_rows].mean if num_rows in self._pauses else 0.0
+        return {size: num_rows * (1 + kept[size]) / (time + pause) for size, time in zip(self._sizes, seconds, strict=True)}
+
+    @property
+    def settled(self) -> int:
+        """The length that is believed best, probes aside."""
+        return self._settled
+
+    def is_measured(self, num_rows: int) -> bool:
+        """Whether there is anything to choose by."""
+        return self._of(num_rows).is_measured
 
     def summary(self) -> dict[str, Any]:
         """What was measured and chosen, and by how much the best fixed length is predicted to beat the mix (regret)."""
@@ -94,34 +146,57 @@ class Goodput:
                 }  # fmt: skip
         return report
 
-    def _learn(self, index: int, asked: int, accepted: int) -> None:
-        if self._surprise.observe(accepted - self._yield.expected_of([asked])[0]):
+    def _learn(self, rows: Mapping[int, tuple[int, int]]) -> None:
+        """Nodes asked for and kept in the rows of a step that were offered some."""
+        expected = self._yield.expected_of([asked for asked, _ in rows.values()])
+        error = sum(accepted for _, accepted in rows.values()) - sum(expected)
+        if self._surprise.observe(error / len(rows)):
             self._yield.doubt(DOUBT)
-        self._yield.observe(index, asked, accepted)
+            self._outlooks.clear()
+        for number, (index, (asked, accepted)) in enumerate(rows.items()):
+            self._yield.observe(index, asked, accepted, fade=number == 0)
+        if not self._settled:  # a try
+            self._outlooks.clear()
 
     # ---------------------------------------------------------------- choosing
 
     def _next(self, num_rows: int) -> int:
-        rates = self.goodput(num_rows)
-        if rates is None:
-            return 0 if self._of(num_rows).in_vain else self._settled
-        if not self._of(num_rows).is_measured:
+        offers = self._of(num_rows)
+        outlook = self._outlook(num_rows)
+        if outlook is None:
+            return 0 if offers.in_vain else self._settled
+        if not offers.is_measured:
             return self._second_size(num_rows)
-        best = max(self._sizes, key=lambda size: (rates[size], -size))
-        if best == 0 or rates[best] > (1 + MARGIN) * rates[self._settled]:
+        rates, best = outlook.rates, outlook.best
+        if best != self._settled and (best == 0 or rates[best] > (1 + MARGIN) * rates[self._settled]):
             self._settled = best
+            self._growth.restart()
         if self._settled:
             self._tries.rest()
             if self._checks.is_due(rates[self._settled] / rates[0]):
                 return 0
             return self._larger() if self._growth.is_due() else self._settled
-        first = self._sizes[1]
-        price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
-        if not self._tries.is_due(price):
+        if not self._tries.is_due(outlook.price):
             return 0
         self._yield.doubt(DOUBT)
-        self._of(num_rows).doubt(DOUBT)
-        return first
+        offers.doubt(DOUBT)
+        self._outlooks.clear()
+        return self._sizes[1]
+
+    def _outlook(self, num_rows: int) -> Outlook | None:
+        """Predictions of the latest steps, or new ones; None before anything was measured."""
+        known = self._outlooks.get(num_rows)
+        steps = self._chosen[num_rows].total() if num_rows in self._chosen else 0
+        if known is not None and known.age < (EVERY if steps >= EARLY else 1):
+            known.age += 1
+            return known
+        rates = self.goodput(num_rows)
+        if rates is None:
+            return None
+        best, first = max(self._sizes, key=lambda size: (rates[size], -size)), self._sizes[1]
+        price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
+        self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
+        return self._outlooks[num_rows]
 
     def _larger(self) -> int:
         return self._sizes[min(self._sizes.index(self._settled) + 1, len(self._sizes) - 1)]
@@ -150,7 +225,8 @@ class Goodput:
         lower = max((rows for rows in measured if rows < num_rows), default=None)
         upper = min((rows for rows in measured if rows > num_rows), default=None)
         if lower is None or upper is None:
-            return Offers()
+            mean, deviation = SLOPE
+            return Offers(CostCurve(self.most, Slope(mean, deviation * min(num_rows, CROWD) ** 0.5)))
         share = (num_rows - lower) / (upper - lower)
         return Offers(CostCurve.between(self._offers[lower].curve, self._offers[upper].curve, share))
 

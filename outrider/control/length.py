@@ -1,4 +1,5 @@
-"""`--num-draft-tokens`: a number fixes the draft length, `auto` frees it, `auto:12` frees it up to 12."""
+"""`--num-draft-tokens`: a number fixes the draft length, `auto` frees it, `auto:12` frees it up to 12, and `1:5,4:3,16:0` fixes
+it by load: 5 from one row on, 3 from four rows on, none from sixteen."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ class DraftLength:
 
     most: int
     is_auto: bool = False
+    by_rows: tuple[tuple[int, int], ...] = ()  # (rows, nodes from so many rows on), the first at 1 row; empty: always `most`
 
     @classmethod
     def parse(cls, asked: int | str | None, default: int) -> DraftLength:
@@ -24,6 +26,8 @@ class DraftLength:
             return cls(default)
         word, _, bound = str(asked).partition(":")
         is_auto = word == "auto"
+        if bound and word.isdecimal():
+            return cls._of_table(str(asked))
         number = (bound or str(max(default, AUTO_MAX_DRAFT_TOKENS))) if is_auto else str(asked)
         if not number.lstrip("-").isdigit() or (is_auto and ":" in str(asked) and not bound):
             raise ConfigError(f"num_draft_tokens must be a number, 'auto' or 'auto:N', got '{asked}'")
@@ -31,5 +35,45 @@ class DraftLength:
             raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}")
         return cls(int(number), is_auto)
 
+    @classmethod
+    def _of_table(cls, text: str) -> DraftLength:
+        pairs = [part.split(":") for part in text.split(",")]
+        if not all(len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal() for pair in pairs):
+            raise ConfigError(_no_table(text))
+        table = tuple((int(rows), int(nodes)) for rows, nodes in pairs)
+        starts, most = [rows for rows, _ in table], max(nodes for _, nodes in table)
+        if starts[0] != 1 or starts != sorted(set(starts)):
+            raise ConfigError(_no_table(text))
+        if not 1 <= most <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS} at some load, got '{text}'")
+        return cls(most, by_rows=table)
+
+    def up_to(self, rows: int) -> DraftLength:
+        """The same where there are never more rows: of a table what can be reached."""
+        reached = tuple(pair for pair in self.by_rows if pair[0] <= rows)
+        sizes = {nodes for _, nodes in reached}
+        if not any(sizes):
+            return self
+        return DraftLength(max(sizes), by_rows=reached if len(sizes) > 1 else ())
+
+    @property
+    def varies(self) -> bool:
+        """Whether steps may ask for different numbers of nodes, none aside."""
+        return self.is_auto or len({nodes for _, nodes in self.by_rows if nodes}) > 1
+
+    @property
+    def asked(self) -> int | str:
+        """What `parse` takes for it: a number where it is one."""
+        return self.most if not (self.is_auto or self.by_rows) else str(self)
+
     def __str__(self) -> str:
+        if self.by_rows:
+            return ",".join(f"{rows}:{nodes}" for rows, nodes in self.by_rows)
         return f"auto:{self.most}" if self.is_auto else str(self.most)
+
+
+def _no_table(text: str) -> str:
+    return (
+        f"num_draft_tokens must be a number, 'auto' or 'auto:N', got '{text}'; by load it is ROWS:NODES with commas between, "
+        "beginning with 1 row, like 1:5,4:3,16:0"
+    )

@@ -4,7 +4,7 @@ With W the widest row's nodes (0: nothing was offered) and c the cost curve by n
 
     E[seconds | n asked] = c(0) + sum over i = 1..n of P(W >= i) (c(i) - c(i - 1)),    c(0): asked in vain
 
-That c(0) is measured apart from a plain step: a draft model that stops before its first token has run a pass all the same.
+That c(0) is measured apart from a plain step (`costs.VAIN`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.control.costs import CostCurve, Times
+from outrider.control.costs import VAIN, CostCurve
 from outrider.survival import DECAY, Record
 
 PRIOR_WEIGHT = 0.2  # steps that "what is asked for is offered" counts for
@@ -24,8 +24,8 @@ class Offers:
     """Of one number of rows. Before anything is seen, what is asked for is offered."""
 
     curve: CostCurve = field(default_factory=CostCurve)
-    empty: Times = field(default_factory=Times)  # steps that asked and got nothing
     _reached: list[Record] = field(default_factory=list)  # [i]: W > i, where more than i were asked for
+    _timed: int = 0  # number of the step that was timed last
     _rows: Record = field(default_factory=Record)  # rows that were offered something, of those that asked
 
     def observe(self, asked: Sequence[int], drafted: Sequence[int]) -> None:
@@ -39,12 +39,10 @@ class Offers:
             record.add(float(width > size), 1.0) if size < most else record.scale(DECAY)
         self._rows.add(sum(map(bool, drafted)), sum(map(bool, asked)))
 
-    def observe_seconds(self, asked: Sequence[int], drafted: Sequence[int], seconds: float) -> None:
-        """The time of a step, where it tells something."""
-        if max(asked) and not max(drafted):
-            self.empty.add(seconds)
-        else:
-            self.curve.observe(max(drafted), seconds)
+    def observe_seconds(self, asked: Sequence[int], drafted: Sequence[int], seconds: float, now: int = 0) -> None:
+        """The time of a step, where it tells something. `now`: number of the step, those with other numbers of rows counted."""
+        age, self._timed = max(1, now - self._timed), now
+        self.curve.observe(VAIN if max(asked) and not max(drafted) else max(drafted), seconds, age)
 
     def doubt(self, most: float) -> None:
         """What is known of offers counts for `most` steps at most: news is to be believed soon."""
@@ -54,13 +52,12 @@ class Offers:
     @property
     def is_measured(self) -> bool:
         """Whether there is something to compare: two sizes, or a plain step and that nothing is ever offered."""
-        known = self.curve.known()
-        return len(known) >= 2 or (0 in known and bool(self.empty.latest))
+        return self.curve.num_known >= 2 or (self.curve.num_known == 1 and self.curve.count(0) > 0 < self.curve.count(VAIN))
 
     @property
     def in_vain(self) -> bool:
         """Whether several steps have asked and nothing else is known yet."""
-        return len(self.empty.latest) >= IN_VAIN and not self.curve.known()
+        return self.curve.count(VAIN) >= IN_VAIN and not self.curve.num_known
 
     @property
     def share(self) -> float:
@@ -69,15 +66,13 @@ class Offers:
 
     def seconds_of(self, sizes: Sequence[int]) -> list[float] | None:
         """Expected seconds of a step that asks for that many nodes; None before anything was measured."""
-        plain = self.curve.seconds(0)
-        if plain is None:
+        if not self.curve.num_known:
             return None
-        nothing = self.empty.mean if self.empty.latest else plain
+        plain, nothing, *drafting = self.curve.seconds_of([0, VAIN, *range(1, max(sizes) + 1)])
         costs, before, reached, total = [plain], nothing, 1.0, nothing
-        for size in range(1, max(sizes) + 1):
+        for size, cost in enumerate(drafting, 1):
             record = self._reached[size - 1] if size <= len(self._reached) else Record()
             reached = min(record.mean(reached, PRIOR_WEIGHT), reached)
-            cost = self.curve.seconds(size) or plain
             total += reached * (cost - before)
             costs.append(total)
             before = cost

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 CLOSE = 1.5  # plain steps are checked where drafting promises less than this many times their goodput
 FIRST_CHECK, LAST_CHECK = 8, 200  # drafting steps between two plain ones: at first, and at most
-LAST_GROWTH = 48  # steps between two larger drafts, at most
+FIRST_GROWTH, LAST_GROWTH = 5, 64  # steps between two larger drafts: at first, and at most
 FIRST_PAUSE, LONGEST_PAUSE = 6, 384  # plain steps before a try
+CHECK_SHARE = 0.001  # of the time, what plain checks may cost in the long run: where they cost nothing they stay frequent
 TRY_SHARE = 0.005  # of the time, what tries may cost in the long run: it bounds the pause
 TRY_STEPS = 2  # of one try, while something is kept
 SUDDEN, LASTING = 0.9, 0.98  # fading of the errors that are watched, and of their usual size
@@ -24,7 +25,7 @@ class GrowthChecks:
     """When the next larger size is due: what it costs and brings is a guess until it is seen, perhaps far too bad a one."""
 
     def __init__(self) -> None:
-        self._since, self._interval = 0, FIRST_CHECK
+        self._since, self._interval = 0, FIRST_GROWTH
 
     def is_due(self) -> bool:
         """Asked once a step while drafting pays."""
@@ -33,6 +34,10 @@ class GrowthChecks:
             return False
         self._since, self._interval = 0, min(2 * self._interval, LAST_GROWTH)
         return True
+
+    def restart(self) -> None:
+        """Another length was chosen: its neighbour is another one, too."""
+        self._interval = FIRST_GROWTH
 
 
 class PlainChecks:
@@ -47,7 +52,8 @@ class PlainChecks:
 
     def is_due(self, gain: float) -> bool:
         """`gain`: goodput of drafting over that of plain decoding."""
-        if gain >= CLOSE or self._since < self._interval:
+        longest = max(FIRST_CHECK, min(int((gain - 1) / CHECK_SHARE), LAST_CHECK))
+        if gain >= CLOSE or self._since < min(self._interval, longest):
             return False
         self._interval = min(2 * self._interval, LAST_CHECK)
         return True

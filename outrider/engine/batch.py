@@ -131,15 +131,17 @@ class Batch:
         self._running.clear()
 
     def _one_by_one(self, lives: list[Live], error: Exception) -> Stepped:
-        """A step failed. Every row makes it alone: whoever fails alone is to blame, the others go on."""
+        """A step failed. Every row makes it alone: whoever fails alone is to blame, the others go on. A step that failed behind
+        its verdict may have brought rows to their end: they say nothing more."""
         log.warning("a step of %d rows failed: looking for the request to blame", len(lives), exc_info=error)
         for live in lives:
             self.park(live, anew=True)
         self.reset()
-        if len(lives) == 1:
+        over, going = ([live for live in lives if bool(live.row.finish_reason) is ended] for ended in (True, False))
+        if len(lives) == 1 and going:
             return Stepped([], failed=[(lives[0], error)])
-        done = Stepped([])
-        for live in lives:
+        done = Stepped([*over])
+        for live in going:
             self.join(live)
             try:
                 self.decoder.step()
@@ -149,7 +151,7 @@ class Batch:
             else:
                 done.lives.append(live)
                 self.park(live, anew=True)
-        for live in done.lives:
+        for live in done.lives[len(over) :]:
             self.join(live)
         return done
 

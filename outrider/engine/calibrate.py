@@ -1,5 +1,6 @@
 """What a step costs by number of rows and draft length, measured before the first request: so that a load-aware control knows
-from its first step what a crowd costs, and need not find out at its expense.
+from its first step what a crowd costs, and need not find out at its expense. What was measured is kept for the next start
+(`step_costs.py`): the second one takes no time.
 
 Between the numbers of rows measured here the control interpolates (`Goodput`), and real steps correct it.
 """
@@ -8,35 +9,68 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from outrider.admission import new_row
+from outrider.build import Built
 from outrider.control import Goodput
+from outrider.control.each_drafter import EachDrafter
+from outrider.decode import Decoder
 from outrider.engine.batch import Batch
+from outrider.engine.lineup import Lineup
+from outrider.engine.step_costs import StepCosts, facts_of
 from outrider.models.probe import probe_tokens
+from outrider.parts import Parts
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict
 
 BUDGET_S = 8.0  # after that, what is known must do
-WARM_UP, REPEATS = 2, 3  # steps per number of rows, and per size
+BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
+WARM_UP, REPEATS = 2, 4  # steps per number of rows, and per size
+LEAST_SIZES = 3  # that are timed whatever it takes
+ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
 PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer something, too
 
+Say = Callable[[str], None]
 
-def calibrate(batch: Batch, most_rows: int, status: Callable[[str], None] = lambda line: None) -> None:
-    """Tell the batch's control what steps cost, where it wants to know. Leaves the batch as new."""
-    control = batch.control.inner
+
+def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda line: None) -> None:
+    """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
+    inner, began = batch.control.inner, time.perf_counter()
+    if not isinstance(inner, EachDrafter):
+        return
+    for name, parts in lineup.parts.items():
+        costs = StepCosts.load(facts_of(batch.built.options, batch.built.target, batch.built.draft, parts))
+        missing = [count for count in _counts(most_rows) if count not in costs.seconds]
+        for count in missing:
+            left = BUDGET_S - (time.perf_counter() - began)
+            if left < 0:
+                break
+            status(f"timing steps: {name}, {count} at once")
+            lineup.choose(batch.decoder.drafter, name)
+            costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(inner.controls[name], count), left))
+        for count, seconds in costs.seconds.items():
+            inner.controls[name].learn_costs(count, seconds)
+    batch.reset()  # what drafters learned from these texts is no user's
+
+
+def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = lambda line: None) -> None:
+    """The same for a decoder without a server, of one row. `built`: what rows are made from; `decoder`: of `parts`, idle."""
+    control = decoder.control
     if not isinstance(control, Goodput):
         return
-    status("timing steps: draft lengths by rows")
-    began = time.perf_counter()
-    for count in _counts(most_rows):
-        for size, seconds in _times(batch, count, _sizes(control.most)).items():
-            control.learn_cost(count, size, seconds)
-        if time.perf_counter() - began > BUDGET_S:
-            break
-    batch.reset()  # what drafters learned from these texts is no user's
+    costs = StepCosts.load(facts_of(built.options, built.target, built.draft, parts))
+    if 1 not in costs.seconds:
+        status("timing steps of every draft length, once per model and machine")
+        drafter = decoder.drafter
+        if drafter.learns:  # what it learned from this text is no user's
+            drafter = parts.make_drafter(built.target, built.draft if parts.wants_draft else None, built.workshop)
+        trial = Decoder(decoder.target, drafter, decoder.verifier, control)
+        costs.add(1, _times(trial, built, None, 1, _sizes(control, 1), BUDGET_ALONE_S))
+    control.learn_costs(1, costs.seconds.get(1, {}))
 
 
 def _counts(most: int) -> list[int]:
@@ -45,30 +79,38 @@ def _counts(most: int) -> list[int]:
     return [1, most, *middle] if most > 1 else [1]
 
 
-def _sizes(most: int) -> list[int]:
-    return sorted({0, (most + 1) // 2, most})
+def _sizes(control: Goodput, count: int) -> list[int]:
+    """Alone all that may be asked for, in a crowd a few; the most telling ones first."""
+    most = control.most
+    few = [most, *(size for size in (0, 2, (most + 1) // 2, 1, 3) if size < most)]
+    wanted = few if count > 1 else [*few, *(size for size in ONE_ROW if size < most)]
+    return list(dict.fromkeys(wanted))
 
 
-def _times(batch: Batch, count: int, sizes: list[int]) -> dict[int, float]:
-    """Nodes in the widest row -> median seconds of a step of `count` rows."""
-    decoder, control = batch.decoder, batch.decoder.control
-    built = batch.built
+def _times(
+    decoder: Decoder, built: Built, drafter: str | None, count: int, sizes: list[int], budget_s: float
+) -> dict[int, float]:
+    """Nodes in the widest row -> median seconds of a step of `count` rows that `drafter` drafts for; empty where the context is
+    too short for any."""
+    control, began = decoder.control, time.perf_counter()
     pattern = probe_tokens(built.target.lm.shape.vocab_size, PATTERN, "cpu")[0].tolist()
     prompt = (pattern * TIMES)[: max(1, built.context // 2)]
     timer = decoder.control = _Timer(sizes)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
     try:
         for number in range(count):
-            decoder.add(new_row(built, number, prompt, params, with_text=False))
+            decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
         for _ in range(WARM_UP + REPEATS * len(sizes)):
             if any(row.finish_reason for row in decoder.rows):  # a very short context
+                break
+            if time.perf_counter() - began > budget_s and len(timer.seconds) >= LEAST_SIZES:
                 break
             decoder.step()
     finally:
         decoder.control = control
         for index in reversed(range(len(decoder.rows))):
             decoder.remove(index)
-    return {size: median(seconds) for size, seconds in timer.seconds.items()}
+    return {size: median(seconds) for size, seconds in sorted(timer.seconds.items())}
 
 
 class _Timer:
@@ -77,16 +119,18 @@ class _Timer:
     def __init__(self, sizes: list[int]) -> None:
         self._turns = self._round(sizes)
         self._skip = WARM_UP
+        self._size = 0
         self.seconds: dict[int, list[float]] = {}
 
     def choose(self, rows: Rows) -> list[int]:
-        size = next(self._turns)
-        return [row.wish(size) for row in rows]
+        self._size = next(self._turns)
+        return [row.wish(self._size) for row in rows]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        drafted = max(draft.lists[1])
         self._skip -= 1
-        if self._skip < 0:
-            self.seconds.setdefault(max(draft.lists[1]), []).append(seconds)
+        if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked in vain is no plain one
+            self.seconds.setdefault(drafted, []).append(seconds)
 
     def summary(self) -> dict[str, Any]:
         return {}

@@ -112,7 +112,7 @@ class Engine:
     def calibrate(self, status: Callable[[str], None] = lambda line: None) -> None:
         """Time steps of many kinds for a load-aware control, before `start`; a few seconds."""
         assert self._thread is None, "before the engine starts"
-        calibrate(self._batch, min(self._settings.max_num_seqs, max(1, self._room.positions // BLOCK // 2)), status)
+        calibrate(self._batch, self._lineup, min(self._settings.max_num_seqs, max(1, self._room.positions // BLOCK // 2)), status)
 
     def start(self) -> None:
         """Begin to work."""
@@ -129,7 +129,7 @@ class Engine:
             constraint=request.constraint,
         )  # fmt: skip
         row.verifier = verifier
-        row.draft_bound, row.draft_fixed = self._lineup.bound_of(request.speculation)
+        self._lineup.instruct(row, request, self.context)
         rule = verifier or self._batch.decoder.verifier
         reproducible = self._lineup.is_reproducible(request, rule)
         with self._wake:
@@ -209,8 +209,8 @@ class Engine:
         use_threads(self._batch.built.options.threads)
         try:
             while not self._stopping:
-                self._hear()
                 try:
+                    self._hear()
                     self._turn()
                 except Exception as error:
                     log.exception("the engine's own code failed: every request ends, the engine goes on")
@@ -244,6 +244,8 @@ class Engine:
             self._account(self._batch.step())
 
     def _enqueue(self, live: Live) -> None:
+        if self._alive.get(live.request.id) is not live:  # ended before it was heard of, with all the others
+            return
         self._waiting.push(live)
         self._observer.queued(live.request)
 
@@ -264,8 +266,8 @@ class Engine:
     def _has_place(self, live: Live) -> bool:
         if len(self._batch) + len(self._prefiller) >= self._settings.max_num_seqs:
             return False
-        length = len(live.row.tokens) + MARGIN
-        return self._room.has_row(length, 0 if live.parked is not None else length)
+        length = len(live.row.tokens) + MARGIN  # and its neighbours must be able to grow, or it would be out again at once
+        return self._room.has_row(max(length, self._batch.longest + MARGIN), 0 if live.parked is not None else length)
 
     def _begin(self, live: Live) -> None:
         first = live.started is None
@@ -280,6 +282,7 @@ class Engine:
     def _read_prompts(self) -> None:
         """One chunk beside a running batch; without one, until somebody can join."""
         while len(self._prefiller):
+            self._batch.control.rest()  # reading is no part of a step's price
             try:
                 ready = self._prefiller.advance()
             except Exception as error:  # noqa: BLE001  whatever a model raises ends the prompt being read, nothing else

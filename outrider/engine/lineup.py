@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from outrider.admission import checked_prediction
 from outrider.build import Built, Models, assemble
-from outrider.decode import Decoder
-from outrider.drafters.base import Drafter
-from outrider.engine.request import Request, Speculation
+from outrider.control import Goodput
+from outrider.control.each_drafter import EachDrafter
+from outrider.decode import Control, Decoder
+from outrider.drafters.base import SMALL_TREE, Drafter
+from outrider.engine.predicted import FOLLOWER, Predicted
+from outrider.engine.request import Request
 from outrider.engine.switch import Switch
 from outrider.engine.watch import WatchedControl
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
-from outrider.parts import Parts
+from outrider.parts import Parts, choose_parts
+from outrider.rows import Row
 from outrider.settings import parse_settings
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
 
 INVARIANT = "gumbel"
+LONGEST_COPY = 31  # draft tokens that a request with a prediction may ask for: with the pending one a pass of 32
 
 
 class Lineup:
@@ -29,6 +35,7 @@ class Lineup:
     def __init__(self, models: Models, parts: Mapping[str, Parts], allow_lossy: Sequence[str] = ()) -> None:
         self._models, self._parts = models, dict(parts)
         self._main = next(iter(self._parts.values()))
+        self._follower = choose_parts(FOLLOWER, {}, "auto", {}, LONGEST_COPY, lossy=False)
         on_draft = [name for name, one in self._parts.items() if one.wants_draft]
         if len(on_draft) > 1:
             raise ConfigError(f"drafters {' and '.join(on_draft)} would run the same draft model; a server takes one of them")
@@ -41,6 +48,11 @@ class Lineup:
     @property
     def names(self) -> list[str]:
         return list(self._parts)
+
+    @property
+    def parts(self) -> dict[str, Parts]:
+        """By name."""
+        return dict(self._parts)
 
     def kv_bytes_per_token(self, drafter: Drafter) -> int:
         """Of target, draft model and what drafters keep of a text besides."""
@@ -60,20 +72,20 @@ class Lineup:
         if others:
             drafter = Switch({self.names[0]: drafter, **others})
             built.notes.extend(note for other in others.values() for note in other.notes)
-        built.decoder = Decoder(given.target, drafter, given.verifier, WatchedControl(given.control, drafter))
+        drafter = Predicted(drafter, self._follower.make_drafter(models.target, None))
+        control = WatchedControl(self._each(given.control), drafter)
+        built.decoder = Decoder(given.target, drafter, given.verifier, control)
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:
-        """The row that joins next is drafted for by `name`."""
-        if isinstance(drafter, Switch):
-            drafter.next_owner = name
+        """The row that joins next is drafted for by `name`, or follows its prediction."""
+        usual = drafter.usual if isinstance(drafter, Predicted) else drafter
+        if isinstance(usual, Switch):
+            usual.next_owner = name if name in self._parts else self.names[0]
 
     def rules_of(self, request: Request) -> tuple[str, Verifier | None]:
         """Who drafts for a request, and its verifier where that is not the decoder's. Raises ConfigError or CapabilityError."""
-        asked = request.speculation
-        name = asked.drafter or self.names[0]
-        if name not in self._parts:
-            raise ConfigError(f"speculation.drafter '{name}' is not loaded here.{did_you_mean(name, self.names)}")
+        asked, name = request.speculation, self._drafter_of(request)
         if asked.lossy is not None:
             return name, self._allowed_lossy(asked.lossy)
         if request.params.is_greedy or not request.is_invariant or self._main.verifier.coupled:
@@ -84,18 +96,52 @@ class Lineup:
         """Whether its text follows from prompt, parameters and seed. What a row says that is sampled and not drafter-invariant
         depends on its drafts, and these on the hour: how many there are (the control), whether a compiled loop makes them (not
         beside a row with filters or a grammar), when the draft model has read the prompt, and from what pages."""
-        exact = self._models.target.lm.limits.exact_trees or not self._draws_trees
+        limits = self._models.target.lm.limits
+        exact = limits.exact_rows and (limits.exact_trees or not self._draws_trees)
         return exact and verifier.lossless and (request.params.is_greedy or verifier.coupled)
 
-    def bound_of(self, speculation: Speculation) -> tuple[int | None, bool]:
-        """(`Row.draft_bound`, `Row.draft_fixed`). Raises ConfigError for more than the drafter was built for."""
-        if speculation.mode == "off":
+    def instruct(self, row: Row, request: Request, context: int) -> None:
+        """What the row is to know of how it is drafted for. Raises ConfigError for more draft tokens than its drafter was built
+        for, RequestError for a prediction that cannot come true."""
+        row.drafter = self._drafter_of(request)
+        row.draft_bound, row.draft_fixed = self._bound_of(request)
+        if request.is_predicted and request.prediction is not None:
+            row.prediction = checked_prediction(request.prediction, self._models.target.lm.shape.vocab_size, context)
+
+    def _each(self, control: Control) -> Control:
+        """Where the length is freed, it is for each drafter by itself."""
+        if not isinstance(control, Goodput):
+            return control
+        others = {**dict(list(self._parts.items())[1:]), FOLLOWER: self._follower}
+        controls = {name: Goodput(parts.length.most, trees=parts.draws_trees) for name, parts in others.items()}
+        return EachDrafter({self.names[0]: control, **controls})
+
+    def _bound_of(self, request: Request) -> tuple[int | None, bool]:
+        """(`Row.draft_bound`, `Row.draft_fixed`)."""
+        asked = request.speculation
+        if asked.mode == "off":
             return 0, True
-        most = self._parts[speculation.drafter or self.names[0]].length.most
-        bound = speculation.max_draft_tokens
+        most = (self._follower if request.is_predicted else self._parts[asked.drafter or self.names[0]]).length.most
+        bound = asked.max_draft_tokens
         if bound is not None and bound > most:
             raise ConfigError(f"speculation.max_draft_tokens must be at most {most} on this server, got {bound}")
-        return bound, speculation.mode == "fixed"
+        usual = self._main.length
+        if request.is_predicted and not (usual.is_auto or usual.by_rows):  # a number that is not about copies, nor about load
+            return bound or min(most, max(usual.most, SMALL_TREE)), True
+        return bound, asked.mode == "fixed"
+
+    def _drafter_of(self, request: Request) -> str:
+        asked = request.speculation.drafter
+        if request.is_predicted:
+            if asked not in (None, FOLLOWER):
+                raise ConfigError(
+                    f"speculation.drafter '{asked}' beside a prediction, which only '{FOLLOWER}' follows: leave one of them out"
+                )
+            return FOLLOWER
+        name = asked or self.names[0]
+        if name not in self._parts:
+            raise ConfigError(f"speculation.drafter '{name}' is not loaded here.{did_you_mean(name, self.names)}")
+        return name
 
     def _allowed_lossy(self, name: str) -> Verifier:
         if name in self._lossy:

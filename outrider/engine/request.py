@@ -56,9 +56,15 @@ class Request:
     params: SamplingParams
     speculation: Speculation = field(default_factory=Speculation)
     constraint: Constraint | None = None  # a grammar, fresh for this request
+    prediction: list[int] | None = None  # tokens that the answer is expected to have: then drafter 'prediction' drafts
     priority: int = 0  # smaller runs first, as in vLLM
     timeout_s: float | None = None  # from submission; then it finishes as "timeout" with what there is
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: none wanted
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether it is drafted for from its prediction. An empty one says nothing."""
+        return bool(self.prediction) and self.speculation.mode != "off"
 
     @property
     def is_invariant(self) -> bool:

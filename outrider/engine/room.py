@@ -6,13 +6,22 @@ neighbours. All questions are answered by asking the cache what it would become.
 
 from __future__ import annotations
 
+from outrider.errors import ConfigError
 from outrider.kv.cache import BLOCK, KVCache
+
+LEAST = 2 * BLOCK  # positions: of one request, while its prompt is read and while it is answered
 
 
 class Room:
-    """`positions`: how many there is memory for, in the batch and in prompts being read together."""
+    """`positions`: how many there is memory for, in the batch and in prompts being read together. Raises ConfigError where not
+    even one request would fit: it would wait for ever."""
 
     def __init__(self, positions: int, batch: KVCache, prompts: KVCache) -> None:
+        if positions < LEAST:
+            raise ConfigError(
+                f"kv_memory is too small: beside kept prefixes it holds {positions} tokens, and one request takes {LEAST}; "
+                "raise kv_memory, or lower prefix_share"
+            )
         self.positions = positions
         self._batch, self._prompts = batch, prompts
 

@@ -112,6 +112,7 @@ def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
         parents=torch.stack([draft.parent_nodes() for draft in fits])[choose, rows] if _has_tree(drafts) else None,
         probs=None if laws is None else torch.stack([_laws(draft, laws) for draft in fits])[choose, rows],
         sampled=None if laws is None else torch.stack([draft.is_sampled() for draft in fits])[choose, rows],
+        replacement=any(drafts[owner].replacement for owner in used),  # one of them draws siblings at most, the others chains
     )
 
 

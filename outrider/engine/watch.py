@@ -1,4 +1,6 @@
-"""A control that remembers what the step was about, for reports, and lets drafters read new texts at a measured pace.
+"""A control that remembers what the step was about, for reports, lets drafters read new texts at a measured pace, and notices
+what passes between two steps: handing out tokens, and the threads that send them, cost as much for a step of one token as of
+five.
 
 How much is drafted is the inner control's decision. A row whose text the drafter has not read yet is asked for nothing.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from outrider.control import Goodput
+from outrider.control.each_drafter import EachDrafter
 from outrider.decode import Control
 from outrider.drafters.base import Drafter
 from outrider.models.lm import PREFILL_CHUNK
@@ -26,8 +30,15 @@ class WatchedControl:
         self.rejected: list[bool] = []
         self._drafter = drafter
         self._reading_s = 0.0  # of the present step, for texts that are new to the drafter
+        self._ended_s: float | None = None  # when the latest step was over; None: something else was done since
+
+    def rest(self) -> None:
+        """What passes until the next step is no part of a step's price."""
+        self._ended_s = None
 
     def choose(self, rows: Rows) -> list[int]:
+        if self._ended_s is not None and isinstance(self.inner, Goodput | EachDrafter):
+            self.inner.learn_pause(len(rows), time.perf_counter() - self._ended_s)
         wanted = self.inner.choose(rows)
         began = time.perf_counter()
         ready = self._drafter.prepare(rows, wanted, PREFILL_CHUNK)
@@ -40,6 +51,7 @@ class WatchedControl:
         self.drafted, self.accepted = draft.lists[1], verdict.lists.num_accepted
         self.rejected = [not complete for complete in verdict.lists.all_accepted]
         self.inner.observe(rows, draft, verdict, seconds - self._reading_s)  # like a prompt's, no part of a step's price
+        self._ended_s = time.perf_counter()
 
     def summary(self) -> dict[str, Any]:
         """The inner control's."""

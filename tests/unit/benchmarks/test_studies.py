@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib import import_module, metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def row(configuration: str, steps: int, emitted: int, drafted: int, **more: Any) -> dict[str, Any]:
     counts = {"steps": steps, "emitted": emitted, "drafted": drafted, "tested": drafted, "accepted": emitted - steps}
-    return {"configuration": configuration, "temperature": 0.0, "task": "gsm8k", **counts, **more}
+    return {"configuration": configuration, "temperature": 0.0, "task": "gsm8k", **counts, "behind_end": 0, **more}
 
 
 def test_saved_is_against_the_fixed_length_of_the_same_tau() -> None:
@@ -39,6 +40,17 @@ def test_saved_is_against_the_fixed_length_of_the_same_tau() -> None:
     assert found["acceptance 0.3"]["saved"] == pytest.approx(1 - 2.4 / 3)
     assert found["product 0.3"]["saved"] == pytest.approx(1 - 0.8 / 1)
     assert found["entropy 0.1"]["saved"] is None
+    assert found["acceptance 0.3"]["most"] == pytest.approx(1 - 1.5 / 3)  # 150 of its 240 tokens were kept
+
+
+def test_what_is_drafted_behind_the_end_counts_apart() -> None:
+    """Catches a comparison that takes it from the rule, too, and an end that is counted as behind itself."""
+    study = import_module("studies_acceptance")
+    rows = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400, behind_end=80), row("acceptance 0.3", 100, 300, 280)]
+    found = study.savings(rows)[0]
+    assert (found["saved"], found["alike"]) == pytest.approx((1 - 2.8 / 4, 1 - 2.8 / 3.2))
+    steps = [SimpleNamespace(tokens=tokens) for tokens in ([5, 6, 7], [5, 1, 6, 1, 7], [1], [], [6, 1])]
+    assert study.drafted_behind(SimpleNamespace(steps=steps), frozenset({1, 2})) == 3
 
 
 def test_hard_labels_are_the_next_tokens() -> None:
@@ -72,8 +84,8 @@ def test_the_page_says_what_was_reached_and_what_was_not(tmp_path: Path) -> None
     stops = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400)]
     stops += [row("acceptance 0.3", 100, 250, 200), row("entropy 0.3", 100, 250, 300)]
     result = {
-        **head, "settings": {"most_draft_tokens": 12},
-        "workloads": {"pair": {"tasks": {"gsm8k": 4}, "rows": stops, "curve": run}},
+        **head, "settings": {},
+        "workloads": {"pair": {"tasks": {"gsm8k": 4}, "most": 12, "rows": stops, "curve": run}},
     }  # fmt: skip
     (tmp_path / "studies-acceptance-2026-01-01.json").write_text(json.dumps(result))
     lifts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.control.costs import LATEST, CostCurve
+from outrider.control.costs import LATEST, VAIN, CostCurve, Slope
 from outrider.control.offers import Offers
 from outrider.control.probing import PlainChecks, Surprise, Tries
 
@@ -55,6 +55,82 @@ def test_a_machine_that_slows_down_is_followed() -> None:
 def test_a_plain_step_never_costs_more_than_a_longer_one() -> None:
     """One spoilt plain time would make drafting look good for ever."""
     assert curve_of(n0=[5.0], n4=[1.2, 1.2]).seconds(0) <= 1.2
+
+
+# ------------------------------------------------ what is known of a machine
+
+
+def told(slow: float = 1.0) -> CostCurve:
+    """Sizes 0 to 8 in another hour, in which the machine was `slow` times as slow: a node costs 5 %."""
+    curve = CostCurve(8, Slope(0.05, 0.2))
+    for _ in range(3):
+        for size in range(9):
+            curve.observe(size, slow * (1 + 0.05 * size))
+    return curve
+
+
+def test_slow_minutes_are_slow_for_all_sizes() -> None:
+    """Only one size is timed while the machine loses a third of its speed: the others must not look cheap for it."""
+    curve = told()
+    for step in range(60):
+        curve.observe(5, 1.25 * (1 + 0.5 * min(step, 30) / 30))
+    assert curve.seconds(5) == pytest.approx(1.875, rel=0.03)
+    assert curve.seconds(0) == pytest.approx(1.5, rel=0.06)
+    assert curve.seconds(8) == pytest.approx(2.1, rel=0.03)
+
+
+def test_times_of_another_hour_tell_how_sizes_compare() -> None:
+    """One time of now, and all sizes are right; not a time that does not count because it is so far off."""
+    curve = told(slow=1.8)
+    curve.unsettle()
+    curve.observe(4, 1.2)
+    assert [curve.seconds(size) for size in (0, 4, 8)] == pytest.approx([1.0, 1.2, 1.4], rel=0.06)
+
+
+def test_outliers_that_go_on_are_the_truth() -> None:
+    """Two spoilt times change nothing; a machine that has become half as fast is believed after a few."""
+    curve = told()
+    before = curve.seconds(4)
+    for _ in range(2):
+        curve.observe(4, 2.4)
+    assert curve.seconds(4) == before
+    for _ in range(4):
+        curve.observe(4, 2.4)
+    assert curve.seconds(4) == pytest.approx(2.4, rel=0.1)
+    assert curve.seconds(0) == pytest.approx(2.0, rel=0.1)
+
+
+def test_one_size_may_have_become_dear_alone() -> None:
+    """Its own times say so, its neighbours' say that they did not."""
+    curve = told()
+    for _ in range(30):
+        for size, seconds in ((8, 1.8), (0, 1.0), (3, 1.15)):
+            curve.observe(size, seconds)
+    assert curve.seconds(8) == pytest.approx(1.8, rel=0.04)
+    assert curve.seconds(3) == pytest.approx(1.15, rel=0.04)
+
+
+def test_a_spoilt_first_time_is_repaired_by_the_next() -> None:
+    curve = curve_of(n3=[1.15], n0=[5.0, 1.0, 1.0])
+    assert curve.seconds(0) == pytest.approx(1.0, rel=0.1)
+
+
+def test_wider_steps_than_can_be_asked_for_tell_nothing() -> None:
+    curve = told()
+    before = curve.seconds_of(range(9))
+    curve.observe(12, 9.0)
+    assert curve.seconds_of(range(9)) == before
+    assert 12 not in curve.known()
+
+
+def test_asking_in_vain_drifts_with_the_machine_and_is_no_size() -> None:
+    curve = told()
+    for _ in range(8):
+        curve.observe(VAIN, 1.3)
+    for _ in range(60):
+        curve.observe(2, 2.2)  # twice as slow as it was
+    assert curve.seconds_of([VAIN])[0] == pytest.approx(2.6, rel=0.06)
+    assert list(curve.known()) == list(range(9))
 
 
 # ------------------------------------------------ what an ask costs

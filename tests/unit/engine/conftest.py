@@ -107,13 +107,14 @@ _ids = (f"request-{number}" for number in itertools.count())
 
 
 def request(prompt: list[int], *, speculation: Speculation | None = None, priority: int = 0, timeout_s: float | None = None,
-            prompt_logprobs: int | None = None, constraint: Any = None, **params: Any) -> Request:  # fmt: skip
+            prompt_logprobs: int | None = None, constraint: Any = None, prediction: list[int] | None = None,
+            **params: Any) -> Request:  # fmt: skip
     """A request with an id of its own."""
     params.setdefault("max_tokens", 24)
     params.setdefault("ignore_eos", True)
     return Request(
         id=next(_ids), prompt=prompt, params=SamplingParams(**params), speculation=speculation or Speculation(),
-        priority=priority, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs, constraint=constraint,
+        priority=priority, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs, constraint=constraint, prediction=prediction,
     )  # fmt: skip
 
 

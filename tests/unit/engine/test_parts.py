@@ -98,6 +98,18 @@ def test_drafts_side_by_side_keep_their_rows_whole() -> None:
     assert alone.tokens is drawn.tokens
 
 
+def test_siblings_drawn_with_replacement_stay_so_beside_another_drafter() -> None:
+    """Catches a law that is not the target's: the verifier would take equal siblings for drawn from what the first one left."""
+    siblings = Draft(
+        torch.tensor([[2, 2]] * 2), torch.tensor([2, 0]), parents=torch.tensor([[-1, -1]] * 2),
+        probs=torch.full((2, 3, 3), 1 / 3), replacement=True,
+    )  # fmt: skip
+    found = chain([[0], [1]], [0, 1])
+    assert side_by_side([siblings, found], [0, 1]).replacement
+    assert side_by_side([found, siblings], [1, 0]).replacement
+    assert not side_by_side([found, chain([[1], [0]], [1, 0], laws=True)], [1, 0]).replacement
+
+
 def test_a_drafter_hears_what_was_said_in_rows_that_are_not_its_own() -> None:
     """As if it had drafted nothing there."""
     own = chain([[5, 6], [0, 0]], [2, 0])
@@ -144,10 +156,13 @@ def test_settings_that_cannot_be_are_refused(fields: dict) -> None:
         EngineSettings(**fields)
 
 
-def test_a_load_aware_control_knows_costs_before_the_first_request(engine_of: MakeEngine) -> None:
+def test_a_load_aware_control_knows_costs_before_the_first_request(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For one row, for the most, and for numbers in between that were never measured."""
+    monkeypatch.setattr("outrider.engine.calibrate.BUDGET_S", 600.0)  # however busy this machine is
     engine = engine_of(num_draft_tokens="auto:4", max_num_seqs=6, start=False)
-    goodput = engine._batch.control.inner
+    goodput = engine._batch.control.inner.controls["draft-model"]
     for rows in (1, 3, 6):
         rates = goodput.goodput(rows)
         assert rates is not None, f"nothing is known of {rows} rows"

@@ -128,7 +128,7 @@ def test_without_a_number_the_drafter_decides() -> None:
 def test_auto_for_trees_tries_tree_sizes() -> None:
     """A chain's survival curve would misjudge a tree."""
     control = choose("recycling", length="auto:40").make_control()
-    assert control._sizes == [0, 1, 2, 4, 8, 12, 16, 24, 32, 40]
+    assert control._sizes == [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 40]
 
 
 def test_a_compiled_loop_is_as_long_as_the_length_is_fixed() -> None:

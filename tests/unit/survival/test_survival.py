@@ -86,6 +86,23 @@ def test_doubt_makes_news_count() -> None:
     assert doubting.curve(1)[0] > 0.5 > 0.3 > sure.curve(1)[0]
 
 
+@pytest.mark.parametrize("kind", [ChainSurvival, TreeYield])
+def test_many_rows_know_more_and_forget_no_faster(kind: type[ChainSurvival | TreeYield]) -> None:
+    """A step of 32 rows is one step: half of what was kept 10 steps ago is still known, and one odd row changes little."""
+    crowd, alone = kind(), kind()
+    for estimate, rows in ((crowd, 32), (alone, 1)):
+        for _ in range(100):
+            for row in range(rows):
+                estimate.observe(row, 1, row % 2 if rows > 1 else 1, fade=row == 0)
+    level = crowd.expected_of([1])[0]
+    assert level == pytest.approx(0.5, abs=0.03)
+    crowd.observe(0, 1, 1)
+    assert crowd.expected_of([1])[0] == pytest.approx(level, abs=0.002)
+    before = alone.expected_of([1])[0]
+    alone.observe(0, 1, 0)
+    assert alone.expected_of([1])[0] < before - 0.01
+
+
 @pytest.mark.parametrize("estimate", [ChainSurvival(), TreeYield()])
 def test_several_sizes_at_once_are_the_same_numbers(estimate: ChainSurvival | TreeYield) -> None:
     rng = random.Random(1)

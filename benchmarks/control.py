@@ -1,0 +1,224 @@
+"""What `--num-draft-tokens auto` loses against the best fixed length, and to what: a simulation, seconds on one core.
+
+Machines and texts are those of `control_worlds.py`; every length, and the control, writes the same texts. The control sees a
+clock with noise: minutes that are slow as a whole, steps that differ, now and then one of up to three times its length. It is
+charged what steps cost without noise, and credited with the tokens they bring on average.
+
+The best fixed length is best over all cells of a kind together, not in each cell: the luckiest of nine lengths in one cell of 250
+tokens is no rival that anybody could have named beforehand. `lucky` is the ratio to that one all the same.
+
+Steps of every length are timed when a model is loaded, once per machine; the file that keeps them is from another hour. `known`
+is a control that was told so, `unknown` one that must find out.
+
+The loss is split by why a step had the length it had, and adds up: time beyond what the best fixed length needs for as much,
+
+    start    steps before two sizes were timed
+    probe    steps that ask for another length than the one believed best
+    wrong    another length is believed best than is best
+    held     the best length is known, but the promised gain was too small to change
+    rest     the best length, where it brings less or more than on average
+
+    python benchmarks/control.py [--cells 40] [--tokens 64 --prompts 4]
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median, quantiles
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+from control_worlds import KINDS, MOST, Kind, Text
+
+from outrider.control import Goodput
+
+LENGTHS = range(MOST + 1)
+CALIBRATIONS = 4  # times per length, when a model is loaded
+ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
+CAUSES = ("start", "probe", "wrong", "held", "rest")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How the control's clock errs: standard deviations of the logarithm, per prompt and per step."""
+
+    prompt: float = 0.1
+    step: float = 0.05
+    outliers: float = 0.02
+
+
+    def shown(self, ms: float, slow: float, rng: random.Random) -> float:
+        """What a step of so many milliseconds seems to take; `slow`: logarithm of the present minute's factor."""
+        factor = rng.uniform(1.3, 3) if rng.random() < self.outliers else 1.0
+        return ms * factor * math.exp(slow + rng.gauss(0, self.step))
+
+
+@dataclass
+class Total:
+    """Milliseconds and tokens."""
+
+    ms: float = 0.0
+    tokens: float = 0.0
+
+    def add(self, ms: float, tokens: float) -> None:
+        self.ms += ms
+        self.tokens += tokens
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.ms if self.ms else 0.0
+
+
+def fixed(texts: Sequence[Text], kind: Kind, size: int) -> Total:
+    """The same number every step, less where a text ends."""
+    total = Total()
+    for text in texts:
+        position = 0
+        while position < len(text):
+            step = kind.step(text, position, min(size, len(text) - position - 1))
+            total.add(step.ms, step.tokens)
+            position += step.kept + 1
+    return total
+
+
+@dataclass
+class AutoRun:
+    """A control on the texts of one cell, from nothing known."""
+
+    control: Any
+    kind: Kind
+    clock: Clock
+    best: int  # fixed length of this kind of cell
+    rng: random.Random
+    parts: dict[str, Total] = field(default_factory=lambda: {cause: Total() for cause in CAUSES})
+    asked: Counter[int] = field(default_factory=Counter)
+
+    def write(self, texts: Sequence[Text]) -> AutoRun:
+        for text in texts:
+            slow = self.rng.gauss(0, self.clock.prompt)
+            row = SimpleNamespace(stats=SimpleNamespace(steps=0), room=len(text))
+            row.wish = lambda size, row=row: max(0, min(size, row.room - 1))
+            while row.room > 0:
+                self._step(text, row, slow)
+        return self
+
+    def _step(self, text: Text, row: Any, slow: float) -> None:
+        (asked,) = self.control.choose([row])
+        step = self.kind.step(text, len(text) - row.room, asked)
+        self.parts[self._cause(asked, row)].add(step.ms, step.tokens)
+        self.asked[asked] += 1
+        row.room -= step.kept + 1
+        row.stats.steps += 1
+        draft, verdict = SimpleNamespace(lists=([], [step.drafted])), SimpleNamespace(num_accepted=[step.kept])
+        seconds = self.clock.shown(step.ms, slow, self.rng) / 1000
+        self.control.observe([row], draft, SimpleNamespace(lists=verdict), seconds)
+
+    def _cause(self, asked: int, row: Any) -> str:
+        settled, known = self.control.settled, self.control.goodput(1)
+        if known is None or not self.control.is_measured(1):
+            return "start"
+        if asked != row.wish(settled):
+            return "probe"
+        if settled == self.best:
+            return "rest"
+        return "held" if max(known, key=lambda size: known[size]) == self.best else "wrong"
+
+    @property
+    def total(self) -> Total:
+        return Total(sum(part.ms for part in self.parts.values()), sum(part.tokens for part in self.parts.values()))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of all cells of a kind."""
+
+    best: int
+    ratio: float  # rate over that of the best fixed length, all cells together
+    low: float  # the same ratio of single cells: its tenth percentile
+    lucky: float  # mean over cells, against each cell's own luckiest length
+    plain: float  # rate over plain decoding's, all cells together
+    low_plain: float
+    loss: dict[str, float]  # share of time, by cause
+    asked: Counter[int]
+
+
+def new_control(kind: Kind, clock: Clock, rng: random.Random, *, known: bool) -> Goodput:
+    """As a decoder gets it. `known`: told what steps took in another hour, medians of a few."""
+    control = Goodput(MOST, trees=kind.trees)
+    if known:
+        slow = rng.gauss(0, ANOTHER_HOUR)
+        times = {n: [clock.shown(kind.machine.ms(n, n), slow, rng) for _ in range(CALIBRATIONS)] for n in LENGTHS}
+        control.learn_costs(1, {n: median(values) / 1000 for n, values in times.items()})
+    return control
+
+
+def study(kind: Kind, cells: int, prompts: int, tokens: int, clock: Clock, *, known: bool, seed: int = 0) -> Found:
+    """Many cells, each with its own texts and a control that starts afresh."""
+    worlds = [[kind.write(random.Random(f"{seed} {c} {p}"), tokens) for p in range(prompts)] for c in range(cells)]
+    rivals = [{size: fixed(texts, kind, size) for size in LENGTHS} for texts in worlds]
+    pooled = {size: _sum(cell[size] for cell in rivals) for size in LENGTHS}
+    best = max(LENGTHS, key=lambda size: pooled[size].rate)
+    runs = []
+    for c, texts in enumerate(worlds):
+        rng = random.Random(f"{seed} {c} clock")
+        runs.append(AutoRun(new_control(kind, clock, rng, known=known), kind, clock, best, rng).write(texts))
+    total = _sum(run.total for run in runs)
+    loss = {}
+    for cause in CAUSES:
+        part = _sum(run.parts[cause] for run in runs)
+        loss[cause] = (part.ms - part.tokens / pooled[best].rate) / total.ms
+    return Found(
+        best, total.rate / pooled[best].rate,
+        _low([run.total.rate / cell[best].rate for run, cell in zip(runs, rivals, strict=True)]),
+        mean(run.total.rate / max(one.rate for one in cell.values()) for run, cell in zip(runs, rivals, strict=True)),
+        total.rate / pooled[0].rate, _low([run.total.rate / cell[0].rate for run, cell in zip(runs, rivals, strict=True)]),
+        loss, sum((run.asked for run in runs), Counter()),
+    )  # fmt: skip
+
+
+def _sum(totals: Iterable[Total]) -> Total:
+    found = Total()
+    for total in totals:
+        found.add(total.ms, total.tokens)
+    return found
+
+
+def _low(values: Sequence[float]) -> float:
+    return quantiles(values, n=10)[0] if len(values) > 1 else values[0]
+
+
+def table(found: dict[str, Found]) -> str:
+    head = ["", "best", "auto / best", "low", "lucky", "auto / plain", "low", *CAUSES]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for name, one in found.items():
+        ratios = (one.ratio, one.low, one.lucky, one.plain, one.low_plain)
+        losses = (f"{100 * one.loss[cause]:.1f}" for cause in CAUSES)
+        lines.append([name, str(one.best), *(f"{ratio:.3f}" for ratio in ratios), *losses])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(
+    cells: Annotated[int, typer.Option(min=2, help="Per kind.")] = 40,
+    prompts: Annotated[int, typer.Option(min=1, help="Per cell.")] = 4,
+    tokens: Annotated[int, typer.Option(min=8, help="Per prompt.")] = 64,
+    kinds: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    seed: Annotated[int, typer.Option(help="Other texts, another clock.")] = 0,
+) -> None:
+    """What auto loses against the best fixed length, and to what."""
+    for known in (True, False):
+        found = {
+            name: study(kind, cells, prompts, tokens, Clock(), known=known, seed=seed)
+            for name, kind in KINDS.items() if kinds in name
+        }
+        ratios = [one.ratio for one in found.values()]
+        print(f"step costs {'known' if known else 'unknown'}: mean {mean(ratios):.3f}, worst {min(ratios):.3f}\n")
+        print(table(found) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,195 @@
+"""Machines and texts without model or clock, for `control.py`.
+
+A *text* says at each position whether the draft agrees with the target there and how much a look-up would offer; a *machine*
+says what a step costs. Every length writes the same texts, as greedy decoding does.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+MOST = 8
+NEAR = 0.7  # rate at which ranks behind the first fall off
+NEVER = 99  # rank of a token that no draft would name
+
+
+# ---------------------------------------------------------------- machines
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json; a graphics card's are flat."""
+
+    passes: tuple[float, ...]  # of the target over 1, 2, ... tokens
+    draft: float = 0.0  # per token drafted
+    start: float = 0.0  # per step that drafts
+    vain: float = 0.0  # per step that asks and is offered nothing
+    other: float = 0.3
+
+    def ms(self, asked: int, drafted: int) -> float:
+        """Of a step."""
+        drafting = self.start + self.draft * drafted if drafted else self.vain * bool(asked)
+        return self.other + self.passes[drafted] + drafting
+
+
+CPU = (4.69, 4.74, 4.95, 5.02, 5.25, 5.52, 5.79, 6.21, 8.95)
+SLOW_MEMORY = (6.89, 6.9, 6.9, 6.95, 7.0, 7.1, 7.2, 7.3, 9.06)
+FLAT = (20.0, 20.0, 20.1, 20.1, 20.2, 20.2, 20.3, 20.3, 20.4)
+
+
+# ---------------------------------------------------------------- texts
+
+
+@dataclass
+class Text:
+    """One answer: at each position how likely draft and target agree there, the draft's rank of the target's token (1: they
+    agree), and nodes it would offer at most."""
+
+    chances: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
+
+    def add(self, chance: float, rng: random.Random, offered: int = MOST) -> None:
+        """Of what is no agreement, half is among the draft's next few."""
+        self.chances.append(chance)
+        near = 2 + int(rng.expovariate(NEAR)) if rng.random() < 0.5 else NEVER
+        self.ranks.append(1 if rng.random() < chance else near)
+        self.offered.append(offered)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def kept(self, position: int, widths: Sequence[int]) -> int:
+        """How many draft nodes the target would have said, too; `widths`: per depth, nodes that a kept path can go on with."""
+        ahead = zip(self.ranks[position : position + len(widths)], widths, strict=False)
+        depth = 0
+        for rank, width in ahead:
+            if rank > width:
+                break
+            depth += 1
+        return depth
+
+    def expected(self, position: int, widths: Sequence[int]) -> float:
+        """How many on average, over texts that are as easy at each position."""
+        product, total = 1.0, 0.0
+        for chance, width in zip(self.chances[position : position + len(widths)], widths, strict=False):
+            product *= chance + (1 - chance) / 2 * -math.expm1(-NEAR * (width - 1))
+            total += product
+        return total
+
+
+def chain(size: int) -> tuple[int, ...]:
+    """Widths of a chain."""
+    return (1,) * size
+
+
+@cache
+def tree(size: int) -> tuple[int, ...]:
+    """Widths of a tree of so many nodes, likeliest nodes first."""
+    nodes = [(depth, rank) for depth in range(size) for rank in range(1, 6)]
+    value = {(depth, rank): 0.75**depth * (0.75 if rank == 1 else 0.16 * 0.6 ** (rank - 2)) for depth, rank in nodes}
+    chosen = sorted(value, key=lambda node: -value[node])[:size]
+    return tuple(count for _, count in sorted(Counter(depth for depth, _ in chosen).items()))
+
+
+Write = Callable[[random.Random, int], Text]
+
+
+def steady(alpha: float) -> Write:
+    """Every token is as easy as any other."""
+
+    def write(rng: random.Random, length: int) -> Text:
+        text = Text()
+        for _ in range(length):
+            text.add(alpha, rng)
+        return text
+
+    return write
+
+
+def varied(low: float, high: float) -> Write:
+    """Every prompt has its own acceptance."""
+    return lambda rng, length: steady(rng.uniform(low, high))(rng, length)
+
+
+def bursts(easy: float, hard: float, mean_length: float) -> Write:
+    """Easy and hard passages take turns."""
+
+    def write(rng: random.Random, length: int) -> Text:
+        text, alpha = Text(), easy
+        for _ in range(length):
+            if rng.random() < 1 / mean_length:
+                alpha = hard if alpha == easy else easy
+            text.add(alpha, rng)
+        return text
+
+    return write
+
+
+def copies(share: float, run: float, junk: float, alpha: float) -> Write:
+    """A look-up: passages of `run` tokens that stand elsewhere, in so large a share of the text; between them some match of one
+    to eight tokens is found at a `junk` share of positions, right with probability `alpha`."""
+
+    def write(rng: random.Random, length: int) -> Text:
+        text, inside = Text(), False
+        leave, enter = 1 / run, share / (1 - share) / run
+        for _ in range(length):
+            inside = rng.random() >= leave if inside else rng.random() < enter
+            if inside:
+                text.add(0.97, rng)
+            else:
+                text.add(alpha, rng, rng.randint(1, MOST) if rng.random() < junk else 0)
+        return text
+
+    return write
+
+
+@dataclass(frozen=True)
+class Step:
+    """`tokens`: expected ones, so that the luck of one run hides nothing."""
+
+    drafted: int
+    kept: int
+    tokens: float
+    ms: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Cells of one kind: a machine and the law of its texts."""
+
+    machine: Machine
+    write: Write
+    trees: bool = False
+
+    def step(self, text: Text, position: int, asked: int) -> Step:
+        """One that asks for so many nodes."""
+        drafted = min(asked, text.offered[position])
+        widths = tree(drafted) if self.trees else chain(drafted)
+        kept, expected = text.kept(position, widths), text.expected(position, widths)
+        return Step(drafted, kept, 1 + expected, self.machine.ms(asked, drafted))
+
+
+_MODEL, _LOOKUP = {"draft": 0.2, "start": 0.4, "vain": 0.4}, {"draft": 0.0, "start": 0.05, "vain": 0.05}
+KINDS: dict[str, Kind] = {
+    "draft model, alpha 0.78": Kind(Machine(CPU, **_MODEL), steady(0.78)),
+    "draft model, alpha 0.5": Kind(Machine(CPU, **_MODEL), steady(0.5)),
+    "draft model, alpha 0.95": Kind(Machine(CPU, **_MODEL), steady(0.95)),
+    "draft model, bursts": Kind(Machine(SLOW_MEMORY, **_MODEL), bursts(0.95, 0.5, 12)),
+    "draft model, prompts differ": Kind(Machine(SLOW_MEMORY, **_MODEL), varied(0.45, 0.95)),
+    "dear draft model, alpha 0.6": Kind(Machine(CPU, draft=1.5, start=0.4, vain=0.4), steady(0.6)),
+    "dear draft model, alpha 0.2": Kind(Machine(CPU, draft=1.5, start=0.4, vain=0.4), steady(0.2)),
+    "flat passes, alpha 0.8": Kind(Machine(FLAT, draft=1.2), steady(0.8)),
+    "flat passes, bursts": Kind(Machine(FLAT, draft=1.2), bursts(0.95, 0.4, 15)),
+    "trees, alpha 0.7": Kind(Machine(CPU, **_MODEL), steady(0.7), trees=True),
+    "trees, bursts": Kind(Machine(SLOW_MEMORY, **_MODEL), bursts(0.9, 0.4, 12), trees=True),
+    "look-up, much copied": Kind(Machine(CPU, **_LOOKUP), copies(0.5, 12, 0.4, 0.3)),
+    "look-up, some copied": Kind(Machine(SLOW_MEMORY, **_LOOKUP), copies(0.2, 8, 0.4, 0.3)),
+    "look-up, nothing copied": Kind(Machine(CPU, **_LOOKUP), copies(0.001, 2, 0.35, 0.1)),
+    "look-up, nothing found": Kind(Machine(CPU, **_LOOKUP), copies(0.001, 2, 0.0, 0.1)),
+}  # fmt: skip

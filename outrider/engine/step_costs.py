@@ -1,0 +1,115 @@
+"""What steps take on this machine, kept from one start to the next: a control that knows need not find out at its user's expense.
+
+One small JSON file for each combination of machine, model and drafter, beside the compiled programs. A file whose facts differ,
+of another version or with anything strange in it is as good as none: then steps are timed anew, and the file is replaced.
+Files are written whole or not at all, so processes that start together do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.build import Options
+from outrider.machine import cores, cpu_name
+from outrider.models.compile import cache_folder
+from outrider.models.load import LoadedModel
+from outrider.parts import Parts
+from outrider.version import __version__
+
+log = logging.getLogger("outrider.engine")
+VERSION = 1
+MOST_FILES = 200  # the oldest go first
+NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
+
+
+@dataclass
+class StepCosts:
+    """`seconds`: by number of rows, then by nodes of the widest row."""
+
+    facts: dict[str, Any]
+    seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, facts: dict[str, Any]) -> StepCosts:
+        """What an earlier start has kept; empty where nothing was, or nothing that fits."""
+        try:
+            content = json.loads(_path(facts).read_text(encoding="utf-8"))
+            if content["version"] != VERSION or content["facts"] != facts:
+                return cls(facts)
+            seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls(facts)
+        values = [value for sizes in seconds.values() for value in sizes.values()]
+        return cls(facts, seconds if all(value > 0 and math.isfinite(value) for value in values) else {})
+
+    def add(self, rows: int, seconds: dict[int, float]) -> None:
+        """What was timed just now, kept for the next start."""
+        if seconds:
+            self.seconds[rows] = seconds
+            self.save()
+
+    def save(self) -> None:
+        """For the next start. A folder that cannot be written costs that start its time, nothing else."""
+        content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
+        path = _path(self.facts)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+            os.replace(scratch, path)
+            _drop_old(path.parent)
+        except OSError as error:
+            log.info("what steps take is not kept for the next start: %s", error)
+
+
+def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, parts: Parts) -> dict[str, Any]:
+    """All that decides what a step takes, as JSON gives it back. `options`: resolved."""
+    device = torch.device(options.device)
+    facts = {
+        "outrider": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "cores": cores()["usable"],
+        "threads": options.threads,
+        "dtype": options.dtype,
+        "compile": options.compile,
+        "target": _shape_of(target),
+        "draft": _shape_of(draft) if draft is not None and parts.wants_draft else None,
+        "drafter": parts.drafter_name,
+        "drafter_options": asdict(parts.drafter_settings),
+        "verifier": parts.verifier.name,
+        "most": parts.length.most,
+    }
+    return json.loads(json.dumps(facts, default=str))
+
+
+def _shape_of(model: LoadedModel) -> str:
+    config = {name: value for name, value in model.config.to_dict().items() if name not in NO_SHAPE}
+    return hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+
+
+def _path(facts: dict[str, Any]) -> Path:
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
+    return folder() / f"{digest}.json"
+
+
+def folder() -> Path:
+    """Where the files are."""
+    return cache_folder().parent / "step-costs"
+
+
+def _drop_old(place: Path) -> None:
+    files = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[MOST_FILES:]:
+        file.unlink(missing_ok=True)

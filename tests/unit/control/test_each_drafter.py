@@ -1,0 +1,93 @@
+"""A control for each drafter: who learns what from a mixed batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.control import Goodput
+from outrider.control.each_drafter import EachDrafter
+from outrider.rows import Row
+from outrider.sampling.params import SamplingParams
+from tests.helpers import make_row
+from tests.unit.control.simulator import _draft, _verdict
+
+SECONDS = {"model": lambda width: 1 + 0.05 * width, "copy": lambda width: 1 + 0.01 * width}
+
+
+def control() -> EachDrafter:
+    return EachDrafter({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
+
+
+def rows_of(*drafters: str | None) -> list[Row]:
+    rows = [make_row([0], SamplingParams(max_tokens=10**6)) for _ in drafters]
+    for row, name in zip(rows, drafters, strict=True):
+        row.drafter = name
+        row.stats.steps = 5
+    return rows
+
+
+def step(each: EachDrafter, rows: list[Row], alpha: dict[str, bool], seconds: float | None = None) -> list[int]:
+    """All that a drafter asks for is kept, or nothing."""
+    asked = list(each.choose(rows))  # type: ignore[arg-type]
+    names = [row.drafter or "model" for row in rows]
+    kept = [size if alpha[name] else 0 for size, name in zip(asked, names, strict=True)]
+    cost = max(SECONDS[name](size) for size, name in zip(asked, names, strict=True)) if seconds is None else seconds
+    each.observe(rows, _draft(asked), _verdict(asked, kept), cost)  # type: ignore[arg-type]
+    return asked
+
+
+def test_what_a_look_up_keeps_says_nothing_of_the_model() -> None:
+    """The bug this is for: look-ups that fail must not stop the draft model, whose own tokens are all kept."""
+    each, alpha = control(), {"model": True, "copy": False}
+    for _ in range(150):
+        step(each, rows_of("model"), alpha)
+        step(each, rows_of("copy"), alpha)
+        mixed = step(each, rows_of("copy", "model"), alpha)
+    assert step(each, rows_of("model"), alpha) == [8]
+    assert mixed[1] == 8
+    late = [step(each, rows_of("copy"), alpha)[0] for _ in range(50)]
+    assert late.count(0) > 40
+
+
+def test_nobody_is_asked_for_more_than_its_own_most() -> None:
+    each = control()
+    for _ in range(80):
+        asked = step(each, rows_of("copy", "model"), {"model": True, "copy": True})
+        assert asked[0] <= 4
+    assert max(asked) <= 8
+
+
+def test_the_time_of_a_mixed_step_is_nobodys() -> None:
+    """Minutes per step in mixed batches: neither control may believe them."""
+    each, alpha = control(), {"model": True, "copy": True}
+    for _ in range(30):
+        step(each, rows_of("model", "model"), alpha)
+        step(each, rows_of("copy", "copy"), alpha)
+    before = {name: one.summary()["by_rows"][2]["seconds"] for name, one in each.controls.items()}
+    for _ in range(30):
+        step(each, rows_of("copy", "model"), alpha, seconds=60.0)
+    assert {name: one.summary()["by_rows"][2]["seconds"] for name, one in each.controls.items()} == before
+    for name, rates in ((name, one.goodput(2)) for name, one in each.controls.items()):
+        assert rates is not None
+        assert rates[0] == pytest.approx(2.0, rel=0.1), name
+
+
+def test_rows_that_name_nobody_are_the_first_drafters() -> None:
+    each = control()
+    for _ in range(40):
+        step(each, rows_of(None), {"model": True, "copy": False})
+    assert sum(each.controls["model"].summary()["chosen"].values()) == 40
+    assert each.controls["copy"].summary()["chosen"] == {}
+
+
+def test_the_report_adds_up() -> None:
+    """Lengths of all; predictions of the first drafter, as a server without others gives them; each one's own below."""
+    each = control()
+    for _ in range(20):
+        step(each, rows_of("model"), {"model": True, "copy": True})
+        step(each, rows_of("copy"), {"model": True, "copy": True})
+    report = each.summary()
+    assert sum(report["chosen"].values()) == 40
+    assert report["by_rows"] == report["by_drafter"]["model"]["by_rows"]
+    assert set(report["by_drafter"]) == {"model", "copy"}
+    assert sum(report["by_drafter"]["copy"]["chosen"].values()) == 20

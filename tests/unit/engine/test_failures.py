@@ -1,0 +1,96 @@
+"""When parts fail, or memory is short: every request ends once, nobody's row stays behind, and the engine goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider import LLM
+from outrider.engine.batch import Batch
+from outrider.errors import ConfigError
+from outrider.rows import Rows
+from outrider.sampling.params import SamplingParams
+from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
+
+
+def test_a_request_that_comes_in_while_a_turn_fails_ends_with_the_others(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a row that nobody owns: ended with all the others, queued after all, and decoded for ever."""
+    engine, late, step, failed = engine_of(), Answer(), Batch.step, []
+
+    def fails_once(batch: Batch) -> Any:
+        if failed:
+            return step(batch)
+        failed.append(True)
+        engine.submit(request(prompt(9, 2)), late)  # as another thread might, meanwhile
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Batch, "step", fails_once)
+    first = ask(engine, request(prompt(9)))[0]
+    assert [first.finish.reason, late.finish.reason] == ["error", "error"]
+    assert ask(engine, request(prompt(20, 3)))[0].finish.reason == "length"
+    assert len(late.updates) == 1
+    assert engine.snapshot().running == 0
+
+
+def test_a_failure_between_two_turns_is_survived(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an engine that dies for good because a drafter failed while a cancelled row left."""
+
+    def fails(index: int) -> None:
+        raise RuntimeError("a bug of the drafter's")
+
+    engine = engine_of(drafter="ngram", draft=False)
+    endless = request(prompt(9), max_tokens=1900)
+    answer = ask(engine, endless)[0]
+    assert answer.begun.wait(30)
+    monkeypatch.setattr(engine._batch.decoder.drafter, "stop", fails)
+    engine.cancel(endless.id)
+    assert answer.finish.reason == "error"
+    assert ask(engine, request(prompt(12)))[0].finish.reason == "length"
+    assert engine.snapshot().failed is None
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_row_that_ended_in_a_step_that_failed_says_nothing_more(
+    engine_of: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Catches a step made again by rows that came to their end in it: tokens behind the end, or an answer taken for a failure."""
+    prompts = [prompt(9, 1), prompt(20, 2)][: 1 + beside]
+    engine = engine_of(drafter="ngram", draft=False, start=False)
+    drafter = engine._batch.decoder.drafter
+    commit = drafter.commit
+
+    def fails(rows: Rows, *others: Any) -> None:
+        if any(row.finish_reason for row in rows):
+            raise RuntimeError("a bug of the drafter's")
+        commit(rows, *others)
+
+    monkeypatch.setattr(drafter, "commit", fails)
+    answers = ask(engine, *(request(tokens, max_tokens=count) for tokens, count in zip(prompts, (3, 24), strict=False)))
+    engine.start()
+    plain = LLM(models.target, drafter="none", compile="off", max_num_seqs=1)
+    expected = [
+        plain.generate([tokens], SamplingParams(max_tokens=count, ignore_eos=True))[0].token_ids
+        for tokens, count in zip(prompts, (3, 24), strict=False)
+    ]
+    assert [answer.finish.reason for answer in answers] == ["length"] * len(prompts)
+    assert [answer.token_ids for answer in answers] == expected
+
+
+def test_memory_for_less_than_one_request_is_refused(engine_of: MakeEngine) -> None:
+    """Catches an engine that accepts a request for which there will never be room, and turns round and round."""
+    with pytest.raises(ConfigError, match=r"kv_memory is too small.*prefix_share"):
+        engine_of(kv_memory=1 << 20)  # 1024 tokens, a quarter of them for prefixes
+
+
+def test_a_row_that_made_room_stays_out_until_there_is_room(engine_of: MakeEngine, models: Models) -> None:
+    """Catches a row that is let in beside a long one and sent away again, every turn, without a step of its own."""
+    engine = engine_of(drafter="ngram", draft=False, kv_memory=1 << 20, prefix_share=0.0)  # 2048 tokens
+    prompts = [prompt(440, 1), prompt(100, 2)]
+    answers = ask(engine, *(request(tokens, max_tokens=200) for tokens in prompts))
+    plain = LLM(models.target, drafter="none", compile="off", max_num_seqs=1)
+    expected = plain.generate(prompts, SamplingParams(max_tokens=200, ignore_eos=True))
+    assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
+    assert 1 <= answers[1].finish.preemptions <= 2

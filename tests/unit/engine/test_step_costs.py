@@ -1,0 +1,198 @@
+"""What steps take, kept from one start to the next: found again, and never believed where anything is different."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.build import Needs, Options, assemble, choose, load_models
+from outrider.control import Goodput
+from outrider.decode import Decoder
+from outrider.drafters.ngram_cache import NgramCacheDrafter
+from outrider.engine import calibrate as calibrating
+from outrider.engine import step_costs
+from outrider.engine.calibrate import calibrate_alone
+from outrider.engine.request import Speculation
+from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from tests.unit.engine.conftest import MakeEngine, Models, ask, request
+
+FACTS = {"cpu": "a", "threads": 2}
+SECONDS = {1: {0: 0.5, 4: 0.75}, 8: {0: 1.5}}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_costs, "folder", lambda: tmp_path / "step-costs")
+
+
+def the_file() -> Path:
+    (file,) = step_costs.folder().glob("*.json")
+    return file
+
+
+def test_what_was_kept_is_found_again() -> None:
+    """Numbers of rows and sizes are numbers again."""
+    StepCosts(FACTS, SECONDS).save()
+    assert StepCosts.load(FACTS).seconds == SECONDS
+    assert list(step_costs.folder().iterdir()) == [the_file()], "no scratch file is left"
+
+
+def test_other_facts_have_another_file() -> None:
+    StepCosts(FACTS, SECONDS).save()
+    assert StepCosts.load(FACTS | {"threads": 1}).seconds == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"facts": {"cpu": "b"}},
+        {"seconds": {"1": {"0": -1.0}}},
+        {"seconds": {"1": {"0": float("nan")}}},
+        {"seconds": {"one": {}}},
+        {"seconds": [1.0]},
+        {"seconds": None},
+    ],
+)
+def test_a_strange_file_is_as_good_as_none(change: dict[str, Any]) -> None:
+    """Of another version, of another machine (a digest may collide, a file may be copied), or nonsense."""
+    StepCosts(FACTS, SECONDS).save()
+    content = json.loads(the_file().read_text(encoding="utf-8"))
+    the_file().write_text(json.dumps(content | change), encoding="utf-8")
+    assert StepCosts.load(FACTS).seconds == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_broken_file_is_as_good_as_none(text: str) -> None:
+    StepCosts(FACTS, SECONDS).save()
+    the_file().write_text(text, encoding="utf-8")
+    assert StepCosts.load(FACTS).seconds == {}
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs the next start some time, and this one nothing."""
+    (tmp_path / "occupied").write_text("a file", encoding="utf-8")
+    monkeypatch.setattr(step_costs, "folder", lambda: tmp_path / "occupied" / "step-costs")
+    with caplog.at_level(logging.INFO, logger="outrider.engine"):
+        StepCosts(FACTS, SECONDS).save()
+    assert "not kept" in caplog.text
+
+
+def test_the_oldest_files_go_first() -> None:
+    for number in range(MOST_FILES + 5):
+        StepCosts({"number": number}, SECONDS).save()
+    files = list(step_costs.folder().glob("*.json"))
+    assert len(files) == MOST_FILES
+    assert StepCosts.load({"number": MOST_FILES + 4}).seconds == SECONDS
+
+
+# ------------------------------------------------ who uses it
+
+
+def options_of(models: Models, drafter: str = "draft-model", **more: Any) -> Options:
+    draft = str(models.draft) if drafter == "draft-model" else None
+    return Options(str(models.target), draft=draft, drafter=drafter, compile="off", **{"num_draft_tokens": "auto:4", **more})
+
+
+def facts_for(options: Options) -> dict[str, Any]:
+    options, parts = choose(options)
+    built = assemble(load_models(options, Needs.of(parts)), parts)
+    return facts_of(built.options, built.target, built.draft, parts)
+
+
+def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
+    """And are the same in the next process: plain JSON, no addresses, no order of a set."""
+    own = facts_for(options_of(models))
+    assert own == json.loads(json.dumps(own)) == facts_for(options_of(models))
+    for other in (
+        options_of(models, num_draft_tokens="auto:5"), options_of(models, drafter="ngram"), options_of(models, verifier="token"),
+        options_of(models, dtype="float64"), options_of(models, drafter_options={"tree": "2x2"}),
+    ):  # fmt: skip
+        assert facts_for(other) != own
+
+
+def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one times every length; the second one reads the file and makes no step."""
+    said: list[str] = []
+    arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4", "compile": "off"}
+    first = LLM(str(models.target), status=said.append, **arguments)  # type: ignore[arg-type]
+    assert sum("timing steps" in line for line in said) == 1
+    assert set(StepCosts.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
+    assert first.control == {"chosen": {}, "by_rows": {}}, "no user asked for these steps"
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a step was timed again")
+
+    monkeypatch.setattr(calibrating, "_times", refuse)
+    second = LLM(str(models.target), **arguments)  # type: ignore[arg-type]
+    control = second._decoder.control
+    assert isinstance(control, Goodput)
+    rates = control.goodput(1)
+    assert rates is not None
+    assert list(rates) == [0, 1, 2, 3, 4]
+
+
+def test_timing_leaves_no_trace(models: Models) -> None:
+    """Same greedy text as without; caches are empty, and a drafter that learns has learned nothing."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    prompt = [5, 6, 7, 8, 5, 6]
+    texts = set()
+    for length in (3, "auto:4"):
+        llm = LLM(str(models.target), drafter="ngram-cache", num_draft_tokens=length, compile="off")
+        assert llm._built.target.lm.kv.lengths == []
+        drafter = llm._decoder.drafter
+        assert isinstance(drafter, NgramCacheDrafter)
+        assert len(drafter._cache) == 0
+        texts.add(tuple(llm.generate([prompt], params)[0].token_ids))
+    assert len(texts) == 1
+
+
+def test_fixed_lengths_are_not_timed(models: Models) -> None:
+    said: list[str] = []
+    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, compile="off", status=said.append)
+    assert not any("timing" in line for line in said)
+    assert not step_costs.folder().exists()
+
+
+def test_a_decoder_by_hand_may_be_told_too(models: Models) -> None:
+    """Benchmarks build decoders of their own."""
+    options, parts = choose(options_of(models))
+    built = assemble(load_models(options, Needs.of(parts)), parts)
+    decoder = Decoder(built.target.lm, built.decoder.drafter, parts.make_verifier(), parts.make_control())
+    calibrate_alone(built, decoder, parts)
+    control = decoder.control
+    assert isinstance(control, Goodput)
+    assert control.is_measured(1)
+
+
+# ------------------------------------------------ one server, several drafters
+
+
+def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine) -> None:
+    """Verdicts and lengths; what steps cost was timed for both at the start."""
+    engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4")
+    for drafter, other in (("ngram", "draft-model"), ("draft-model", "ngram")):
+        before = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.controls.items()}
+        (answer,) = ask(engine, request([5, 6, 7, 8, 5, 6, 7], speculation=Speculation(drafter=drafter), max_tokens=12))
+        assert len(answer.token_ids) == 12
+        after = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.controls.items()}
+        assert after[drafter] != before[drafter]
+        assert after[other] == before[other]
+
+
+def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "BUDGET_S", 600.0)  # however busy this machine is
+    engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4", max_num_seqs=4, start=False)
+    controls = engine._batch.control.inner.controls
+    for name in ("draft-model", "ngram"):
+        for rows in (1, 2, 4):
+            assert controls[name].goodput(rows) is not None, (name, rows)
+    engine.start()
