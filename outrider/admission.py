@@ -35,11 +35,7 @@ def new_row(
     BatchSampling.of([params], vocab_size)  # refuses ids outside the vocabulary
     if params.logprobs is not None and params.logprobs > vocab_size:
         raise ConfigError(f"logprobs must be at most {vocab_size}, the size of the vocabulary, got {params.logprobs}")
-    eos = frozenset() if params.ignore_eos else built.target.eos_token_ids
-    ends = eos | frozenset(params.stop_token_ids)
-    if params.min_tokens or params.bad_words:
-        words = word_ids(built.target.tokenizer, params.bad_words, vocab_size)
-        constraint = Bans(vocab_size, min_tokens=params.min_tokens, ends=ends, words=words, inner=constraint)
+    eos, ends = _ends(built, params)
     return Row(
         request=number,
         tokens=list(tokens),
@@ -49,14 +45,41 @@ def new_row(
         max_tokens=min(limit, len(tokens) + params.max_tokens),
         stop_tokens=ends,
         detokenizer=detokenizer_for(built.target.tokenizer, tokens, params, eos) if with_text or params.stop else None,
-        stops=StopStrings(params.stop, after=params.min_tokens),
-        constraint=constraint,
+        stops=StopStrings(params.stop, after=params.min_tokens, include=params.include_stop_str_in_output),
+        constraint=constraint_for(built, params, constraint),
     )
+
+
+def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> list[int]:
+    """For `Row.prediction`: what an answer is expected to be. Raises RequestError for one that cannot come true."""
+    if len(tokens) > context:
+        raise RequestError(f"the prediction has {len(tokens)} tokens; the context holds {context}, prompt and answer together")
+    outside = [t for t in tokens if not 0 <= t < vocab_size]
+    if outside:
+        raise RequestError(f"the prediction has token id {outside[0]}, outside the vocabulary of {vocab_size}")
+    return list(tokens)
+
+
+def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | None = None) -> Constraint | None:
+    """What the answer of a request may not say, before its first token: its bans, around its grammar. Raises ConfigError for bad
+    words that this vocabulary cannot write."""
+    if not (params.min_tokens or params.bad_words):
+        return grammar
+    vocab_size = built.target.lm.shape.vocab_size
+    words = word_ids(built.target.tokenizer, params.bad_words, vocab_size)
+    return Bans(vocab_size, min_tokens=params.min_tokens, ends=_ends(built, params)[1], words=words, inner=grammar)
+
+
+def _ends(built: Built, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
+    """The model's tokens that end a text, none where they are ignored; and with them those that the request adds."""
+    eos = frozenset() if params.ignore_eos else built.target.eos_token_ids
+    return eos, eos | frozenset(params.stop_token_ids)
 
 
 def detokenizer_for(
     tokenizer: Any, prompt: Sequence[int], params: SamplingParams, eos: frozenset[int] = frozenset()
 ) -> Detokenizer:
-    """As the request wants its text; the token that ended it is no part of it."""
+    """As the request wants its text; the token that ended it is no part of it, unless what ends it is wanted."""
     special = not params.skip_special_tokens
-    return Detokenizer(tokenizer, prompt, special=special, silent=eos if special else frozenset())
+    silent = eos if special and not params.include_stop_str_in_output else frozenset()
+    return Detokenizer(tokenizer, prompt, special=special, silent=silent)

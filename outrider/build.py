@@ -135,12 +135,13 @@ class Built:
     draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
     workshop: Workshop | None = None  # as in `Models`
+    takes_prediction: bool = False  # the drafter looks at what rows predict
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
         return {
             **asdict(self.options),
-            "exact": self.target.lm.limits.exact_trees or not self.draws_trees,
+            "exact": self.target.lm.limits.exact_rows and (self.target.lm.limits.exact_trees or not self.draws_trees),
             "lossless": self.decoder.verifier.lossless,
         }
 
@@ -159,6 +160,7 @@ def choose(options: Options) -> tuple[Options, Parts]:
         drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
         lossy=options.lossy,
     )  # fmt: skip
+    parts = replace(parts, length=parts.length.up_to(options.max_num_seqs))
     headed = drafter if parts.drafter.needs_head else parts.drafter.head_part(parts.drafter_settings)
     if headed is not None and parts.head is None:
         raise ConfigError(f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
@@ -167,6 +169,17 @@ def choose(options: Options) -> tuple[Options, Parts]:
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     return options, parts
+
+
+def target_config(options: Options) -> Any:
+    """The target's config, read before anything else of it."""
+    options = _resolve_names(options, Needs())
+    return load_config(options.target, options.trust_remote_code, options.revision)
+
+
+def embedded_heads(target: str) -> dict[str, str]:
+    """Folders of the trained heads that come with a target, by the drafter that drafts with them."""
+    return {name: str(folder) for name, folder in demo_heads().items()} if target == DEMO else {}
 
 
 def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
@@ -196,17 +209,22 @@ def assemble(models: Models, parts: Parts) -> Built:
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
         notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
+    if not target.lm.limits.exact_rows:
+        notes.append("exact up to rounding here, not to the bit: its experts multiply the tokens of a pass together")
     if parts.draws_trees and not target.lm.limits.exact_trees:
         notes.append("trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)")
     options = _replace(
         models.options,
         drafter=parts.drafter_name,
-        num_draft_tokens=str(parts.length) if parts.length.is_auto else parts.length.most,
+        num_draft_tokens=parts.length.asked,
         drafter_options=asdict(parts.drafter_settings),
         verifier=parts.verifier.name,
         verifier_options=asdict(parts.verifier_settings),
     )
-    return Built(decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes, models.workshop)
+    return Built(
+        decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes, models.workshop,
+        parts.takes_prediction,
+    )  # fmt: skip
 
 
 def _with_head(options: Options, drafter: str) -> Options:

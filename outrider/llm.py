@@ -21,8 +21,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from outrider.admission import detokenizer_for, new_row
-from outrider.build import Built, Options, build
+from outrider.admission import checked_prediction, detokenizer_for, new_row
+from outrider.build import Built, Needs, Options, assemble, choose, load_models
+from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.outputs import Completion, StreamChunk
 from outrider.rows import Row
@@ -30,6 +31,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 
 Prompt = str | Sequence[int]
+Prediction = str | Sequence[int]  # what an answer is expected to be
 
 
 class LLM:
@@ -51,7 +53,10 @@ class LLM:
             compile=compile, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
             trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip
-        self._use(build(options, status))
+        options, parts = choose(options)
+        built = assemble(load_models(options, Needs.of(parts), status), parts)
+        calibrate_alone(built, built.decoder, parts, status)
+        self._use(built)
 
     @classmethod
     def around(cls, built: Built) -> LLM:
@@ -119,12 +124,18 @@ class LLM:
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *, use_tqdm: bool = False,
+        *, prediction: Prediction | Sequence[Prediction | None] | None = None, use_tqdm: bool = False,
     ) -> list[Completion]:  # fmt: skip
-        """Complete every prompt; results in the order given. A bad prompt raises RequestError before anything runs."""
+        """Complete every prompt; results in the order given. A bad prompt raises RequestError before anything runs.
+
+        `prediction`: what the answers are expected to be, one for all prompts or one for each (None where nothing is expected).
+        The texts are the same with and without. ConfigError where the drafter is none that looks at it.
+        """
         batch = _as_batch(prompts)
         params = _broadcast(sampling_params, len(batch))
         rows = [self._row(number, p, s, streaming=False) for number, (p, s) in enumerate(zip(batch, params, strict=True))]
+        for row, expected in zip(rows, _predictions(prediction, len(batch)), strict=True):
+            self._predict(row, expected)
         done: dict[int, Completion] = {}
         with tqdm(total=len(rows), unit="prompt", disable=not use_tqdm) as bar:
             for row in self._run(rows):
@@ -133,9 +144,12 @@ class LLM:
                     bar.update()
         return [done[number] for number in range(len(rows))]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, prediction: Prediction | None = None
+    ) -> Iterator[StreamChunk]:
         """One prompt, a chunk per step. The last chunk has the completion; `last_completion` has it after an interruption."""
         row = self._row(0, prompt, sampling_params or SamplingParams(), streaming=True)
+        self._predict(row, prediction)
         return self._stream(row)
 
     last_completion: Completion | None = None
@@ -157,6 +171,8 @@ class LLM:
     def _run(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it."""
         waiting, decoder = deque(rows), self._decoder
+        if decoder.target.kv.num_rows:
+            raise RequestError("another generate() or stream() on this model still runs; read it to its end or close it first")
         started, failed = time.perf_counter(), False
         try:
             while waiting or len(decoder.rows):
@@ -194,6 +210,19 @@ class LLM:
             prompt = self.tokenizer(prompt)["input_ids"]
         return new_row(self._built, number, [int(t) for t in prompt], params, with_text=streaming, called=called)
 
+    def _predict(self, row: Row, prediction: Prediction | None) -> None:
+        if prediction is None:
+            return
+        if not self._built.takes_prediction:
+            raise ConfigError(
+                f"drafter '{self._built.options.drafter}' does not look at a prediction: use drafter 'prediction', or "
+                "'composite' with it among the parts"
+            )
+        if isinstance(prediction, str):
+            prediction = self.tokenizer(prediction, add_special_tokens=False)["input_ids"]
+        vocab_size = self._built.target.lm.shape.vocab_size
+        row.prediction = checked_prediction([int(token) for token in prediction], vocab_size, self._built.context)
+
     def _completion(self, row: Row) -> Completion:
         text = row.text if row.detokenizer is not None else self._decode_all(row)
         return Completion(
@@ -227,6 +256,15 @@ def _as_batch(prompts: Any) -> list[Prompt]:
     """A single prompt, text or token ids, is a batch of one."""
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if single else list(prompts)
+
+
+def _predictions(given: Any, count: int) -> list[Prediction | None]:
+    """One for each prompt. A text, or token ids, is one for all."""
+    if given is None or isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int)):
+        return [given] * count
+    if len(given) != count:
+        raise ConfigError(f"{len(given)} predictions for {count} prompts; give one, or one for each")
+    return list(given)
 
 
 def _broadcast(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

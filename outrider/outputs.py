@@ -12,7 +12,7 @@ class Completion:
     """One finished (or interrupted) answer."""
 
     prompt_token_ids: list[int]
-    text: str  # without special tokens, and without the stop string that ended it
+    text: str  # without special tokens and the stop string that ended it, where they were not asked for
     token_ids: list[int]  # everything generated, an end-of-text token included
     finish_reason: str  # "stop" (end token or stop string), "length" (max_tokens or context), "abort" (interrupted)
     origins: list[str]  # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.control import FixedLength, Goodput
+from outrider.control import FixedLength, Goodput, LengthByRows
 from outrider.control.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
@@ -27,10 +27,11 @@ class Parts:
     verifier: type[Verifier]
     verifier_settings: Any
     length: DraftLength
+    any_length: bool = False  # steps may ask for any number up to `length.most`, whoever decides it
 
     def make_drafter(self, target: LoadedModel, draft: LoadedModel | None, workshop: Workshop | None = None) -> Drafter:
         settings, length = self.drafter_settings, self.length
-        return self.drafter.build(DraftSetup(target, draft, length.most, settings, self.head, workshop, length.is_auto))
+        return self.drafter.build(DraftSetup(target, draft, length.most, settings, self.head, workshop, self._varies))
 
     @property
     def head(self) -> str | None:
@@ -46,16 +47,27 @@ class Parts:
         return self.drafter.wants_module(self.drafter_settings)
 
     @property
+    def takes_prediction(self) -> bool:
+        return self.drafter.takes_prediction(self.drafter_settings)
+
+    @property
     def loop_tokens(self) -> int:
         """Tokens per call of a compiled drafting loop; 0 = none."""
-        return self.drafter.loop_tokens(self.drafter_settings, self.length.most, any_length=self.length.is_auto)
+        return self.drafter.loop_tokens(self.drafter_settings, self.length.most, any_length=self._varies)
+
+    @property
+    def _varies(self) -> bool:
+        return self.any_length or self.length.varies
 
     @property
     def draws_trees(self) -> bool:
         return self.drafter.drafts_trees(self.drafter_settings)
 
-    def make_control(self) -> FixedLength | Goodput:
-        return Goodput(self.length.most, trees=self.draws_trees) if self.length.is_auto else FixedLength(self.length.most)
+    def make_control(self) -> FixedLength | Goodput | LengthByRows:
+        length = self.length
+        if length.is_auto:
+            return Goodput(length.most, trees=self.draws_trees)
+        return LengthByRows(length.by_rows) if length.by_rows else FixedLength(length.most)
 
     def make_verifier(self) -> Verifier:
         return self.verifier.build(self.verifier_settings)

@@ -10,7 +10,7 @@ Rows leave by swap-remove (the last one moves into the hole), like every per-row
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -51,6 +51,8 @@ class Row:
     stops: StopStrings
     verifier: RowVerifier | None = None  # None: the decoder's. As little as `params` may it change while in the batch
     constraint: Constraint | None = None  # a grammar, fed with what is said; of this row alone
+    prediction: Sequence[int] | None = None  # tokens that the answer is expected to have, for drafters that follow it
+    drafter: str | None = None  # who drafts for it, where there are several; None: whoever does usually
     draft_bound: int | None = None  # most nodes a step may draft for this row; 0: none
     draft_fixed: bool = False  # `draft_bound` is the number itself, whatever the control would choose
     finish_reason: str | None = None

@@ -61,10 +61,10 @@ class Detokenizer:
 class StopStrings:
     """Finds the first stop string in a growing text and holds back what could still become one."""
 
-    def __init__(self, stops: Sequence[str], *, after: int = 0) -> None:
-        """Those that begin in the first `after` pieces of the text do not count."""
+    def __init__(self, stops: Sequence[str], *, after: int = 0, include: bool = False) -> None:
+        """Those that begin in the first `after` pieces of the text do not count. `include`: the one that is found is shown."""
         self._stops = [stop for stop in stops if stop]
-        self._ignored = after
+        self._ignored, self._include = after, include
         self._held = ""
         self.found = False
 
@@ -76,10 +76,11 @@ class StopStrings:
             self._ignored -= 1
             return text
         self._held += text
-        hits = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        hits = [(at, at + len(stop)) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
             self.found = True
-            safe, self._held = self._held[: min(hits)], ""
+            begin, end = min(hits)
+            safe, self._held = self._held[: end if self._include else begin], ""
             return safe
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep

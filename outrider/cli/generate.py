@@ -19,6 +19,7 @@ from outrider.cli.options import (
     Target,
     with_groups,
 )
+from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
 from outrider.cli.prompt import read_prompt
 from outrider.cli.stream import MarkedText, PlainText, Printer, Silent, run_stream
 from outrider.errors import ConfigError
@@ -54,6 +55,7 @@ def generate(
     sampling: SamplingOptions,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
+    prediction: PredictionFile = None,
     chat_template: ChatTemplate = False,
     show_drafts: ShowDrafts = False,
     no_stream: NoStream = False,
@@ -67,9 +69,12 @@ def generate(
         raise ConfigError("--show-drafts marks the stream: leave --no-stream out, or use --json.")
     params = sampling.params(logprobs)
     text = read_prompt(prompt, prompt_file)
+    expected = None if prediction is None else read_prediction(prediction)
+    if expected is not None:
+        model = with_prediction(target, model)
     with session.load_llm(target, model) as llm:
         question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
-        completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts))
+        completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
     if as_json:
         sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts)) + "\n")
     else:

@@ -70,11 +70,13 @@ class MarkedText:
         self._marks.end()
 
 
-def run_stream(llm: LLM, prompt: str | list[int], params: SamplingParams, printer: Printer) -> Completion:
+def run_stream(
+    llm: LLM, prompt: str | list[int], params: SamplingParams, printer: Printer, prediction: str | None = None
+) -> Completion:
     """Generate one answer, shown by `printer` as it comes. After Ctrl-C: what there is, reason 'abort'."""
     completion: Completion | None = None
     with CtrlC() as ctrl_c:
-        stream: Any = llm.stream(prompt, params)
+        stream: Any = llm.stream(prompt, params, prediction=prediction)
         try:
             for chunk in stream:
                 printer.show(chunk)

@@ -8,6 +8,7 @@ DRAFTERS = Registry(
         "none": Entry("outrider.drafters.none:NoDrafter", "plain decoding, one token per target pass"),
         "draft-model": Entry("outrider.drafters.draft_tree:TreeModelDrafter", "a smaller model with the same tokenizer"),
         "ngram": Entry("outrider.drafters.ngram:NgramDrafter", "prompt lookup: copies what followed the same words before"),
+        "prediction": Entry("outrider.drafters.prediction:PredictionDrafter", "reads out the answer that the caller expects"),
         "suffix": Entry("outrider.drafters.suffix:SuffixDrafter", "goes on as this text or an earlier answer went on"),
         "quantised": Entry("outrider.drafters.quantised:QuantisedDrafter", "the target's own weights in 4 or 8 bits"),
         "early-exit": Entry("outrider.drafters.early_exit:EarlyExitDrafter", "the target's own first layers, or all but a few"),

@@ -89,6 +89,11 @@ class Drafter(ABC):
         return cls.needs_draft
 
     @classmethod
+    def takes_prediction(cls, settings: Any) -> bool:
+        """Whether it drafts from what the caller expects the answer to be (`Row.prediction`), under these settings."""
+        return False
+
+    @classmethod
     def head_of(cls, settings: Any) -> str | None:
         """The folder of the trained head under these settings; None where none is used, or none was named."""
         return (settings.head or None) if cls.needs_head else None

@@ -34,8 +34,8 @@ from outrider.types import Draft, TargetOutput, Verdict
 CLOCK_MEMORY = 0.1  # weight of the newest measurement
 TRY_AFTER = 64  # steps after which `best` lets a part that was never chosen show what it is worth now
 SOURCES = (
-    "ngram, suffix, ngram-cache, recycling, lookahead, retrieval; one of draft-model, quantised, early-exit, universal, "
-    "eagle, eagle3, medusa, block"
+    "ngram, suffix, prediction, ngram-cache, recycling, lookahead, retrieval; one of draft-model, quantised, early-exit, "
+    "universal, eagle, eagle3, medusa, block"
 )
 
 
@@ -136,6 +136,10 @@ class CompositeDrafter(Drafter):
     @classmethod
     def wants_module(cls, settings: CompositeSettings) -> bool:
         return any(kind.wants_module(own) for kind, own in cls.part_classes(settings).values())
+
+    @classmethod
+    def takes_prediction(cls, settings: CompositeSettings) -> bool:
+        return any(kind.takes_prediction(own) for kind, own in cls.part_classes(settings).values())
 
     @classmethod
     def heads_of(cls, settings: CompositeSettings) -> tuple[tuple[type[Drafter], str], ...]:

@@ -17,6 +17,7 @@ from outrider.serve.bridge import Bridge
 from outrider.serve.constraints import constraints
 from outrider.serve.errors import ApiError
 from outrider.serve.routing import Route
+from outrider.serve.schema.prediction import Prediction
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.schema.speculation import SpeculationFields
 from outrider.serve.served import Served
@@ -85,7 +86,10 @@ class Exchange:
 
     def bill(self) -> dict[str, Any]:
         """`usage` and `metrics`, once everything has finished."""
-        return {"usage": usage(self.costs), "metrics": metrics(self.costs, self.served.num_spec_tokens)}
+        asked = self.requests[0]  # they differ in nothing that matters here
+        predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
+        number = None if asked.is_predicted else self.served.num_spec_tokens
+        return {"usage": usage(self.costs, predicted), "metrics": metrics(self.costs, number)}
 
 
 async def make_exchange(
@@ -96,7 +100,8 @@ async def make_exchange(
     for prompt in route.prompts:
         check_prompt(prompt, route.served)
     identity = f"{kind}-{uuid.uuid4().hex}"
-    speculation = (body.speculation or SpeculationFields.model_validate({})).merged(route.defaults)
+    predicted = await predicted_tokens(body.prediction, route.served)
+    speculation = (body.speculation or SpeculationFields.model_validate({})).merged(_defaults(route, predicted))
     grammars = iter(await constraints(route.served, form, len(route.prompts) * num_answers))
     requests = [
         Request(
@@ -105,6 +110,7 @@ async def make_exchange(
             params=params(answer, prompt),
             speculation=speculation,
             constraint=next(grammars),
+            prediction=predicted,
             priority=body.priority or 0,
             timeout_s=timeout_s,
             prompt_logprobs=prompt_logprobs,
@@ -116,6 +122,25 @@ async def make_exchange(
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})
     return Exchange(identity, route.served, route.prompts, requests, num_answers)
+
+
+async def predicted_tokens(prediction: Prediction | None, served: Served) -> list[int] | None:
+    """Raises ApiError for more than an answer could have."""
+    if prediction is None:
+        return None
+    tokens, context = await served.texts.encode(prediction.text, special=False), served.engine.context
+    if len(tokens) > context:
+        raise ApiError(
+            f"this model's context holds {context} tokens, the prediction has {len(tokens)}", param="prediction",
+            code="context_length_exceeded",
+        )  # fmt: skip
+    return tokens
+
+
+def _defaults(route: Route, predicted: list[int] | None) -> dict[str, Any]:
+    """What a route says of its drafter and of lengths is not about following a prediction, unless it switches drafting off."""
+    kept = ("invariant", "lossy") if predicted and route.defaults.get("mode") != "off" else route.defaults
+    return {name: value for name, value in route.defaults.items() if name in kept}
 
 
 def check_prompt(prompt: Sequence[int], served: Served) -> None:

@@ -15,7 +15,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -262,8 +261,7 @@ def _has_model(engine: Tested, name: str) -> bool:
 def _too_long(engine: Tested) -> list[Finding]:
     """Texts that a draft was never trained for."""
     config, found = engine.config, []
-    folders: Sequence[str | None] = (config.get("draft"), (config.get("drafter_options") or {}).get("head"))
-    for folder in filter(None, folders):
+    for folder in filter(None, (config.get("draft"), *_heads(config))):
         longest = trained_context(str(folder))
         if longest is not None and longest < engine.context:
             message = (
@@ -272,6 +270,13 @@ def _too_long(engine: Tested) -> list[Finding]:
             )
             found.append(Finding("context-too-long", message, "warning", config.get("drafter")))
     return found
+
+
+def _heads(config: dict[str, Any]) -> list[str]:
+    """Folders of the trained heads that draft, those of a composite's parts among them."""
+    drafter_class = DRAFTERS.load(config["drafter"])
+    settings = drafter_class.Settings(**(config.get("drafter_options") or {}))
+    return [folder for _, folder in drafter_class.heads_of(settings)]
 
 
 def trained_context(folder: str) -> int | None:

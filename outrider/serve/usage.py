@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from outrider.engine.request import Finish
@@ -24,8 +25,9 @@ class Cost:
     prompt: int  # number of its prompt: a prompt that is answered n times is counted once
 
 
-def usage(costs: Sequence[Cost]) -> dict[str, Any]:
-    """`usage` of one HTTP request. What is cached counts for each prompt's first answer."""
+def usage(costs: Sequence[Cost], predicted: Sequence[Cost] | None = None) -> dict[str, Any]:
+    """`usage` of one HTTP request. What is cached counts for each prompt's first answer. `predicted`: of the answers that were
+    drafted for from a prediction; None: the request had none."""
     first = {cost.prompt: cost.finish for cost in reversed(costs)}
     prompt = sum(finish.prompt_tokens for finish in first.values())
     completion = sum(cost.num_tokens for cost in costs)
@@ -34,14 +36,22 @@ def usage(costs: Sequence[Cost]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(finish.cached_tokens for finish in first.values())},
+        **({} if predicted is None else {"completion_tokens_details": _prediction(_sum(predicted))}),
+    }
+
+
+def _prediction(stats: DecodeStats) -> dict[str, int]:
+    """All drafts were read from the prediction. A token that was drafted in vain twice counts twice. These are not among the
+    answer's tokens; OpenAI charges them as if they were."""
+    return {
+        "accepted_prediction_tokens": stats.accepted,
+        "rejected_prediction_tokens": stats.drafted - stats.accepted,
     }
 
 
 def metrics(costs: Sequence[Cost], num_spec_tokens: int | None) -> dict[str, Any]:
     """`metrics` of one HTTP request. `num_spec_tokens`: draft tokens per step where that is a fixed number."""
-    stats = DecodeStats()
-    for cost in costs:
-        stats = stats.merge(cost.finish.stats)
+    stats = _sum(costs)
     num_plain = sum(cost.num_plain for cost in costs)
     finishes = [cost.finish for cost in costs]
     return {
@@ -53,6 +63,10 @@ def metrics(costs: Sequence[Cost], num_spec_tokens: int | None) -> dict[str, Any
         "seed": finishes[0].seed if len(finishes) == 1 else None,
         "preemptions": sum(finish.preemptions for finish in finishes),
     }
+
+
+def _sum(costs: Sequence[Cost]) -> DecodeStats:
+    return reduce(DecodeStats.merge, (cost.finish.stats for cost in costs), DecodeStats())
 
 
 def _speculation(stats: DecodeStats, num_steps: int, num_spec_tokens: int | None) -> dict[str, Any] | None:

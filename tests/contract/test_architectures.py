@@ -182,6 +182,40 @@ def test_going_on_after_a_scattered_path(subject: Subject) -> None:
             text.append(30 + step)
 
 
+# ---------------------------------------------------------------- held to what is exact
+
+REACH = 16
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LLAMA4 = {**GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 1,
+          "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
+HELD: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-moe": ("Qwen2Moe", {
+        **GROUPED, "use_sliding_window": True, "sliding_window": REACH, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
+    "phimoe": ("Phimoe", {**GROUPED, **EXPERTS, "sliding_window": REACH}),
+    "llama4-chunks": ("Llama4", {**LLAMA4, "attention_chunk_size": REACH, "attn_temperature_tuning": False}),
+    "llama4-scales": ("Llama4", {**LLAMA4, "attention_chunk_size": 128, "floor_scale": REACH, "attn_scale": 2.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_in_the_mask_alone_bounds_the_context(name: str) -> None:
+    """Catches a model whose window, chunk or scale our attention is never told of: right for a while, then another model."""
+    family, options = HELD[name]
+    attention.register()
+    plain = make_module(family, options)
+    lm = build_lm(make_module(family, options), name, torch.float32, torch.device("cpu"))
+    assert lm.shape.context_length == REACH
+    tokens = torch.tensor([text_of(REACH - 1)])
+    with torch.inference_mode():
+        theirs = plain(input_ids=tokens, use_cache=False).logits[0]
+        lm.kv.add_row()
+        first = lm.forward(tokens[:, :7])[0]
+        lm.kv.advance(0, 7)
+        ours = torch.cat([first, lm.forward(tokens[:, 7:])[0]])
+    assert (ours - theirs).abs().max() < 2e-4 * theirs.abs().max()
+
+
 # ---------------------------------------------------------------- refused by name
 
 SSM = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}

@@ -56,6 +56,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"parts": "suffix,eagle3", "options": f"eagle3.head={HEADS_AT}/eagle3"},
         {"parts": "block,ngram", "options": f"block.head={HEADS_AT}/block"},
         {"parts": "medusa,ngram", "mode": "best", "options": f"medusa.head={HEADS_AT}/medusa"},
+        {"parts": "ngram,prediction"}, {"parts": "draft-model,prediction", "mode": "best"},
     ],
     "draft-model": [{"tree": "2x2x1"}, {"tree": "best-first"}, {"tree": "sequoia"}, {"tree": "parallel:2"},
                     {"stop": "entropy", "stop_below": 0.2}, {"stop": "product", "stop_below": 0.1},
@@ -72,6 +73,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "quantised": [{"bits": 8}, {"group_size": 64, "quantise_head": False}],
     "early-exit": [{"exit_layer": 1}, {"skip_layers": "0"}],
     "ngram": [{"tree": True}, {"min_ngram": 2, "recency": 0.0, "min_share": 0.0}],
+    "prediction": [{"min_match": 3, "near": 0}],
     "suffix": [{"tree": True}, {"max_depth": 6, "alpha": 1.0, "discount": 0.0, "max_tokens": 50}],
     "universal": [{"method": "reencode"}],
 }
@@ -111,6 +113,7 @@ class Bench:
     root: Path
     built: dict[tuple[str | None, int, bool], Built] = field(default_factory=dict)
     plain_rows: dict[tuple[int, str], Row] = field(default_factory=dict)
+    predictions: list[list[int]] = field(default_factory=list)  # by prompt: what every row carries, whoever drafts
     in_use: list[Decoder] = field(default_factory=list)  # of the present test
 
     def models(self, draft: str | None, copy: int = 0, *, module: bool = False) -> Built:
@@ -146,7 +149,17 @@ class Bench:
 
     def row(self, number: int, params: SamplingParams, *, text: bool = False) -> Row:
         tokenizer = self.models(None).target.tokenizer if text else None
-        return make_row(self.prompt(number), params, seed=100 + number, number=number, tokenizer=tokenizer)
+        row = make_row(self.prompt(number), params, seed=100 + number, number=number, tokenizer=tokenizer)
+        row.prediction = self.predictions[number % len(PROMPTS)] if self.predictions else None
+        return row
+
+    def predict(self) -> None:
+        """The greedy texts with an edit of every kind: a token replaced, two left out, three put in, and no end."""
+        params = SamplingParams(max_tokens=60)
+        texts = [self.alone(self.decoder(PLAIN), number, params).output for number in range(len(PROMPTS))]
+        self.predictions = [
+            [*said[:7], said[7] % 256 + 1, *said[8:15], *said[17:24], 65, 66, 67, *said[24:]] for said in texts
+        ]
 
     def alone(self, decoder: Decoder, number: int, params: SamplingParams, *, text: bool = False) -> Row:
         """One row, decoded with nobody beside it."""
@@ -180,7 +193,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     for name, write in {**HEADS, **ACCEPTANCE}.items():
         write(target, root / "heads" / name)
     threads = torch.get_num_threads()
-    yield Bench(root)
+    made = Bench(root)
+    made.predict()
+    yield made
     torch.set_num_threads(threads)
 
 
@@ -251,6 +266,8 @@ def test_good_drafts_are_used(bench: Bench, case: Case) -> None:
         assert row.stats.tau == pytest.approx(5, rel=0.1)
     elif draft in ("copy", "near") and settings_of(case).get("mode") != "best":  # which may find that drafting does not pay
         assert row.stats.accepted > row.stats.steps / 2
+    elif drafter == "prediction":
+        assert row.stats.steps < 60 / 2
     elif drafter == "none":
         assert row.stats.drafted == 0
         assert set(row.origins) == {"plain"}

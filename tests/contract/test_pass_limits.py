@@ -56,7 +56,7 @@ def logits_of(lm: LM, prefixes: list[int], width: int, row: int) -> Tensor:
     """Logits (width, V) of one row of a pass; row b's text is TEXT from b's own start, with prefixes[b] tokens before it."""
     while lm.kv.num_rows:
         lm.kv.swap_remove(0)
-    starts = [0 if index == row else 11 * (index + 1) for index in range(len(prefixes))]
+    starts = [0 if index == row else 11 * (index % 40 + 1) for index in range(len(prefixes))]
     for _ in prefixes:
         lm.kv.add_row()
     lm.catch_up([TEXT[start : start + length + 1] for start, length in zip(starts, prefixes, strict=True)])
@@ -86,6 +86,13 @@ def test_rows_beside(lm: LM) -> None:
                 same_bits(lm, reference, [PREFIX] * num_rows, width, row)
 
 
+def test_one_row_more_than_a_pass_holds(lm: LM) -> None:
+    """Catches a last row that is left to a pass of its own, where a single token takes other kernels."""
+    reference = logits_of(lm, [PREFIX], 8, 0)
+    most = lm.limits.max_tokens_per_pass
+    same_bits(lm, reference, [PREFIX] * (most + 1), 1, most)
+
+
 def test_a_long_neighbour(lm: LM) -> None:
     """Catches sums over masked keys that are cut differently when a neighbour makes the pass look at more key blocks."""
     reference = logits_of(lm, [PREFIX], 6, 0)
@@ -100,7 +107,18 @@ def test_a_wider_cache(lm: LM) -> None:
     same_bits(lm, reference, [PREFIX], 6, 0)
 
 
+def test_experts_are_not_called_exact() -> None:
+    """Catches a promise that a mixture of experts cannot keep in fp32: an expert's sums depend on how many tokens it is given."""
+    attention.register()
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    module = make_module("Qwen3Moe", {**GROUPED, "hidden_size": 96, **experts, "initializer_range": 0.1})
+    made = build_lm(module, "experts", torch.float32, torch.device("cpu"))
+    finish(made, module)
+    assert not made.limits.exact_rows
+
+
 def test_limits_are_claimed_only_when_measured(lm: LM) -> None:
     """Catches limits that no pass can keep, or that never allow a second row."""
     assert lm.limits.granularity in (2, attention.QUERY_BLOCK)
     assert lm.limits.max_tokens_per_pass >= attention.QUERY_BLOCK
+    assert lm.limits.exact_rows

@@ -84,6 +84,25 @@ def test_speculation_changes_no_text(client: Any) -> None:
         assert said(ask(client, EGGS, **fields)) == said(plain)
 
 
+def test_a_prediction_is_drafted_from_and_changes_no_text(client: Any) -> None:
+    """Predicted outputs: the answer itself, one with other numbers, and one that is off; greedy, and sampled with a seed."""
+    for fields in ({"temperature": 0}, {"temperature": 1, "seed": 11}):
+        plain = ask(client, EGGS, **fields, extra_body=OFF)
+        assert plain.usage.completion_tokens_details is None
+        wrong = "".join("7" if letter.isdigit() else letter for letter in said(plain))
+        counts = []
+        for text in (said(plain), wrong):
+            answer = ask(client, EGGS, **fields, prediction={"type": "content", "content": text})
+            assert said(answer) == said(plain)
+            assert answer.model_extra["metrics"]["drafter"] == "prediction"
+            counts.append(answer.usage.completion_tokens_details.accepted_prediction_tokens)
+        assert counts[0] > plain.usage.completion_tokens * 0.7  # seven of eight, in the best case
+        assert 0 < counts[1] < counts[0]
+        off = ask(client, EGGS, **fields, prediction={"type": "content", "content": said(plain)}, extra_body=OFF)
+        details = off.usage.completion_tokens_details
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+
+
 def test_stream_is_the_same_answer_in_pieces(client: Any) -> None:
     chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]

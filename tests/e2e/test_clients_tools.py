@@ -150,7 +150,9 @@ EDGES: dict[str, list[Any]] = {
     "allowed_token_ids": [[5], [5, 6, 7], [], [10**7]], "stop": ["", [], "\n", [" "] * 4, "\ud83d"],
     "stop_token_ids": [[0], [4095], [-1]], "ignore_eos": [True], "n": [1, 3],
     "max_tokens": [1, 17], "return_token_origins": [True], "return_token_ids": [True], "priority": [-(2**40), 7],
-    "stream": [True], "stream_options": [{"include_usage": True}], "user": ["", "x" * 1000],
+    "prediction": [{"type": "content", "content": "How many? 12."}, {"type": "content", "content": []}, {"type": "text"}],
+    "include_stop_str_in_output": [True, False], "stream": [True], "stream_options": [{"include_usage": True}],
+    "user": ["", "x" * 1000],
     "speculation": [
         {"mode": "off"}, {"mode": "fixed", "max_draft_tokens": 512}, {"mode": "fixed", "max_draft_tokens": 1, "invariant": True},
         {"invariant": False}, {"lossy": "typical"}, {},

@@ -77,6 +77,8 @@ def _why_not_alone(name: str, kind: type[Drafter], settings: Any) -> str:
         return "runs a draft model"
     if kind.wants_module(settings):
         return "runs on the target's own weights"
+    if kind.takes_prediction(settings):
+        return "follows what a request predicts"
     return "" if _reads_only_text(name) else "learns from the target's passes"
 
 
@@ -89,6 +91,8 @@ def _reads_only_text(name: str) -> bool:
         parts = Configuration(name).parts()
     except OutriderError:
         return True  # needs an option; should it read more than text, its first step says so
+    if parts.takes_prediction:
+        return False
     try:
         try_on_text(parts, name)
     except CapabilityError:

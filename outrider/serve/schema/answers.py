@@ -28,11 +28,19 @@ class PromptTokensDetails(Part):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Part):
+    """Of requests with a prediction."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Part):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class SpeculativeDecoding(Part):

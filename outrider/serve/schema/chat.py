@@ -72,7 +72,6 @@ class ChatBody(GenerationFields, TemplateFields):
         "audio": TEXT_ONLY,
         "functions": "use 'tools'",
         "function_call": "use 'tool_choice'",
-        "prediction": "drafters guess without being told; see 'speculation'",
         "web_search_options": "this server has no web search",
         "moderation": "this server does not moderate",
         "prompt_cache_options": "all requests share one prefix cache",

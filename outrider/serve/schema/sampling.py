@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.schema.base import Body
+from outrider.serve.schema.prediction import Prediction
 from outrider.serve.schema.speculation import SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
@@ -19,7 +20,6 @@ REFUSED = {
     "length_penalty": "it belongs to beam search",
     "truncate_prompt_tokens": "shorten the prompt before sending it",
     "logits_processors": "use logit_bias, allowed_token_ids or a response format",
-    "include_stop_str_in_output": "the stop string is never part of the text",
     "cache_salt": "the prefix cache is shared by all requests",
     "logits_processors_args": "use logit_bias, allowed_token_ids or a response format",
     "kv_transfer_params": "keys and values stay in this process",
@@ -57,10 +57,16 @@ class GenerationFields(Body):
     min_tokens: int | None = Field(None, ge=0, description="The answer does not end before it has so many.")
     bad_words: list[str] | None = Field(None, max_length=MAX_WORDS, description="Not to be said.")
     skip_special_tokens: bool | None = Field(None, description="false: the text shows special tokens. Default true.")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="true: the text ends with the stop string, or the end token where special ones show. Default false."
+    )
     priority: int | None = Field(None, description="Smaller runs first; default 0.")
     user: str | None = Field(None, description="For the logs.")
     metadata: dict[str, str] | None = Field(None, description="For the logs.")
     speculation: SpeculationFields | None = None
+    prediction: Prediction | None = Field(
+        None, description="What the answer is expected to be: drafted from where it comes true. The text does not depend on it."
+    )
     return_token_origins: bool | None = Field(
         None, description="Every choice carries [[text, accepted|correction|bonus|plain], ...]."
     )
@@ -108,6 +114,7 @@ class GenerationFields(Body):
             min_tokens=_or(self.min_tokens, 0),
             bad_words=list(self.bad_words or []),
             skip_special_tokens=_or(self.skip_special_tokens, True),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
             logprobs=logprobs,
         )
 

@@ -97,6 +97,56 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
     assert (given.seed, given.stop) == (5, ["A", "B"])
 
 
+@pytest.mark.parametrize(
+    ("options", "drafter", "given"),
+    [
+        ("", "prediction", None),
+        ("--drafter prediction --drafter-option near=4", "prediction", ["near=4"]),
+        ("--draft d", "composite", ["parts=draft-model,prediction", "mode=best"]),
+        ("--drafter composite --drafter-option parts=ngram,prediction", "composite", ["parts=ngram,prediction"]),
+    ],
+)
+def test_a_prediction_is_drafted_from(
+    cli: Callable[..., Any], fake: Any, tmp_path: Path, options: str, drafter: str, given: list[str] | None
+) -> None:
+    """Its text as it is, and a drafter that looks at it."""
+    file = tmp_path / "expected.txt"
+    file.write_bytes("Paris, of course: é\r\n\n".encode())
+    result = cli("generate", "demo", "Where?", "--prediction", str(file), *options.split())
+    assert (result.code, result.out) == (0, TEXT)
+    assert fake.predictions == ["Paris, of course: é\r\n\n"]
+    asked = fake.asked[0][1]
+    assert (asked.drafter, asked.drafter_option) == (drafter, given)
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "message"),
+    [
+        ("--drafter ngram", b"x", "'ngram' does not look at a prediction"),
+        ("--drafter composite --drafter-option parts=ngram,suffix", b"x", "'composite' does not look at a prediction"),
+        ("--drafter prediction --draft d", b"x", "uses no draft model"),
+        ("", b"\xff", "not UTF-8 text (byte 0)"),
+        ("", None, "cannot read the prediction"),
+    ],
+)
+def test_predictions_that_cannot_be_used_are_refused_before_a_model_is_read(
+    cli: Callable[..., Any], fake: Any, tmp_path: Path, options: str, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "expected.txt"
+    if content is not None:
+        file.write_bytes(content)
+    result = cli("generate", "demo", "Where?", "--prediction", str(file), *options.split())
+    assert result.code == 2
+    assert message in result.err
+    assert fake.asked == []
+
+
+def test_without_a_prediction_nothing_is_predicted(cli: Callable[..., Any], fake: Any) -> None:
+    cli("generate", "demo", "Where?")
+    assert fake.predictions == [None]
+    assert fake.asked[0][1].drafter == "auto"
+
+
 def test_prompt_from_standard_input(cli: Callable[..., Any], fake: Any) -> None:
     """`echo` adds a newline; the model must not see it. A second one is the user's own."""
     cli("generate", "demo", stdin="Where?\n")

@@ -13,6 +13,7 @@ from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.sampling.distribution import History
 from outrider.sampling.params import SamplingParams
+from outrider.text import StopStrings
 from outrider.types import Draft, Verdict
 from tests.helpers import make_row, word_tokenizer
 
@@ -52,6 +53,7 @@ def test_origins() -> None:
     [
         (SamplingParams(stop_token_ids=[3]), [2, 3], "w2 w3", "stop"),
         (SamplingParams(stop=["w3 w4"]), [2, 3, 4], "w2 ", "stop"),
+        (SamplingParams(stop=["w3 w"], include_stop_str_in_output=True), [2, 3, 4], "w2 w3 w", "stop"),
         (SamplingParams(stop=["w9"], max_tokens=3), [2, 3, 4], "w2 w3 w4", "length"),
         (SamplingParams(max_tokens=1), [2], "w2", "length"),
         (SamplingParams(max_tokens=3, stop_token_ids=[4]), [2, 3, 4], "w2 w3 w4", "stop"),
@@ -59,9 +61,10 @@ def test_origins() -> None:
 )
 def test_ends_inside_a_block(params: SamplingParams, expected: list[int], text: str, reason: str) -> None:
     """Catches overshoot in tokens, text or counters; all four draft tokens and the bonus were kept by the verifier."""
-    rows = rows_of(make_row([1], params, tokenizer=TOKENIZER))
+    row = make_row([1], params, tokenizer=TOKENIZER)
+    row.stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+    rows = rows_of(row)
     assert append(rows, [2, 3, 4, 5], 4, 6) == [len(expected)]
-    row = rows[0]
     assert (row.output, row.text.strip(), row.finish_reason) == (expected, text.strip(), reason)
     assert (row.stats.emitted, row.stats.accepted) == (len(expected), len(expected))
     assert row.stats.tested == len(expected), "tokens behind the end were not decided on"

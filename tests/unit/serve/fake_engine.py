@@ -124,7 +124,7 @@ class _Speech:
     def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
         self._engine, self._request, self._listener = engine, request, listener
         self._text = Detokenizer(engine.tokenizer, request.prompt)
-        self._stops = StopStrings(request.params.stop)
+        self._stops = StopStrings(request.params.stop, include=request.params.include_stop_str_in_output)
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
         self._said = 0
         self._first = True
@@ -172,7 +172,7 @@ class _Speech:
     def _finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         return Finish(
             reason=reason, stats=self._stats, seed=self._request.params.seed or 7, lossless=True,
-            drafter=self._request.speculation.drafter or self._engine.drafters[0],
+            drafter="prediction" if self._request.is_predicted else self._request.speculation.drafter or self._engine.drafters[0],
             prompt_tokens=len(self._request.prompt), cached_tokens=self._engine.cached, error=error,
         )  # fmt: skip
 

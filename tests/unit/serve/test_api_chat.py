@@ -81,6 +81,12 @@ def test_newer_name_of_the_limit() -> None:
     assert ask(engine, chat(max_completion_tokens=3))["choices"][0]["finish_reason"] == "length"
 
 
+def test_the_stop_string_shows_where_it_is_wanted() -> None:
+    answer = ask(FakeEngine(), chat(stop="wor", include_stop_str_in_output=True))
+    assert answer["choices"][0]["message"]["content"] == "Hello, wor"
+    assert ask(FakeEngine(), chat(stop="wor"))["choices"][0]["message"]["content"] == "Hello, "
+
+
 def test_a_form_becomes_a_grammar_of_each_answers_own() -> None:
     engine = FakeEngine()
     ask(engine, chat(n=2, response_format={"type": "json_object"}))

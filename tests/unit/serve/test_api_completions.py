@@ -95,6 +95,8 @@ def test_best_of_returns_the_likeliest_per_token() -> None:
 
 def test_stop_string_ends_the_text() -> None:
     assert ask(FakeEngine(), stop=["wor", "x"])["choices"][0]["text"] == "Hello, "
+    wanted = ask(FakeEngine(), stop=["wor", "x"], include_stop_str_in_output=True)["choices"][0]
+    assert (wanted["text"], wanted["finish_reason"]) == ("Hello, wor", "stop")
 
 
 def test_length_is_a_reason_to_finish() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.build import Options
+from outrider.drafters.composite import CompositeSettings
 from outrider.engine.engine import Engine
 from outrider.engine.request import Finish, Listener, Request, Update
 from outrider.engine.settings import EngineSettings
@@ -200,6 +202,10 @@ def test_context_of_a_head_comes_from_its_config(tmp_path: Path) -> None:
     assert trained_context(str(tmp_path)) == 300
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
     assert trained_context(str(tmp_path)) is None
-    engine = Scripted(draft=None, drafter_options={"head": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}')
-    assert only(self_test(engine)).code == "context-too-long"
+    for drafter, options in (
+        ("eagle3", {"head": str(tmp_path)}),
+        ("composite", asdict(CompositeSettings("suffix,block", options=f"block.head={tmp_path}"))),
+    ):
+        found = only(self_test(Scripted(drafter=drafter, draft=None, drafter_options=options)))
+        assert (found.code, found.drafter) == ("context-too-long", drafter)

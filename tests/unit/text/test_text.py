@@ -144,6 +144,26 @@ def test_stop_strings_do_not_depend_on_the_cuts(pieces: list[str], stops: list[s
     assert "".join(shown) + watcher.flush() == text
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
+)
+def test_a_stop_string_that_is_wanted_is_the_end_of_the_text(pieces: list[str], stops: list[str]) -> None:
+    """Catches text behind the stop string of the token that completed it, and one shown in part."""
+    without, shown = StopStrings(stops), StopStrings(stops, include=True)
+    before, text = (
+        "".join([*(watcher.push(piece) for piece in pieces), watcher.flush()]) for watcher in (without, shown)
+    )
+    assert shown.found == without.found
+    if not shown.found:
+        assert text == before == "".join(pieces)
+        return
+    assert text.startswith(before)
+    assert text[len(before) :] in stops
+    assert "".join(pieces).startswith(text)
+
+
 def test_nothing_comes_after_a_stop() -> None:
     """Catches text shown after the end because more tokens of the same block follow."""
     watcher = StopStrings(["END"])

@@ -1,0 +1,160 @@
+"""Predicted output: whoever asks knows most of the answer, and the drafter reads it out.
+
+A file with one name changed, a letter with a new date, a form filled in: `Row.prediction` holds the tokens that the answer is
+expected to have (OpenAI's "predicted outputs"), and the draft is what stands there next. Without a prediction, behind its end,
+and while the answer says something else, nothing is drafted.
+
+Where the answer departs from the prediction, the text's last tokens are looked for in it:
+
+    ahead of the place where the two were last surely together, the longest agreement first, of equal ones the nearest;
+    a single token counts within a short distance only, for commas and spaces are everywhere
+    else behind it (a part was moved), where several tokens agree
+    else one token was replaced by another, perhaps: the next one is tried once
+
+All of it follows from the row's own tokens and its prediction; no token of the draft decides anything (docs/algorithms/
+prediction.md). A prediction is the caller's guess, never a promise: the text stays the target's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.drafters.base import LARGE_TREE, Drafter, DraftSetup
+from outrider.errors import ConfigError
+from outrider.rows import Row, Rows
+from outrider.settings import setting
+from outrider.trees.token_tree import TokenTree, to_draft
+from outrider.types import Draft, TargetOutput, Verdict
+
+SURE = 4  # tokens in a row that agree: from there on the two are together, and a place behind may be believed
+LONGEST = 8  # an agreement longer than that counts as this long
+MAX_PLACES = 64  # that are looked at, in each direction, the nearest ones: bounds the cost of a departure
+
+
+@dataclass(frozen=True)
+class PredictionSettings:
+    """Options of drafter 'prediction'."""
+
+    min_match: int = setting(2, "tokens that must agree where the answer is found again anywhere ahead")
+    near: int = setting(16, "so many tokens ahead a single one is enough; 0: nowhere")
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_match <= LONGEST:
+            raise ConfigError(f"prediction option min_match must be between 2 and {LONGEST}, got {self.min_match}")
+        if self.near < 0:
+            raise ConfigError(f"prediction option near must be at least 0, got {self.near}")
+
+
+class Alignment:
+    """Where in its prediction one growing answer is.
+
+    A place is the position of the token that should come next; the end of the prediction is one, too. None: nobody knows.
+    """
+
+    def __init__(self, prediction: Sequence[int], num_prompt: int, settings: PredictionSettings) -> None:
+        self._prediction, self._settings = prediction, settings
+        self._places: dict[int, list[int]] = {}  # token -> the places behind it, in order
+        for position, token in enumerate(prediction):
+            self._places.setdefault(token, []).append(position + 1)
+        self._read = num_prompt  # tokens of the text that were followed, or are the prompt's
+        self.place: int | None = 0
+        self._agreed = 0  # tokens before `place` that are the text's last ones, as far as that was looked at
+        self._sure = 0  # the place when SURE tokens agreed last
+        self._tries = False  # `place` is only where the next token would stand if one had been replaced
+
+    def coming(self, count: int) -> Sequence[int]:
+        """What should come next, `count` tokens of it at most."""
+        return [] if self.place is None else self._prediction[self.place : self.place + count]
+
+    def update(self, tokens: Sequence[int]) -> None:
+        """Follow what the text has now, token by token: what comes of it does not depend on how many come at once."""
+        for end in range(self._read + 1, len(tokens) + 1):
+            self._follow(tokens, end)
+        self._read = len(tokens)
+
+    def _follow(self, tokens: Sequence[int], end: int) -> None:
+        """The text is tokens[:end]; its last token is new."""
+        place = self.place
+        if place is not None and place < len(self._prediction) and self._prediction[place] == tokens[end - 1]:
+            self.place, self._agreed, self._tries = place + 1, self._agreed + 1, False
+        elif found := self._find(tokens, end):
+            (self.place, self._agreed), self._tries = found, False
+        else:
+            self._tries = place is not None and not self._tries
+            self.place, self._agreed = (place + 1 if place is not None and self._tries else None), 0
+        if self._agreed >= SURE and self.place is not None:
+            self._sure = self.place
+
+    def _find(self, tokens: Sequence[int], end: int) -> tuple[int, int] | None:
+        """(place, tokens that agree before it) where the text's last tokens stand in the prediction."""
+        places = self._places.get(tokens[end - 1], [])
+        middle = bisect_right(places, self._sure)
+        near = self._sure + self._settings.near
+        ahead = self._longest(tokens, end, places[middle : middle + MAX_PLACES])
+        if ahead is not None and (ahead[1] >= self._settings.min_match or ahead[0] <= near):
+            return ahead
+        behind = self._longest(tokens, end, reversed(places[max(0, middle - MAX_PLACES) : middle]))
+        return behind if behind is not None and behind[1] >= SURE else None
+
+    def _longest(self, tokens: Sequence[int], end: int, places: Iterable[int]) -> tuple[int, int] | None:
+        """(place, agreement) of the longest agreement, the first of equal ones."""
+        best: tuple[int, int] | None = None
+        for place in places:
+            agreed = self._agreement(tokens, end, place)
+            if best is None or agreed > best[1]:
+                best = place, agreed
+                if agreed == LONGEST:
+                    break
+        return best
+
+    def _agreement(self, tokens: Sequence[int], end: int, place: int) -> int:
+        """How many tokens before `place` equal those before `end` in the text, up to LONGEST."""
+        most = min(LONGEST, place, end)
+        return next((n for n in range(most) if self._prediction[place - 1 - n] != tokens[end - 1 - n]), most)
+
+
+class PredictionDrafter(Drafter):
+    """Follows each row's prediction along."""
+
+    needs = "a prediction of the answer, which comes with the request"
+    Settings = PredictionSettings
+
+    def __init__(self, settings: PredictionSettings | None = None) -> None:
+        self._settings = settings or PredictionSettings()
+        self._alignments: list[Alignment | None] = []
+
+    @classmethod
+    def takes_prediction(cls, settings: PredictionSettings) -> bool:
+        return True
+
+    @classmethod
+    def default_num_draft_tokens(cls, settings: PredictionSettings) -> int:
+        return LARGE_TREE  # what is copied is long, and mostly right
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> PredictionDrafter:
+        return cls(setup.settings)
+
+    def start(self, row: Row) -> None:
+        alignment = Alignment(row.prediction, row.num_prompt, self._settings) if row.prediction else None
+        if alignment is not None:
+            alignment.update(row.tokens)
+        self._alignments.append(alignment)
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        trees = [TokenTree() for _ in rows]
+        for tree, alignment, budget in zip(trees, self._alignments, gamma, strict=True):
+            if alignment is not None:
+                tree.add_path(alignment.coming(budget), budget)
+        return to_draft(trees, rows.device)
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        for alignment, row in zip(self._alignments, rows, strict=True):
+            if alignment is not None:
+                alignment.update(row.tokens)
+
+    def stop(self, index: int) -> None:
+        self._alignments[index] = self._alignments[-1]
+        self._alignments.pop()
