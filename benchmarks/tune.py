@@ -33,6 +33,7 @@ from outrider.lab.runner import Contender, Runner
 from outrider.lab.tune import rehearsal
 from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
+from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, split
 from outrider.lab.tune.tune import TunePlan, Tuner
@@ -56,7 +57,7 @@ def measure(
     """All three parts at one temperature."""
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
     request = TuneRequest(sampling, prompts, load_sizes=(), own_weights=own_weights)
-    space = choose_space(options, request)
+    space = choose_space(options, request, read_drafts(options))
     runner = Runner(options, [family.largest for family in space.families], print)
     wider = TuneRequest(request.sampling, prompts + fresh)
     loaded = load_workload(workload, limit=prompts + fresh, data=SHARED / "data")
@@ -125,15 +126,16 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rehearsed(worlds: int, *, greedy: bool) -> str:
+def rehearsed(worlds: int, *, greedy: bool, heads: bool) -> str:
     """One line: how good the choices are, and what they cost."""
     seeds = track(range(worlds), description="rehearsing", console=console())
-    found = [rehearsal.rehearse(seed, greedy=greedy) for seed in seeds]
+    found = [rehearsal.rehearse(seed, greedy=greedy, heads=heads) for seed in seeds]
     good = sorted(one.of_best for one in found)
+    which = f"{'greedy' if greedy else 'sampled'}, {'all families' if heads else 'a draft model and look-up'}"
     return (
-        f"{'greedy' if greedy else 'sampled'}: {fmean(good):.3f} of the best on average, median {good[worlds // 2]:.3f}, "
-        f"tenth percentile {good[worlds // 10]:.3f}, worst {good[0]:.3f}; cost {fmean(one.cost_share for one in found):.3f} on "
-        f"average, {max(one.cost_share for one in found):.3f} at most"
+        f"{which}: {fmean(good):.3f} of the best on average, median {good[worlds // 2]:.3f}, tenth percentile "
+        f"{good[worlds // 10]:.3f}, worst {good[0]:.3f}; cost {fmean(one.cost_share for one in found):.3f} on average, "
+        f"{max(one.cost_share for one in found):.3f} at most"
     )
 
 
@@ -156,7 +158,7 @@ def main(
         print(markdown(json.loads(render.read_text(encoding="utf-8"))))
         return
     if rehearse:
-        print("\n".join(rehearsed(rehearse, greedy=greedy) for greedy in (True, False)))
+        print("\n".join(rehearsed(rehearse, greedy=greedy, heads=heads) for heads in (False, True) for greedy in (True, False)))
         return
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, mlp, 0)

@@ -88,7 +88,8 @@ class ModelOptions(MachineOptions):
     ] = None
     drafter: Annotated[str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
     num_draft_tokens: Annotated[
-        str | None, option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12.", show_default="the drafter's")
+        str | None,
+        option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12, by load 1:5,8:0.", show_default="the drafter's"),
     ] = None
     drafter_option: Annotated[
         list[str] | None,
@@ -114,7 +115,9 @@ class ModelOptions(MachineOptions):
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for part in ("drafter", "verifier"):
-            values[f"{part}_options"] = dict(_name_and_value(part, text) for text in values.pop(f"{part}_option") or [])
+            values[f"{part}_options"] = dict(
+                name_and_value(f"--{part}-option", text) for text in values.pop(f"{part}_option") or []
+            )
         for name in ("tree", "exit_layer", "corpus"):
             if (value := values.pop(name)) is not None:
                 values["drafter_options"][name] = value
@@ -134,7 +137,7 @@ class ModelOptions(MachineOptions):
         for name, value in options.items():
             if isinstance(value, dict):
                 values[name] = {**value, **values[name]}
-            elif values[name] in (None, "auto"):
+            elif values[name] is None or (values[name] == "auto" and name != "num_draft_tokens"):  # there it is an answer
                 values[name] = value
         return values
 
@@ -172,10 +175,11 @@ class SamplingOptions:
         return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **values)
 
 
-def _name_and_value(part: str, text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise ConfigError(f"--{part}-option takes NAME=VALUE, got '{text}'")
+def name_and_value(option: str, text: str) -> tuple[str, str]:
+    """'NAME=VALUE' in two. Raises ConfigError."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"{option} takes NAME=VALUE, got '{text}'")
     return name, value
 
 

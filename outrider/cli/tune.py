@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +18,34 @@ from outrider.cli.lab import (
     journal_for,
     shown_progress,
 )
-from outrider.cli.options import SAMPLING, MachineOptions, Target, TopK, TopP, option, with_groups
+from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, Target, TopK, TopP, option, with_groups
+from outrider.cli.writable import check_file
 
 if TYPE_CHECKING:
+    from outrider.build import Options
     from outrider.lab.tune.run import TuneRequest
 
 SPACE, LOAD = "What is tried", "Load"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedModels(MachineOptions):
+    """As for any verb, with as many drafts as are to compete."""
+
+    draft: Annotated[
+        list[str] | None,
+        option(
+            DRAFTING, "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given again.",
+            metavar="FOLDER_OR_ID", show_default="what comes with the demo, else none",
+        ),
+    ] = None  # type: ignore[assignment]  # several, where other verbs take one  # fmt: skip
+
+    def options(self, target: str) -> Options:
+        """Without the drafts, which are told apart later (lab/tune/drafts.py)."""
+        from outrider.build import Options
+
+        names = [field.name for field in fields(MachineOptions) if field.name != "draft"]
+        return Options(target=target, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +78,7 @@ class TuneOptions:
     ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text.", "--ignore-eos")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts.", min=0)] = 0
 
-    def request(self, prompts: int) -> TuneRequest:
+    def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
         """Raises ConfigError for values out of range."""
         from outrider.lab.tune.run import TuneRequest
         from outrider.sampling.params import SamplingParams
@@ -68,7 +90,7 @@ class TuneOptions:
         return TuneRequest(
             sampling, prompts, self.batch_size, tuple(numbers("--load", self.load, int)), self.finalists, self.search_trials,
             self.seed, frozenset(name.strip() for name in self.drafters.split(",") if name.strip()), self.trees,
-            self.own_weights, self.corpus, self.most_share,
+            self.own_weights, self.corpus, self.most_share, tuple(drafts),
         )  # fmt: skip
 
 
@@ -77,7 +99,7 @@ def tune(
     target: Target,
     options: TuneOptions,
     prompts: PromptOptions,
-    machine: MachineOptions,
+    machine: TunedModels,
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
@@ -87,10 +109,12 @@ def tune(
 ) -> int:
     """Find the best way to speculate on your prompts, or that there is none."""
     output.check()
+    if settings_out is not None:
+        check_file(settings_out)
     from outrider.cli.session import quieten_libraries
     from outrider.lab.tune.run import run_tune
 
-    request, path = options.request(prompts.prompts), journal_for(output.out, "tune", resume=resume)
+    request, path = options.request(prompts.prompts, machine.draft or []), journal_for(output.out, "tune", resume=resume)
     workload = prompts.load(target)
     quieten_libraries()
     try:

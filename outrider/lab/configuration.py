@@ -66,7 +66,7 @@ class Configuration:
         """The text form: `parse(label)` is this configuration again, up to the types of values."""
         words = [self.drafter]
         if self.num_draft_tokens is not None:
-            words.append(f"k={self.num_draft_tokens}")
+            words.append(f"k={_word(self.num_draft_tokens)}")
         words += [f"{name}={_word(value)}" for name, value in self.drafter_options.items()]
         if self.verifier != "auto":
             words.append(f"verifier={self.verifier}")

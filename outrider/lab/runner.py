@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.build import DEMO, Built, Models, Needs, Options, assemble, load_models
+from outrider.build import DEMO, Built, Models, Needs, Options, assemble, choose, load_models
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Disturbance
@@ -26,6 +26,8 @@ from outrider.parts import Parts
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.verifiers import VERIFIERS
+
+MOST_ROWS = 4096  # that `Options` takes: how many there are is decided run by run
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Runner:
     def __init__(
         self, options: Options, configurations: Sequence[Configuration], status: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._lossy = options.lossy
+        self._lossy, self._target = options.lossy, options.target
         needs = Needs.of_all([self._parts(one) for one in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
             names = ", ".join(one.drafter for one in configurations if self._parts(one).wants_draft)
@@ -130,13 +132,20 @@ class Runner:
         """Tokens that prompt and answer may have together."""
         return self.models.context
 
-    def open(self, configuration: Configuration) -> Contender:
-        """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these models."""
-        return Contender(configuration, assemble(self.models, self._parts(configuration)))
+    def open(self, configuration: Configuration, *, any_length: bool = False) -> Contender:
+        """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these models.
+
+        `any_length`: with programs that draft any number of tokens, up to the configuration's, at what that number costs; a head
+        that drafts token by token is otherwise compiled for its one number, for a minute each.
+        """
+        return Contender(configuration, assemble(self.models, replace(self._parts(configuration), any_length=any_length)))
 
     def _parts(self, configuration: Configuration) -> Parts:
-        """`lossy` allows lossy verifiers, beside which the others stay lossless."""
-        return configuration.parts(lossy=self._lossy and _is_lossy(configuration))
+        """`lossy` allows lossy verifiers, beside which the others stay lossless. The demo's own heads need not be named."""
+        lossy = self._lossy and _is_lossy(configuration)
+        if self._target != DEMO:
+            return configuration.parts(lossy=lossy)
+        return choose(Options(DEMO, lossy=lossy, max_num_seqs=MOST_ROWS, **configuration.as_dict()))[1]
 
 
 def _is_lossy(configuration: Configuration) -> bool:

@@ -150,7 +150,18 @@ def _schedule(result: TuneResult) -> list[Block]:
         ]
         for one in result.schedule
     ]  # fmt: skip
-    return [Heading("By load"), Table(columns, rows, title="Forecast from costs at each load and the acceptance above")]
+    table = Table(columns, rows, title="Forecast from costs at each load and the acceptance above")
+    return [Heading("By load"), table, *_lengths(result)]
+
+
+def _lengths(result: TuneResult) -> list[Block]:
+    """What a server does that loads the settings."""
+    table = result.lengths_by_load()
+    if not table:
+        return []
+    words = [f"{nodes or 'none'} from {rows} row{'s' if rows > 1 else ''} on" for rows, nodes in table]
+    configuration = result.recommendations[0].configuration
+    return [Paragraph(f"With --settings, serve drafts by {configuration.split()[0]}: {', '.join(words)}.")]
 
 
 def _search(result: TuneResult) -> list[Block]:

@@ -42,6 +42,26 @@ def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureF
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
 
+def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
+    """And are found again by the name of their drafter alone."""
+    settings = tmp_path / "settings.json"
+    command = f"tune demo --drafters eagle3,medusa,block,ngram --prompts 5 --max-new-tokens 32 --load 2 --settings-out {settings}"
+    out = tmp_path / "tune.json"
+    assert run([*command.split(), "--threads", "1", "--compile", "off", "--out", str(out)]) == 0
+    result = read_result(out)
+    assert isinstance(result, TuneResult)
+    families = {one.family: one.failure for one in result.families}
+    assert {"eagle3", "medusa", "block", "block stop=confidence", "eagle3 tree=best-first", "medusa tree=medusa"} <= set(families)
+    assert not any(families.values())
+    tau = {one.configuration: one.tau for one in result.forecasts}
+    assert tau["eagle3 k=7"] > 3, "they were trained on such prompts"
+    assert tau["eagle3 k=7"] > tau["medusa k=4"] > tau["ngram k=4"]
+    for one in result.confirmed:
+        assert one.identical == one.texts, "greedy texts are plain decoding's"
+    llm = LLM("demo", compile="off", **read_settings(settings).options)
+    assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
+
+
 def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C costs one run; the same command with --resume runs what is missing only."""
     from outrider.lab.tune import tune as stages
@@ -73,7 +93,8 @@ def test_another_command_cannot_resume(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--drafters", "medusa"], "cannot tune medusa here"),
+        (["--drafters", "eagle"], "cannot tune eagle here"),
+        (["--draft", "no/such-model", "--draft", "nor/this"], "one draft model at a time"),
         (["--prompts", "2"], "needs 4 prompts"),
         (["--load", "two"], "--load takes whole numbers"),
         (["--temperature", "-1"], "temperature"),

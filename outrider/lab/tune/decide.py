@@ -78,6 +78,7 @@ def _recommend(
     return Recommendation(
         task=task, speculate=True, configuration=best, options=options_of(known[best], draft), speedup=gain,
         forecast_speedup=forecasts.get(best, gain.value), reason=f"{best} reaches {_words(gain)}",
+        family=found.family_of.get(best, ""),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ it would in earnest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -52,15 +52,47 @@ class Sample:
     params: SamplingParams
 
 
-def run_probe(contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int = 1) -> Probe:
-    """Decode the samples, sizes 0 and `family.sizes` in turn."""
-    with sweeping(contender, sweep_order(family)):
-        traces = contender.run([one.tokens for one in samples], [one.params for one in samples], batch_size)
+def run_probe(
+    contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int = 1,
+    is_hopeless: Callable[[Probe], bool] | None = None,
+) -> Probe:  # fmt: skip
+    """Decode the samples, sizes 0 and `family.sizes` in turn. `is_hopeless` is asked once, after the first sample of every task
+    (where rows are decoded alone: a smaller batch would cost otherwise); if so, that was all."""
+    first, others = first_of_each(samples)
+    with sweeping(contender, sweep_order(family)):  # goes on from run to run, so short texts do not all begin with the same sizes
+        if is_hopeless is None or batch_size > 1 or not others:
+            return _run(contender, family, samples, batch_size)
+        glance = _run(contender, family, first, batch_size)
+        return glance if is_hopeless(glance) else joined(glance, _run(contender, family, others, batch_size))
+
+
+def _run(contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int) -> Probe:
+    traces = contender.run([one.tokens for one in samples], [one.params for one in samples], batch_size)
     ends = [trace.steps[-1].at_s for trace in traces]
     return Probe(
         family=family.label, steps=_notes(traces, samples), tokens=sum(len(trace.completion.token_ids) for trace in traces),
         seconds=max(ends) - traces[0].began_s, answers=[trace.completion.token_ids for trace in traces],
     )  # fmt: skip
+
+
+def joined(first: Probe, second: Probe) -> Probe:
+    """Two probes of one family as one: the samples of the second behind those of the first."""
+    tasks = dict.fromkeys([*first.steps, *second.steps])
+    return Probe(
+        family=first.family, steps={task: [*first.steps.get(task, []), *second.steps.get(task, [])] for task in tasks},
+        tokens=first.tokens + second.tokens, seconds=first.seconds + second.seconds, answers=[*first.answers, *second.answers],
+    )  # fmt: skip
+
+
+def first_of_each(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """(The first sample of every task, the others.)"""
+    seen: set[str] = set()
+    first: list[Sample] = []
+    others: list[Sample] = []
+    for sample in samples:
+        (others if sample.task in seen else first).append(sample)
+        seen.add(sample.task)
+    return first, others
 
 
 def sweep_order(family: Family) -> list[int]:

@@ -5,8 +5,8 @@ decode nothing: they draw how many draft tokens are kept and how long steps take
 and hand over traces as real ones do. The whole `Tuner` runs on them, stage by stage; what it recommends is then compared with the
 truth, and what it spent with what trying everything would have taken.
 
-The numbers are those of benchmarks/results/bench-2026-11-22.json (a 100M target, a 14M draft, 64 tokens an answer, two cores):
-runs of one prompt differ by 0.09 from configuration to configuration beside one another and by 0.08 from minute to minute
+How families behave is in `laws.py`. The noise is that of benchmarks/results/bench-2026-11-22.json (64 tokens an answer, two
+cores): runs of one prompt differ by 0.09 from configuration to configuration beside one another and by 0.08 from minute to minute
 (standard deviations of logarithms), tau by 0.17 from prompt to prompt. Every world is a draw: acceptance, costs, and by how much
 sweeps mislead.
 """
@@ -30,9 +30,12 @@ from outrider.lab.progress import Quiet
 from outrider.lab.recording import Step
 from outrider.lab.runner import Runner, Trace
 from outrider.lab.tune.decide import recommendations
+from outrider.lab.tune.drafts import Head
+from outrider.lab.tune.families import default_space
+from outrider.lab.tune.laws import NUM_LAYERS, Law, law_of
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
-from outrider.lab.tune.space import Family, Space, SpaceOptions, default_space
+from outrider.lab.tune.space import Space, SpaceOptions
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
@@ -46,29 +49,10 @@ PROMPT_SPREAD = 0.6  # of the log-odds of acceptance, from prompt to prompt
 WORLD_SPREAD, COST_SPREAD = 0.4, 0.2  # from world to world: log-odds, log costs
 SWEEP_LEVEL, SWEEP_SLOPE = 0.05, 0.01  # how far the steps of sweeps cost otherwise than those of real runs: at all, and per node
 POPULATION = 400  # prompts that the truth is computed over
-
-
-@dataclass(frozen=True)
-class Law:
-    """How a family behaves: P(i-th node kept | those before it kept), and costs in plain steps."""
-
-    acceptance: tuple[float, ...]  # the last one goes on
-    step: float  # of drafting at all
-    node: float  # of each node
-    offers: float = 1.0  # share of the steps in which there is a draft
-
-
-LAWS = {
-    "draft-model": Law((0.70, 0.75, 0.80), 0.02, 0.075),
-    "composite": Law((0.72, 0.76, 0.80, 0.65, 0.5, 0.4, 0.3), 0.10, 0.085),
-    "ngram": Law((0.6, 0.75, 0.8), 0.01, 0.012, 0.4),
-    "suffix": Law((0.6, 0.78, 0.84), 0.01, 0.012, 0.5),
-    "ngram-cache": Law((0.5, 0.45, 0.4), 0.05, 0.03, 0.8),
-    "recycling": Law((0.55, 0.5, 0.4), 0.05, 0.03),
-    "lookahead": Law((0.4, 0.4, 0.4), 0.10, 0.06),
-}
-TREE = Law((0.80, 0.76, 0.72, 0.5, 0.4, 0.3, 0.2), 0.15, 0.12)
-STOPPED = Law((0.74, 0.8, 0.84), 0.08, 0.09, 0.9)
+HEADS = (
+    Head(kind="block", folder="", most=8, confidence=True), Head(kind="eagle3", folder=""),
+    Head(kind="medusa", folder="", most=4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ class World:
         world = self.rng.normal(0, WORLD_SPREAD)
         self.laws, self.bias = {}, {}
         for family in self.space.families:
-            law, odds = _law_of(family), world + self.rng.normal(0, WORLD_SPREAD / 2)
+            law, odds = law_of(family), world + self.rng.normal(0, WORLD_SPREAD / 2)
             cost = math.exp(self.rng.normal(0, COST_SPREAD))
             shifted = tuple(_shifted(one, odds) for one in law.acceptance)
             self.laws[family.label] = Law(shifted, law.step * cost, law.node * cost, law.offers)
@@ -208,10 +192,13 @@ class RehearsedContender:
 
 
 def rehearse(
-    seed: int, *, prompts: int = 32, max_tokens: int = 48, noise: float = 1.0, greedy: bool = True, most_share: float = 0.075
-) -> Outcome:
-    """One world, tuned as the command tunes at temperature 0 with a draft model, the target's own weights left out."""
-    space = default_space(SpaceOptions(has_draft=True, own_weights=False))
+    seed: int, *, prompts: int = 32, max_tokens: int = 48, noise: float = 1.0, greedy: bool = True, most_share: float = 0.075,
+    heads: bool = True,
+) -> Outcome:  # fmt: skip
+    """One world, tuned as the command tunes at temperature 0 with a draft model; `heads`: and with three heads and the target's
+    own weights, as the demo is."""
+    wide = SpaceOptions(has_draft=True, heads=HEADS, num_layers=NUM_LAYERS)
+    space = default_space(wide if heads else SpaceOptions(has_draft=True, own_weights=False))
     world = World(seed, space, noise, greedy)
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
@@ -237,15 +224,8 @@ class _Models:
 
     world: World
 
-    def open(self, configuration: Configuration) -> Any:
+    def open(self, configuration: Configuration, *, any_length: bool = False) -> Any:
         return self.world.open(configuration)
-
-
-def _law_of(family: Family) -> Law:
-    configuration = family.configuration
-    if "tree" in configuration.drafter_options:
-        return TREE
-    return STOPPED if "stop" in configuration.drafter_options else LAWS[configuration.drafter]
 
 
 def _at(acceptance: Sequence[float], depth: int) -> float:

@@ -11,6 +11,7 @@ from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
+from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.options import options_of
@@ -45,6 +46,7 @@ class Recommendation(Record):
     speedup: Interval | None  # measured; None where it was forecast only
     forecast_speedup: float
     reason: str  # one sentence
+    family: str = ""  # of the configuration; "" in results before 2026-11-22, and where not to speculate
 
 
 class Words(Record):
@@ -68,6 +70,7 @@ class Tried(Record):
     workload: str
     target: str
     draft: str | None
+    heads: list[Head] = Field(default_factory=list)
     model_options: dict[str, Any]
 
 
@@ -83,7 +86,8 @@ class TuneResult(Result):
     laps: list[Lap]
     confirmed: list[Confirmed]
     recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
-    schedule: list[LoadStep]
+    schedule: list[LoadStep]  # at each load the best of the families that were timed there
+    by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone; not before 2026-11-22
     advice: list[Words] = Field(default_factory=list)
     stages: list[Stage]
     loading_s: float = 0.0  # models and prompts
@@ -92,13 +96,32 @@ class TuneResult(Result):
     search: SearchOutcome | None  # what the optimiser found for a model-free drafter, on texts it did not see
 
     def settings_file(self) -> SettingsFile:
-        """What `generate --settings` loads."""
+        """What `generate`, `chat` and `serve` load with --settings. The recommended configuration has its length by load, where
+        that was measured; `for_batch_sizes` says which configuration is the best one there, whatever drafts."""
         first, *others = self.recommendations
+        options, table = dict(first.options), self.lengths_by_load()
+        if len(table) > 1:
+            options["num_draft_tokens"] = ",".join(f"{rows}:{nodes}" for rows, nodes in table)
         by_size = {one.batch_size: self._options_at(one) for one in self.schedule}
         return SettingsFile(
-            self.tried.target, first.options, {one.task: one.options for one in others}, by_size,
+            self.tried.target, options, {one.task: one.options for one in others}, by_size,
             f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}",
         )  # fmt: skip
+
+    def lengths_by_load(self) -> list[tuple[int, int]]:
+        """(Rows, nodes from so many rows on) of what is recommended, 0: none, the first at 1 row, never more than at fewer rows.
+        Empty where nothing, or no fixed length, is recommended."""
+        first = self.recommendations[0]
+        size = first.options.get("num_draft_tokens")
+        if not first.speculate or not isinstance(size, int):
+            return []
+        sizes = {one.batch_size: one.size for one in self.by_load.get(first.family, ())} | {self.tried.batch_size: size}
+        table: list[tuple[int, int]] = []
+        for rows in sorted(sizes):
+            nodes = min(sizes[rows], table[-1][1]) if table else sizes[rows]
+            if not table or nodes < table[-1][1]:
+                table.append((rows if table else 1, nodes))
+        return table
 
     def _options_at(self, load: LoadStep) -> dict[str, Any]:
         if not load.size:

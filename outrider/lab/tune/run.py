@@ -9,22 +9,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.build import DEMO, Options
+from outrider.build import DEMO, Options, target_config
 from outrider.errors import ConfigError
 from outrider.lab.bench.material import firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.runner import Runner
+from outrider.lab.tune.drafts import ACCEPTANCE, MODEL, Drafts, read_drafts
 from outrider.lab.tune.export import in_other_words
+from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.result import Tried, TuneResult
-from outrider.lab.tune.space import Space, SpaceOptions, default_space
+from outrider.lab.tune.space import Space, SpaceOptions
 from outrider.lab.tune.summary import summarise_tuning
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.machine import versions
+from outrider.models.load import resolve_device
 from outrider.sampling.params import SamplingParams
 
 PROBE_SHARE = 8  # one prompt in so many is for the probes
@@ -47,6 +50,7 @@ class TuneRequest:
     own_weights: bool = True
     corpus: str | None = None
     most_share: float = 0.075  # of the cost of running everything on all prompts
+    drafts: tuple[str, ...] = ()  # beside `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * FEWEST:
@@ -64,8 +68,10 @@ def run_tune(
     status: Callable[[str], None] = lambda line: None,
 ) -> tuple[TuneResult, Journal]:  # fmt: skip
     """`options`: of models and machine. Close the journal when the result is safe. Raises what cannot be built or run."""
-    space = choose_space(options, request)
     identity = _identity(options, request, workload, chat_template=chat_template)
+    drafts = read_drafts(options, request.drafts)
+    options = replace(options, draft=drafts.model)
+    space = choose_space(options, request, drafts)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     began = time.perf_counter()
     runner = Runner(options, [family.largest for family in space.families], status)
@@ -83,7 +89,7 @@ def run_tune(
     tried = Tried(
         temperature=request.sampling.temperature, max_new_tokens=request.sampling.max_tokens, batch_size=request.batch_size,
         probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
-        target=options.target, draft=options.draft, model_options=_plain_options(options),
+        target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
     result = summarise_tuning(found, space, plan, tried, [*workload.notes, *runner.models.notes, *notes])
     result.loading_s = max(0.0, time.perf_counter() - began - result.seconds)
@@ -91,23 +97,30 @@ def run_tune(
     return result, journal
 
 
-def choose_space(options: Options, request: TuneRequest) -> Space:
-    """Raises ConfigError when the user's wishes leave nothing."""
-    has_draft = options.draft is not None or options.target == DEMO
+def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> Space:
+    """Raises ConfigError when the user's wishes leave nothing, or leave out a head that was named."""
+    _check_wishes(request.drafters, drafts)
     wishes = SpaceOptions(
-        has_draft, request.corpus, not request.sampling.is_greedy, request.trees, request.own_weights, request.drafters
-    )
+        has_draft=drafts.model is not None or options.target == DEMO, heads=drafts.heads, corpus=request.corpus,
+        temperature=request.sampling.temperature, trees=request.trees, own_weights=request.own_weights,
+        num_layers=target_config(options).get_text_config().num_hidden_layers,
+        on_accelerator=resolve_device(options.device).type != "cpu", drafters=request.drafters,
+    )  # fmt: skip
     space = default_space(wishes)
-    everything = default_space(replace(wishes, drafters=frozenset()))
-    known = {family.configuration.drafter for family in everything.families}
-    if unknown := request.drafters - known:
+    if unknown := request.drafters - {family.configuration.drafter for family in space.families}:
+        known = {family.configuration.drafter for family in default_space(replace(wishes, drafters=frozenset())).families}
         raise ConfigError(
-            f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} "
-            "(draft-model and composite need --draft, retrieval needs --corpus)"
+            f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} (--draft names draft models "
+            "and trained heads, retrieval needs --corpus, some drafters need trees)"
         )
-    if not space.families:
-        raise ConfigError("nothing is left to try: allow trees, or name other drafters")
     return space
+
+
+def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:
+    for head in drafts.heads if drafters else ():
+        drafter = MODEL if head.kind == ACCEPTANCE else head.kind
+        if head.folder and drafter not in drafters:
+            raise ConfigError(f"--draft {head.folder} is for drafter '{drafter}', which --drafters does not name: leave one out")
 
 
 def gather_samples(

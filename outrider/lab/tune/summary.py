@@ -20,7 +20,7 @@ def summarise_tuning(
         notes=notes, tried=tried, families=[_family(family, found) for family in space.families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall, laps=found.laps,
         confirmed=found.confirmed, recommendations=recommendations(found, found.finalists, tried.draft),
-        schedule=found.schedule, stages=found.stages,
+        schedule=found.schedule, by_load=found.by_load, stages=found.stages,
         exhaustive_s=exhaustive_seconds(found, plan), num_members=space.num_members,
         search=None if found.search is None else found.search.outcome,
     )  # fmt: skip

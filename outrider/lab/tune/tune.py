@@ -1,19 +1,21 @@
 """The stages of tuning, in their order. Every run is in the journal: an interrupted tuning goes on where it was.
 
-    probe      plain decoding and every family, once, on a few prompts of each task
+    probe      plain decoding and every family, once, on a few prompts of each task; what the first of them show to be hopeless
+               is not run on the others
     forecast   tokens per second of every size of every family, from the probes alone
     search     options of the best model-free drafter, replayed on the texts that plain decoding wrote: no model runs
     confirm    the likeliest best race against plain decoding on other prompts, as long as the budget allows
-    load       what steps cost at other batch sizes, and which size is best there
+    load       what steps of the best two families cost at other batch sizes, and which size is best there, none included
     decide     a recommendation for all traffic and for each task that wants another one; "do not speculate" when nothing pays
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from outrider.errors import OutriderError
 from outrider.lab.configuration import PLAIN, Configuration
@@ -31,6 +33,7 @@ from outrider.lab.tune.race import Race, Rules
 from outrider.lab.tune.result import Stage
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 
+GIVE_UP = 0.6  # a family whose every size is forecast below this after a glance is not run on
 AUTO_MOST = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
 AUTO_SHARE = 0.97  # of the best fixed length: what `auto` reaches in benchmarks/results/drafters-2026-11-21.json
@@ -65,7 +68,9 @@ class Findings:
     finalists: list[Configuration] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     confirmed: list[Confirmed] = field(default_factory=list)
-    schedule: list[LoadStep] = field(default_factory=list)
+    family_of: dict[str, str] = field(default_factory=dict)  # of everybody who may have raced
+    schedule: list[LoadStep] = field(default_factory=list)  # the best of the families that were timed, at each load
+    by_load: dict[str, list[LoadStep]] = field(default_factory=dict)  # family -> its best size, at each load
     stages: list[Stage] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
 
@@ -80,6 +85,8 @@ class Tuner:
     def run(self) -> Findings:
         """All stages. Raises OutriderError only where plain decoding itself fails."""
         found = Findings(plain=self._probe(PLAIN_FAMILY, self._plan.batch_size))
+        steps = {task: len(notes) for task, notes in found.plain.steps.items()}
+        found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
         with self._timed(found, "probe"):
             self._probe_all(found)
         self._forecast(found)
@@ -97,21 +104,30 @@ class Tuner:
         self._progress.stage("probing families", len(self._space.families))
         for family in self._space.families:
             try:
-                found.probes[family.label] = self._probe(family, self._plan.batch_size)
+                found.probes[family.label] = self._probe(family, self._plan.batch_size, partial(self._is_hopeless, found, family))
             except OutriderError as error:
                 found.failures[family.label] = str(error)
             self._progress.advance()
 
+    def _is_hopeless(self, found: Findings, family: Family, probe: Probe) -> bool:
+        """Every one of its sizes; one that did not come up yet may be better."""
+        speedups = self._speedups(found, self._forecasts_of(found, family, probe))
+        return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
+
     def _forecast(self, found: Findings) -> None:
-        base = plain_tokens_per_s(found.plain, self._plan.batch_size)
         for family in self._space.families:
-            probe = found.probes.get(family.label)
-            costs = step_costs(probe, self._plan.batch_size) if probe is not None else None
-            if probe is not None and costs is not None:
-                found.forecasts += forecast(family, probe, costs, base)
-        steps = {task: len(notes) for task, notes in found.plain.steps.items()}
-        found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
-        found.overall = overall(found.forecasts, found.shares, dict.fromkeys(found.shares, base))
+            if (probe := found.probes.get(family.label)) is not None:
+                found.forecasts += self._forecasts_of(found, family, probe)
+        found.overall = self._speedups(found, found.forecasts)
+
+    def _forecasts_of(self, found: Findings, family: Family, probe: Probe) -> list[Forecast]:
+        costs = step_costs(probe, self._plan.batch_size)
+        base = plain_tokens_per_s(found.plain, self._plan.batch_size)
+        return [] if costs is None else forecast(family, probe, costs, base)
+
+    def _speedups(self, found: Findings, forecasts: Sequence[Forecast]) -> dict[str, float]:
+        base = plain_tokens_per_s(found.plain, self._plan.batch_size)
+        return overall(forecasts, found.shares, dict.fromkeys(found.shares, base)) if base else {}
 
     def _search(self, found: Findings) -> None:
         """Where a drafter that replays is worth it, and there are texts enough to keep half of them back."""
@@ -132,11 +148,12 @@ class Tuner:
     def _confirm(self, found: Findings) -> None:
         groups = list(_grouped(self._plan.confirm, self._plan.batch_size))
         known = self._known(found)
+        found.family_of = {label: str(member.family) for label, (member, _) in known.items()}
         if not known or not groups:
             return
         race = Race(
             [Member(PLAIN, None, 1, 1.0, 0.0), *(member for member, _ in known.values())],
-            lambda label: self._runner.open(known[label][1] if label in known else Configuration(PLAIN)),
+            lambda label: self._runner.open(known[label][1] if label in known else Configuration(PLAIN), any_length=True),
             groups, self._plan.batch_size, self._journal, self._progress,
             Rules(self._plan.num_finalists, self._budget_s(found)),
         )  # fmt: skip
@@ -151,7 +168,7 @@ class Tuner:
         """Of the two best families and plain decoding."""
         if not self._plan.load_sizes:
             return
-        best = self._best_families(found)[:2]
+        best = self._favourites(found)[:2]
         self._progress.stage("trying other loads", len(self._plan.load_sizes) * (1 + len(best)))
         for size in self._plan.load_sizes:
             plain = self._probe(PLAIN_FAMILY, size)
@@ -159,18 +176,19 @@ class Tuner:
             timed = []
             for family in best:
                 timed.append((family, found.probes[family.label], self._probe(family, size)))
+                found.by_load.setdefault(family.label, []).append(best_at(size, timed[-1:], plain, found.shares))
                 self._progress.advance()
             found.schedule.append(best_at(size, timed, plain, found.shares))
 
     # ---------------------------------------------------------------- parts
 
-    def _probe(self, family: Family, batch_size: int) -> Probe:
+    def _probe(self, family: Family, batch_size: int, is_hopeless: Callable[[Probe], bool] | None = None) -> Probe:
         """From the journal, or run now. At other loads than the plan's, as many prompts as there are rows."""
         key = f"probe {family.label} / {batch_size}"
         if key in self._journal:
             return Probe.model_validate(self._journal[key])
         samples = self._plan.probe if batch_size == self._plan.batch_size else _as_many(self._plan.probe, batch_size)
-        probe = run_probe(self._runner.open(family.largest), family, samples, batch_size)
+        probe = run_probe(self._runner.open(family.largest, any_length=True), family, samples, batch_size, is_hopeless)
         self._journal.add(key, probe.model_dump())
         return probe
 
@@ -217,6 +235,14 @@ class Tuner:
         probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
         return self._plan.most_share * exhaustive_seconds(found, self._plan) - probes
 
+    def _favourites(self, found: Findings) -> list[Family]:
+        """By what their best fixed length is believed to reach; behind these, those that were forecast only."""
+        fixed = [one for one in found.confirmed if not _is_auto(one.configuration)]
+        fixed.sort(key=lambda one: -one.estimates.get(ALL, one.speedup.value))
+        by_label = {family.label: family for family in self._space.families}
+        measured = [by_label[found.family_of[one.configuration]] for one in fixed]
+        return list({family.label: family for family in (*measured, *self._best_families(found))}.values())
+
     def _best_families(self, found: Findings) -> list[Family]:
         """By their best member's forecast."""
         best: dict[str, float] = {}
@@ -239,6 +265,10 @@ def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:
     tokens = sum(sample.params.max_tokens for sample in (*plan.probe, *plan.confirm))
     base = plain_tokens_per_s(found.plain, plan.batch_size)
     return sum(1 / speedup for speedup in {PLAIN: 1.0, **found.overall}.values()) * tokens / base if base else 0.0
+
+
+def _is_auto(label: str) -> bool:
+    return str(Configuration.parse(label).num_draft_tokens).startswith("auto")
 
 
 def _grouped(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.lab.configuration import Configuration
+from outrider.lab.tune.drafts import EARLY_EXIT, Head
 from outrider.lab.tune.result import TuneResult, Words
+
+TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}
+EXPORTED = "EXPORTED_HEAD"  # the folder that `outrider export` writes
+BEST_FIRST = "best-first"  # EAGLE-2's trees, which some engines build, too
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,22 @@ class Choice:
     measured: bool
     schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), ascending, the first at 1 row; one entry: no schedule
     notes: list[str]
+    head: Head | None = None  # that drafts
+
+    @property
+    def is_tree(self) -> bool:
+        return _tree(self.options) is not None
+
+    @property
+    def is_dspark(self) -> bool:
+        """A block head that others call DSpark, not DFlash."""
+        return self.head is not None and (self.head.markov or self.head.confidence)
+
+    @property
+    def block(self) -> int:
+        """Draft tokens of a whole block, which is what engines run block heads at: its masks see one another, so fewer of them
+        would be another computation."""
+        return (self.head.most if self.head is not None else None) or self.size
 
 
 class Advice:
@@ -41,13 +62,16 @@ class Advice:
         """Of what the engine has nothing was worth it."""
         return Words(engine=engine, text="", notes=[f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."])
 
-    def choose(self, drafters: Collection[str]) -> Choice | None:
-        """The best chain by one of `drafters` that is forecast or measured to pay; None where none does. Fixed lengths only."""
+    def choose(self, drafters: Collection[str], trees: Collection[str] = ()) -> Choice | None:
+        """The best chain by one of `drafters`, or best-first tree by one of `trees`, that is forecast or measured to pay; None
+        where none does. Fixed lengths only."""
         measured = {one.configuration: one.speedup.value for one in self._result.confirmed}
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
             configuration = Configuration.parse(label)
-            if configuration.drafter in drafters and not _is_tree(configuration):
+            tree = _tree(configuration.drafter_options)
+            able = drafters if tree is None else trees if tree == BEST_FIRST else ()
+            if configuration.drafter in able and not _is_ours_alone(configuration):
                 found.append((measured.get(label, forecast), label))
         paying = [one for one in found if one[0] > 1]
         if not paying:
@@ -56,29 +80,65 @@ class Advice:
         speedup, label = max(confirmed or paying)
         configuration = Configuration.parse(label)
         size = int(configuration.num_draft_tokens or 0)
+        schedule, notes = self._schedule(label, size), self._notes(label, speedup, drafters, trees)
+        head = self._head(configuration)
+        options = configuration.drafter_options
+        return Choice(configuration.drafter, size, options, speedup, label in measured, schedule, notes, head)
+
+    def export_note(self, choice: Choice, layout: str) -> str:
+        """How an engine gets a head that it can read."""
+        folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
+        return f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
+
+    def _notes(self, label: str, speedup: float, drafters: Collection[str], trees: Collection[str]) -> list[str]:
         notes = []
         if label != self.recommended.configuration:
-            how = "measured" if label in measured else "forecast"
+            how = "measured" if any(one.configuration == label for one in self._result.confirmed) else "forecast"
+            lacks = self._lacking(drafters, trees)
             recommended = self.recommended.configuration
-            notes.append(f"Recommended is {recommended}; this is {label}: {speedup:.2f}x, {how} with outrider.")
-        if unknown := {name: value for name, value in configuration.drafter_options.items() if name == "stop"}:
+            notes.append(f"Recommended is {recommended}{lacks}; this is {label}: {speedup:.2f}x, {how} with outrider.")
+        if unknown := {name: value for name, value in Configuration.parse(label).drafter_options.items() if name == "stop"}:
             notes.append(f"Without the stop rule {unknown}, which it does not have.")
-        schedule = self._schedule(label, size)
-        return Choice(configuration.drafter, size, configuration.drafter_options, speedup, label in measured, schedule, notes)
+        return notes
+
+    def _lacking(self, drafters: Collection[str], trees: Collection[str]) -> str:
+        """Why the engine cannot be told what is recommended; "" where it could be told something close to it."""
+        recommended = Configuration.parse(self.recommended.configuration)
+        if _is_ours_alone(recommended):
+            return ", which no other program reads"
+        if recommended.drafter not in drafters:
+            return f", which it does not have ({TRAINED.get(recommended.drafter, recommended.drafter)})"
+        if _tree(recommended.drafter_options) is not None and recommended.drafter not in trees:
+            return ", whose trees it does not have"
+        return ""
+
+    def _head(self, configuration: Configuration) -> Head | None:
+        """The trained head of a configuration."""
+        folder = str(configuration.drafter_options.get("head", ""))
+        heads = self._result.tried.heads
+        return next((one for one in heads if (one.kind, one.folder) == (configuration.drafter, folder)), None)
 
     def _schedule(self, label: str, size: int) -> list[tuple[int, int]]:
         """Other loads, where they were tuned with the same family (or want plain decoding), never more than at one row."""
-        steps = [(1, size)]
         family = self._family(label)
-        for load in sorted(self._result.schedule, key=lambda load: load.batch_size):
+        steps = [(1, size)]
+        for load in sorted(self._result.by_load.get(family or "", self._result.schedule), key=lambda load: load.batch_size):
             if load.size and self._family(load.configuration) != family:
                 continue
-            steps.append((load.batch_size, min(load.size, size)))
+            if load.batch_size > 1 and load.size < steps[-1][1]:
+                steps.append((load.batch_size, load.size))
         return steps
 
     def _family(self, label: str) -> str | None:
         return next((one.family for one in self._result.forecasts if one.configuration == label), None)
 
 
-def _is_tree(configuration: Configuration) -> bool:
-    return str(configuration.drafter_options.get("tree", "chain")) not in ("chain", "False", "false")
+def _is_ours_alone(configuration: Configuration) -> bool:
+    """A head for an early exit."""
+    return configuration.drafter == EARLY_EXIT and bool(configuration.drafter_options.get("head"))
+
+
+def _tree(options: dict[str, Any]) -> str | None:
+    """The shape of a tree; None for a chain."""
+    tree = str(options.get("tree", "chain"))
+    return None if tree in ("chain", "False", "false") else tree

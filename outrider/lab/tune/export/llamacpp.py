@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import Advice
+from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
 from outrider.lab.tune.result import Words
 
 ENGINE = "llama.cpp"
-DRAFTERS = ("draft-model", "ngram")
+DRAFTERS = ("draft-model", "ngram", "eagle3", "block")
 
 
 def words(advice: Advice) -> Words:
@@ -16,11 +16,33 @@ def words(advice: Advice) -> Words:
     choice = advice.choose(DRAFTERS)
     if choice is None:
         return advice.nothing(ENGINE, DRAFTERS)
-    notes = [*choice.notes, "Models as GGUF files. Older builds call the length --draft-max."]
+    size = choice.block if choice.drafter == "block" else choice.size
+    flags = f"--spec-type {_type(choice)} {_model(choice)}--spec-draft-n-max {size}"
     if choice.drafter == "draft-model":
-        flags = f"--spec-type draft-simple -md DRAFT.gguf --spec-draft-n-max {choice.size} --spec-draft-p-min 0"
-    else:
-        flags = f"--spec-type ngram-simple --spec-draft-n-max {choice.size}"
+        flags += " --spec-draft-p-min 0"
+    text = f"llama-server -m TARGET.gguf {flags}"
+    return Words(engine=ENGINE, text=text, language="bash", notes=[*choice.notes, *_notes(choice, advice)])
+
+
+def _type(choice: Choice) -> str:
+    if choice.drafter == "block":
+        return "draft-dspark" if choice.is_dspark else "draft-dflash"
+    return {"draft-model": "draft-simple", "ngram": "ngram-simple"}.get(choice.drafter, "draft-eagle3")
+
+
+def _model(choice: Choice) -> str:
+    if choice.drafter == "ngram":
+        return ""
+    return "-md DRAFT.gguf " if choice.drafter == "draft-model" else "-md HEAD.gguf "
+
+
+def _notes(choice: Choice, advice: Advice) -> list[str]:
+    notes = ["Models as GGUF files. Older builds call the length --draft-max."]
+    if choice.drafter in ("eagle3", "block"):
+        notes.append(advice.export_note(choice, "raw"))
+        notes.append(f"Then: python convert_hf_to_gguf.py {EXPORTED} --target-model-dir {advice.target} --outfile HEAD.gguf")
+    if choice.drafter == "block":
+        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
     if advice.sampled:
         notes.append("It accepts a draft token only where its own sample is that token: fewer are accepted at this temperature.")
-    return Words(engine=ENGINE, text=f"llama-server -m TARGET.gguf {flags}", language="bash", notes=notes)
+    return notes

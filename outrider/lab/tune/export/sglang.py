@@ -1,34 +1,75 @@
-"""SGLang's server arguments. A chain of k: k steps, one branch, k + 1 tokens to verify (the pending one counts)."""
+"""SGLang's server arguments. A chain of k: k steps, one branch, k + 1 tokens to verify (the pending one counts); a best-first
+tree, which it grows as EAGLE-2 does, has as many steps as levels, and `top_k` branches. Block heads are drafted whole."""
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import Advice
+from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
 from outrider.lab.tune.result import Words
+from outrider.trees.plan import TreeSettings
 
 ENGINE = "SGLang"
-DRAFTERS = ("draft-model", "ngram")
+DRAFTERS = ("draft-model", "ngram", "eagle", "eagle3", "block")
+TREES = ("eagle", "eagle3")
+ALGORITHMS = {"draft-model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 
 def words(advice: Advice) -> Words:
     """A command line."""
     if not advice.recommended.speculate:
         return advice.off(ENGINE, "leave --speculative-algorithm out")
-    choice = advice.choose(DRAFTERS)
+    choice = advice.choose(DRAFTERS, TREES)
     if choice is None:
         return advice.nothing(ENGINE, DRAFTERS)
-    lines = [f"python -m sglang.launch_server --model-path {advice.target}"]
-    notes = list(choice.notes)
-    if choice.drafter == "draft-model":
-        lines += [
-            f"--speculative-algorithm STANDALONE --speculative-draft-model-path {advice.draft}",
-            f"--speculative-num-steps {choice.size} --speculative-eagle-topk 1 --speculative-num-draft-tokens {choice.size + 1}",
-        ]
-        if advice.sampled:
-            lines.append("--speculative-use-rejection-sampling")
-            notes.append("Rejection sampling came in May 2026; without it a sampled draft is accepted less often.")
-    else:
-        lines.append(f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {choice.size + 1}")
+    lines = [f"python -m sglang.launch_server --model-path {advice.target}", *_arguments(choice, advice)]
+    return Words(
+        engine=ENGINE, text=" \\\n  ".join(lines), language="bash", notes=[*choice.notes, *_notes(choice, advice)]
+    )
+
+
+def _arguments(choice: Choice, advice: Advice) -> list[str]:
+    if choice.drafter == "ngram":
+        return [f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {choice.size + 1}"]
+    if choice.drafter == "block":
+        algorithm = "DSPARK" if choice.is_dspark else "DFLASH"
+        size = "" if choice.is_dspark else f" --speculative-num-draft-tokens {choice.block + 1}"
+        return [f"--speculative-algorithm {algorithm} --speculative-draft-model-path {EXPORTED}{size}"]
+    model = advice.draft if choice.drafter == "draft-model" else EXPORTED
+    steps, branches = _shape(choice)
+    lines = [
+        f"--speculative-algorithm {ALGORITHMS[choice.drafter]} --speculative-draft-model-path {model}",
+        f"--speculative-num-steps {steps} --speculative-eagle-topk {branches} "
+        f"--speculative-num-draft-tokens {choice.size + 1}",
+    ]
+    if advice.sampled and not choice.is_tree:
+        lines.append("--speculative-use-rejection-sampling")
+    return lines
+
+
+def _shape(choice: Choice) -> tuple[int, int]:
+    """(Levels, branches.)"""
+    if not choice.is_tree:
+        return choice.size, 1
+    usual = TreeSettings()
+    return min(int(choice.options.get("max_depth", usual.max_depth)), choice.size), int(choice.options.get("top_k", usual.top_k))
+
+
+def _notes(choice: Choice, advice: Advice) -> list[str]:
+    notes = []
+    if choice.drafter == "ngram":
         notes.append("Its n-gram drafter builds trees and needs CUDA.")
+    if choice.head is not None or choice.drafter in ("eagle", "eagle3", "block"):
+        notes.append(advice.export_note(choice, "raw"))
+    if choice.drafter == "eagle3":
+        notes.append("EAGLE in place of EAGLE3 starts as well, and accepts nothing.")
+    if choice.drafter == "block":
+        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
+    if choice.is_tree:
+        notes.append("Trees are its older path, without overlapped scheduling.")
+    if advice.sampled and choice.drafter in ALGORITHMS:
+        notes.append(
+            "It verifies trees by the target's own samples, which keeps fewer than rejection sampling." if choice.is_tree
+            else "Rejection sampling came in May 2026; without it a sampled draft is accepted less often."
+        )  # fmt: skip
     if len(choice.schedule) > 1:
         notes.append("It has no table of draft lengths by batch size; --speculative-adaptive follows acceptance for EAGLE only.")
-    return Words(engine=ENGINE, text=" \\\n  ".join(lines), language="bash", notes=notes)
+    return notes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import Advice, Choice
+from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
 from outrider.lab.tune.result import Words
 
 ENGINE = "TensorRT-LLM"
-DRAFTERS = ("draft-model", "ngram")
+DRAFTERS = ("draft-model", "ngram", "eagle3", "block")  # its PyTorch backend; EAGLE's first heads and Medusa's it does not read
+CLASSES = {"draft-model": "DraftTargetDecodingConfig", "ngram": "NGramDecodingConfig", "eagle3": "Eagle3DecodingConfig"}
 
 
 def words(advice: Advice) -> Words:
@@ -16,14 +17,13 @@ def words(advice: Advice) -> Words:
     choice = advice.choose(DRAFTERS)
     if choice is None:
         return advice.nothing(ENGINE, DRAFTERS)
-    arguments = [f"max_draft_len={choice.size}"]
-    if choice.drafter == "draft-model":
-        name = "DraftTargetDecodingConfig"
-        arguments.append(f'speculative_model="{advice.draft}"')
-    else:
-        name = "NGramDecodingConfig"
+    name, size = _class(choice), choice.block if choice.drafter == "block" else choice.size
+    arguments = [f"max_draft_len={size}"]
+    if choice.drafter == "ngram":
         arguments.append(f"max_matching_ngram_size={int(choice.options.get('max_ngram', 4))}")
-    if len(choice.schedule) > 1:
+    else:
+        arguments.append(f'speculative_model="{advice.draft if choice.drafter == "draft-model" else EXPORTED}"')
+    if len(choice.schedule) > 1 and choice.drafter != "block":
         arguments.append(f"draft_len_schedule={_schedule(choice)}")
     text = (
         f"from tensorrt_llm.llmapi import LLM, {name}\n\n"
@@ -33,13 +33,23 @@ def words(advice: Advice) -> Words:
     return Words(engine=ENGINE, text=text, language="python", notes=[*choice.notes, *_notes(choice, advice)])
 
 
+def _class(choice: Choice) -> str:
+    if choice.drafter == "block":
+        return "DSparkDecodingConfig" if choice.is_dspark else "DFlashDecodingConfig"
+    return CLASSES[choice.drafter]
+
+
 def _schedule(choice: Choice) -> str:
     return "{" + ", ".join(f"{start}: {size}" for start, size in choice.schedule) + "}"
 
 
 def _notes(choice: Choice, advice: Advice) -> list[str]:
     notes = []
-    if len(choice.schedule) > 1:
+    if choice.drafter in ("eagle3", "block"):
+        notes.append(advice.export_note(choice, "raw"))
+    if choice.drafter == "block":
+        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
+    elif len(choice.schedule) > 1:
         notes.append(
             "draft_len_schedule: keys are the batch size from which a length holds, 1 must be among them and have max_draft_len; "
             "configurations of newer releases read them as the largest batch size, so check yours."

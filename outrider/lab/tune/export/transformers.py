@@ -6,7 +6,12 @@ from outrider.lab.tune.export.choice import Advice
 from outrider.lab.tune.result import Words
 
 ENGINE = "transformers"
-DRAFTERS = ("draft-model", "ngram")
+DRAFTERS = ("draft-model", "ngram", "early-exit")
+FIXED = (
+    '{model}.generation_config.num_assistant_tokens = {size}\n'
+    '{model}.generation_config.num_assistant_tokens_schedule = "constant"\n'
+    "{model}.generation_config.assistant_confidence_threshold = 0.0  # else it stops drafting by a threshold of its own\n"
+)
 
 
 def words(advice: Advice) -> Words:
@@ -21,11 +26,13 @@ def words(advice: Advice) -> Words:
         ngram = int(choice.options.get("max_ngram", 4))
         text = f"model.generate(**inputs, prompt_lookup_num_tokens={choice.size}, max_matching_ngram_size={ngram})"
         return Words(engine=ENGINE, text=text, language="python", notes=notes)
+    if choice.drafter == "early-exit":
+        text = FIXED.format(model="model", size=choice.size)
+        text += f"model.generate(**inputs, assistant_early_exit={int(choice.options['exit_layer'])})"
+        return Words(engine=ENGINE, text=text, language="python", notes=notes)
     text = (
         f'assistant = AutoModelForCausalLM.from_pretrained("{advice.draft}", dtype="auto")\n'
-        f"assistant.generation_config.num_assistant_tokens = {choice.size}\n"
-        'assistant.generation_config.num_assistant_tokens_schedule = "constant"\n'
-        "assistant.generation_config.assistant_confidence_threshold = 0.0  # else it stops drafting by a threshold of its own\n"
-        "model.generate(**inputs, assistant_model=assistant)"
+        + FIXED.format(model="assistant", size=choice.size)
+        + "model.generate(**inputs, assistant_model=assistant)"
     )
     return Words(engine=ENGINE, text=text, language="python", notes=notes)

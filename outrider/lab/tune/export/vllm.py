@@ -3,6 +3,9 @@
 `rejection_sample_method: block` is not in it. vLLM's model runner V1 (the default of older versions, and of any without Triton)
 takes the key and does not have the method; worse, it then drafts greedily whatever `draft_sample_method` says, and accepts with
 p alone. Token by token, both runners do what they are told.
+
+Heads were tried in 0.32 (docs/train.md, "In vLLM"): methods eagle, eagle3, medusa (a chain of best guesses, no tree), dflash;
+block heads with a Markov or a confidence head are its dspark, which needs its model runner V2, so a GPU.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from outrider.lab.tune.export.choice import Advice, Choice
+from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
 from outrider.lab.tune.result import Words
 
 ENGINE = "vLLM"
-DRAFTERS = ("draft-model", "ngram", "suffix")
+DRAFTERS = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
+LAYOUTS = {"eagle": "raw", "eagle3": "raw", "medusa": "vllm", "block": "raw"}  # of `outrider export`
+SAMPLING = ("draft-model", "eagle", "eagle3")  # whose tokens it can draw
 LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
 
 
@@ -31,10 +36,12 @@ def words(advice: Advice) -> Words:
 
 def config(choice: Choice, advice: Advice) -> dict[str, Any]:
     """The `speculative_config`."""
-    found: dict[str, Any] = {"method": choice.drafter.replace("-", "_"), "num_speculative_tokens": choice.size}
-    if choice.drafter == "draft-model":
-        found["model"] = advice.draft
-        if advice.sampled:  # its default takes the draft's favourite and accepts it with p alone
+    is_block = choice.drafter == "block"
+    size = choice.block if is_block else choice.size
+    found: dict[str, Any] = {"method": method_of(choice), "num_speculative_tokens": size}
+    if choice.drafter in LAYOUTS or choice.drafter == "draft-model":
+        found["model"] = EXPORTED if choice.drafter in LAYOUTS else advice.draft
+        if advice.sampled and choice.drafter in SAMPLING:  # its default takes the draft's favourite and accepts it with p alone
             found["draft_sample_method"] = "probabilistic"
     elif choice.drafter == "ngram":
         found |= {
@@ -50,9 +57,16 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
     if len(choice.schedule) > 1:
         ends = [start - 1 for start, _ in choice.schedule[1:]] + [LARGEST_BATCH]
         found["num_speculative_tokens_per_batch_size"] = [
-            [start, end, size] for (start, size), end in zip(choice.schedule, ends, strict=True)
+            [start, end, size if is_block and nodes else nodes] for (start, nodes), end in zip(choice.schedule, ends, strict=True)
         ]
     return found
+
+
+def method_of(choice: Choice) -> str:
+    """What vLLM calls it."""
+    if choice.drafter == "block":
+        return "dspark" if choice.is_dspark else "dflash"
+    return choice.drafter.replace("-", "_")
 
 
 def _notes(choice: Choice, advice: Advice) -> list[str]:
@@ -61,6 +75,14 @@ def _notes(choice: Choice, advice: Advice) -> list[str]:
         notes.append("Needs arctic-inference==0.1.1 beside vLLM.")
     if choice.drafter == "draft-model":
         notes.append("The draft's vocabulary must have the target's size.")
+    if choice.drafter in LAYOUTS:
+        notes.append(advice.export_note(choice, LAYOUTS[choice.drafter]))
+    if choice.drafter == "block":
+        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
+        if choice.is_dspark:
+            notes.append("Heads with a Markov or a confidence head are its dspark: model runner V2 only, which needs Triton.")
+    if advice.sampled and choice.drafter in ("medusa", "block"):
+        notes.append("It takes this head's favourites, of which fewer are kept than of drawn tokens; drawing was not tried.")
     if advice.sampled:
         notes.append("min_p and logit_bias are refused while it speculates.")
         if choice.drafter == "draft-model":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.lab.result import Interval
+from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
@@ -26,13 +27,14 @@ SPEEDUPS = {"draft-model k=5": 2.0, "draft-model k=3": 1.8, "ngram k=4 max_ngram
 
 def result(
     recommended: str = "draft-model k=5", speedups: dict[str, float] | None = None, temperature: float = 0.0,
-    schedule: list[tuple[int, str, int]] = (), *, speculate: bool = True,
+    schedule: list[tuple[int, str, int]] = (), *, speculate: bool = True, heads: tuple[Head, ...] = (),
+    target: str = "org/target",
 ) -> TuneResult:  # fmt: skip
     speedups = SPEEDUPS if speedups is None else speedups
     return TuneResult(
         tried=Tried(
             temperature=temperature, max_new_tokens=8, batch_size=1, probe_prompts=1, confirm_prompts=1, tasks={"code": 2},
-            workload="w", target="org/target", draft="org/draft", model_options={},
+            workload="w", target=target, draft="org/draft", heads=list(heads), model_options={},
         ),
         families=[], plain_step_s=0.01, overall_speedup=speedups, laps=[], confirmed=[], stages=[], exhaustive_s=1.0,
         num_members=3, search=None,
@@ -95,7 +97,7 @@ def test_vllm_table_covers_every_batch_size_once() -> None:
 def test_a_table_never_asks_for_more_than_the_bound() -> None:
     """vLLM cuts a line above num_speculative_tokens down without a word; TensorRT-LLM refuses one above max_draft_len."""
     made = result("draft-model k=3", {"draft-model k=3": 1.9, "draft-model k=5": 1.2}, schedule=[(4, "draft-model k=5", 5)])
-    assert [line[2] for line in vllm_config(made)["num_speculative_tokens_per_batch_size"]] == [3, 3]
+    assert vllm_config(made) == {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 3}, "no table at all"
 
 
 @pytest.mark.parametrize("best", ["ngram k=4 max_ngram=3", "suffix k=6"])
@@ -131,7 +133,8 @@ def test_an_engine_without_the_drafter_says_so() -> None:
     made = result("quantised k=2", {"quantised k=2": 2.0, "ngram k=4 max_ngram=3": 1.3})
     for one in words(made).values():
         assert one.text
-        assert any("Recommended is quantised k=2; this is ngram k=4" in note for note in one.notes)
+        said = "Recommended is quantised k=2, which it does not have (quantised); this is ngram k=4"
+        assert any(said in note for note in one.notes)
 
 
 def test_an_engine_with_nothing_that_pays() -> None:
@@ -149,3 +152,124 @@ def test_do_not_speculate_reaches_everybody() -> None:
 def test_trees_are_not_told_as_chains() -> None:
     found = vllm_config(result("draft-model k=15 tree=sequoia", {"draft-model k=15 tree=sequoia": 3.0, "draft-model k=2": 1.2}))
     assert found["num_speculative_tokens"] == 2
+
+
+# ---------------------------------------------------------------- trained heads
+
+DFLASH = Head(kind="block", folder="runs/block", most=7)
+DSPARK = Head(kind="block", folder="runs/block", most=8, confidence=True, markov=True)
+OF = {
+    "eagle": Head(kind="eagle", folder="runs/eagle"), "eagle3": Head(kind="eagle3", folder="runs/eagle3"),
+    "medusa": Head(kind="medusa", folder="runs/medusa", most=4),
+}  # fmt: skip
+
+
+def headed(head: Head, size: int = 4, more: str = "", **others: Any) -> dict[str, Words]:
+    """Words about this head, with look-up as the second best."""
+    label = f"{head.kind} k={size}{more} head={head.folder}"
+    return words(result(label, {label: 2.0, "ngram k=4": 1.2}, heads=(head,), **others))
+
+
+@pytest.mark.parametrize(
+    ("head", "method", "size", "layout"),
+    [
+        (OF["eagle"], "eagle", 4, "raw"), (OF["eagle3"], "eagle3", 4, "raw"), (OF["medusa"], "medusa", 4, "vllm"),
+        (DFLASH, "dflash", 7, "raw"), (DSPARK, "dspark", 8, "raw"),
+    ],
+)  # fmt: skip
+def test_vllm_is_told_the_method_and_how_to_get_the_head(head: Head, method: str, size: int, layout: str) -> None:
+    """As `outrider export --check --vllm` runs them. Block heads are run whole: fewer masks would be another computation."""
+    found = headed(head)["vLLM"]
+    config = json.loads(re.search(r"--speculative-config '(.*)'$", found.text)[1])
+    assert config == {"method": method, "model": "EXPORTED_HEAD", "num_speculative_tokens": size}
+    assert f"First: outrider export {head.folder} --target org/target --to {layout} --out EXPORTED_HEAD" in found.notes
+    assert any("Triton" in note for note in found.notes) == (method == "dspark")
+
+
+def test_a_block_head_is_drafted_whole_or_not_at_all() -> None:
+    label = {size: f"block k={size} head={DFLASH.folder}" for size in (2, 4)}
+    speedups, schedule = {label[2]: 1.3, label[4]: 2.0}, [(4, label[2], 2), (16, "none", 0)]
+    made = result(label[4], speedups, heads=(DFLASH,), schedule=schedule)
+    assert [line[2] for line in vllm_config(made)["num_speculative_tokens_per_batch_size"]] == [7, 7, 0]
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), [("eagle", "EAGLE"), ("eagle3", "EAGLE3")])
+def test_sglang_eagle(kind: str, algorithm: str) -> None:
+    """EAGLE for an EAGLE-3 head starts, and accepts nothing."""
+    text = headed(OF[kind])["SGLang"].text
+    assert f"--speculative-algorithm {algorithm} --speculative-draft-model-path EXPORTED_HEAD" in text
+    assert "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5" in text
+
+
+def test_sglang_builds_eagle_s_trees() -> None:
+    """The tree's own numbers: eight levels at most, four branches, the pending token counted."""
+    found = headed(OF["eagle3"], 15, " tree=best-first")["SGLang"]
+    assert "--speculative-num-steps 8 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16" in found.text
+    assert not any(note.startswith("Recommended") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("head", "algorithm", "size"), [(DFLASH, "DFLASH", " --speculative-num-draft-tokens 8"), (DSPARK, "DSPARK", "")]
+)
+def test_sglang_block(head: Head, algorithm: str, size: str) -> None:
+    line = headed(head)["SGLang"].text.splitlines()[-1].strip()
+    assert line == f"--speculative-algorithm {algorithm} --speculative-draft-model-path EXPORTED_HEAD{size}"
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "size"), [(OF["eagle3"], "Eagle3", 4), (DFLASH, "DFlash", 7), (DSPARK, "DSpark", 8)]
+)
+def test_tensorrt_heads(head: Head, name: str, size: int) -> None:
+    text = headed(head)["TensorRT-LLM"].text
+    ast.parse(text)
+    assert f'{name}DecodingConfig(max_draft_len={size}, speculative_model="EXPORTED_HEAD")' in text
+
+
+@pytest.mark.parametrize(
+    ("head", "kind", "size"), [(OF["eagle3"], "eagle3", 4), (DFLASH, "dflash", 7), (DSPARK, "dspark", 8)]
+)
+def test_llamacpp_heads(head: Head, kind: str, size: int) -> None:
+    found = headed(head)["llama.cpp"]
+    assert found.text.endswith(f"--spec-type draft-{kind} -md HEAD.gguf --spec-draft-n-max {size}")
+    assert any("--target-model-dir org/target" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("eagle", {"TensorRT-LLM", "transformers", "llama.cpp"}), ("eagle3", {"transformers"}),
+        ("medusa", {"SGLang", "TensorRT-LLM", "transformers", "llama.cpp"}),
+    ],
+)  # fmt: skip
+def test_who_cannot_run_a_kind_says_so(kind: str, without: set[str]) -> None:
+    """And what is second best there."""
+    for engine, found in headed(OF[kind]).items():
+        says = any("which it does not have" in note and "this is ngram k=4" in note for note in found.notes)
+        assert says == (engine in without), engine
+
+
+def test_who_has_the_head_but_not_the_tree_says_that() -> None:
+    label = "eagle3 k=15 tree=best-first head=runs/eagle3"
+    chain = "eagle3 k=4 head=runs/eagle3"
+    found = words(result(label, {label: 2.0, chain: 1.8}, heads=(OF["eagle3"],)))["vLLM"]
+    assert any(f"Recommended is {label}, whose trees it does not have; this is {chain}" in note for note in found.notes)
+
+
+def test_the_demo_s_own_heads_can_be_exported() -> None:
+    made = words(result("eagle3 k=4", {"eagle3 k=4": 2.0}, heads=(Head(kind="eagle3", folder=""),), target="demo"))
+    assert any("outrider export outrider/demo/models/heads/eagle3 --target demo" in note for note in made["vLLM"].notes)
+
+
+def test_transformers_exits_early() -> None:
+    """Lists what is set on the model itself: there it drafts for itself."""
+    found = words(result("early-exit k=3 exit_layer=6", {"early-exit k=3 exit_layer=6": 1.4}))["transformers"]
+    ast.parse(found.text)
+    assert "model.generation_config.num_assistant_tokens = 3" in found.text
+    assert "assistant_early_exit=6" in found.text
+
+
+def test_a_trained_exit_is_ours_alone() -> None:
+    label = "early-exit k=3 head=runs/exit"
+    made = words(result(label, {label: 1.4, "ngram k=4": 1.2}, heads=(Head(kind="early-exit", folder="runs/exit"),)))
+    for one in made.values():
+        assert any("which no other program reads; this is ngram k=4" in note for note in one.notes)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
 from outrider.lab.configuration import Configuration
+from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.load import best_at
 from outrider.lab.tune.probe import (
     Probe,
+    Sample,
     StepNote,
     conditional_acceptance,
     mean_kept,
     offered_widths,
+    run_probe,
     survival,
     sweep_order,
 )
-from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions, default_space
+from outrider.lab.tune.rehearsal import World
+from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions
+from outrider.sampling.params import SamplingParams
 
 CHAIN = Family(Configuration("draft-model"), (1, 2, 4), nested=True)
 TREE = Family(Configuration("recycling"), (7, 15), nested=False)
@@ -132,19 +136,39 @@ def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
     assert sweep_order(TREE) == [0, 7, 15]
 
 
-@pytest.mark.parametrize("has_draft", [True, False])
-@pytest.mark.parametrize("sampled", [True, False])
-def test_every_family_is_a_configuration_that_exists(has_draft: bool, sampled: bool, tmp_path: Path) -> None:
-    """Guards against options that drafters do not have."""
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("some text to copy from")
-    space = default_space(SpaceOptions(has_draft=has_draft, sampled=sampled, corpus=str(corpus)))
-    for family in space.families:
-        parts = family.largest.parts()
-        assert parts.wants_draft <= has_draft
-        assert family.nested is not parts.draws_trees
-    assert any(family.needs_sampling for family in space.families) == (has_draft and sampled)
-    assert space.num_members == sum(len(list(family.members())) for family in space.families)
+def rehearsed() -> tuple[World, Family]:
+    space = default_space(SpaceOptions(has_draft=True, own_weights=False))
+    return World(0, space), next(family for family in space.families if family.label == "draft-model")
+
+
+def some(count: int, task: str) -> list[Sample]:
+    return [Sample(f"{task} {n}", task, [n], SamplingParams(max_tokens=24, ignore_eos=True)) for n in range(count)]
+
+
+def test_a_hopeless_family_is_only_glanced_at() -> None:
+    """One prompt of each task is enough to see that 3 % of plain decoding's speed will not become the best."""
+    world, family = rehearsed()
+    samples = [*some(3, "code"), *some(2, "chat")]
+    seen: list[Probe] = []
+    glance = run_probe(world.open(family.largest), family, samples, is_hopeless=lambda found: not seen.append(found))
+    assert seen == [glance]
+    assert glance.tokens == 2 * 24
+    assert set(glance.steps) == {"code", "chat"}
+
+
+def test_a_hopeful_family_is_probed_to_the_end() -> None:
+    world, family = rehearsed()
+    samples = [*some(3, "code"), *some(2, "chat")]
+    probe = run_probe(world.open(family.largest), family, samples, is_hopeless=lambda found: False)
+    assert probe.tokens == 5 * 24
+    assert len(probe.answers) == 5
+
+
+def test_batches_are_never_glanced_at() -> None:
+    """A batch of the first prompts alone would be smaller than the others, and cost otherwise."""
+    world, family = rehearsed()
+    probe = run_probe(world.open(family.largest), family, some(3, "code"), batch_size=2, is_hopeless=lambda found: True)
+    assert probe.tokens == 3 * 24
 
 
 def _costs(steps: list[StepNote]):  # noqa: ANN202

@@ -1,0 +1,133 @@
+"""What `--draft` names to `tune`, once or several times: a draft model, and whatever was trained for this target.
+
+    a transformers folder, a hub id    the draft model of every drafter that wants one
+    an EAGLE, Medusa or block head     drafts by itself, as bench's 'eagle3 head=FOLDER' does
+    an early-exit head                 'early-exit head=FOLDER'
+    an acceptance head                 ends the draft model's drafts: 'draft-model stop=acceptance acceptance_head=FOLDER'
+
+They are told apart by their files, of weights by the headers alone. Heads that come with the target (the demo's) take part
+without being named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.build import DEMO, Options, embedded_heads, target_config
+from outrider.errors import ConfigError
+from outrider.lab.result import Record
+from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
+from outrider.models.heads.block_files import outline_block
+from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
+from outrider.models.heads.exit import KIND as EXIT_FILES
+from outrider.models.heads.medusa_files import outline_medusa
+from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
+
+MODEL, ACCEPTANCE, EARLY_EXIT = "draft-model", "acceptance", "early-exit"
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")  # one of them beside a model, none beside a head
+NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
+
+
+class Head(Record):
+    """One trained part."""
+
+    kind: str  # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts
+    folder: str  # as options name it; "": it comes with the target
+    most: int | None = None  # tokens of its longest chain; None: any number
+    confidence: bool = False  # of a block head: it says when to stop
+    markov: bool = False  # of a block head: its guesses depend on the token before
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the drafter that drafts with it."""
+        return {"head": self.folder} if self.folder else {}
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """All that may draft beside what needs nothing."""
+
+    model: str | None  # the draft model; None: none, or the one that comes with the target
+    heads: tuple[Head, ...] = ()
+
+
+def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
+    """`options.draft` and `more`, told apart.
+
+    Raises ConfigError for two draft models or a folder whose name no configuration can hold, CheckpointError for a head that was
+    not made for this target.
+    """
+    named = list(dict.fromkeys(name for name in (options.draft, *more) if name))
+    embedded = embedded_heads(options.target)
+    kinds = {name: kind_of(name) for name in named}
+    models = [name for name in named if kinds[name] == MODEL]
+    folders = [name for name in named if kinds[name] != MODEL]
+    if len(models) > 1:
+        raise ConfigError(
+            f"one draft model at a time, got {' and '.join(models)}: tune with each, then outrider report ONE.json OTHER.json. "
+            "Heads can be as many as you like"
+        )
+    _check_names(folders)
+    if not (folders or embedded):
+        return Drafts(next(iter(models), None))
+    sizes = TargetSizes.of(target_config(options))
+    heads = [_head(kind, folder, "", sizes) for kind, folder in embedded.items()]
+    heads += [_head(kinds[folder], folder, folder, sizes) for folder in folders]
+    lonely = next((one.folder for one in heads if one.kind == ACCEPTANCE), None)
+    if lonely is not None and not models and options.target != DEMO:
+        raise ConfigError(f"'{lonely}' ends the drafts of a draft model: name that, too, with another --draft")
+    return Drafts(next(iter(models), None), tuple(heads))
+
+
+def kind_of(name: str) -> str:
+    """MODEL, ACCEPTANCE, or the name of the drafter that drafts with it. Raises CheckpointError for files that cannot be read."""
+    folder = Path(name)
+    if name == DEMO or not folder.is_dir():
+        return MODEL  # the demo's, a hub id; or nothing, which loading will say
+    config = read_config(folder)
+    if config.get("model_type") in (EXIT_FILES, ACCEPTANCE_FILES):
+        return EARLY_EXIT if config["model_type"] == EXIT_FILES else ACCEPTANCE
+    has_tokenizer = any((folder / file).exists() for file in TOKENIZERS)
+    if any(folder.glob("*.safetensors")) or (not has_tokenizer and any(any(folder.glob(kind)) for kind in WEIGHT_FILES)):
+        return _kind_by_names(folder, config)
+    return MODEL  # of pickled weights whole models would have to be read; a folder without weights is told of when it is loaded
+
+
+def _kind_by_names(folder: Path, config: dict[str, Any]) -> str:
+    files = HeadTensors.outline(folder)
+    files.rename("model.")
+    files.rename("midlayer.", "layers.0.")
+    names = files.names
+    if any(name.startswith(("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head.")) for name in names):
+        return "medusa"
+    if "fc.weight" in files:
+        if "layers.0.hidden_norm.weight" in files:
+            return "eagle3"
+        return "block" if "hidden_norm.weight" in files else "eagle"
+    return str((config.get("outrider") or {}).get("head") or MODEL)
+
+
+def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:
+    """`path`: where it lies; `folder`: what options call it."""
+    if kind == "medusa":
+        return Head(kind=kind, folder=folder, most=outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads)
+    if kind == "block":
+        config = outline_block(path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers).config
+        return Head(
+            kind=kind, folder=folder, most=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
+        )
+    if kind in ("eagle", "eagle3"):
+        outline_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes)  # refuses one that does not fit
+    return Head(kind=kind, folder=folder)
+
+
+def _check_names(folders: Sequence[str]) -> None:
+    for folder in folders:
+        if wrong := sorted(set(folder) & set(NO_NAME)):
+            raise ConfigError(
+                f"the folder name '{folder}' has {' '.join(map(repr, wrong))} in it, which no configuration can hold: rename it, "
+                "or give a link to it"
+            )

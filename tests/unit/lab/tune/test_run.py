@@ -1,0 +1,106 @@
+"""A whole tuning with everything that was trained for a target: tiny models, real passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.build import Options
+from outrider.cli.app import run
+from outrider.errors import ConfigError
+from outrider.lab.tune.drafts import read_drafts
+from outrider.lab.tune.options import options_of
+from outrider.lab.tune.result import TuneResult
+from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
+from outrider.lab.workload.types import Request, Workload
+from tests.heads import ACCEPTANCE, HEADS
+from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
+
+PROMPTS = Workload("tests", tuple(Request(str(number), "abc " * (number + 2), task="code") for number in range(4)))
+TRAINED = ("eagle3", "medusa", "block", "acceptance")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tuned")
+    target = tiny_llama(257, sharpness=4.0, num_hidden_layers=4)
+    save_checkpoint(root / "target", target, byte_tokenizer())
+    save_checkpoint(root / "draft", disturbed(target, 0.1), byte_tokenizer())
+    for kind, write in {**HEADS, **ACCEPTANCE}.items():
+        write(target, root / kind)
+    return root
+
+
+def options(root: Path) -> Options:
+    return Options(str(root / "target"), dtype="float32", compile="off", threads=1)
+
+
+def tuned(root: Path, tmp_path: Path, *names: str, drafters: tuple[str, ...] = (), **changes: Any) -> TuneResult:
+    wishes: dict[str, Any] = {
+        "sampling": SamplingParams(max_tokens=16, ignore_eos=True), "prompts": 4, "load_sizes": (), "finalists": 1,
+        **changes,
+    }  # fmt: skip
+    request = TuneRequest(drafters=frozenset(drafters), drafts=tuple(str(root / name) for name in names), **wishes)
+    result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
+    journal.close()
+    return result
+
+
+def test_everything_that_was_trained_competes(root: Path, tmp_path: Path) -> None:
+    result = tuned(root, tmp_path, "draft", *TRAINED, drafters=("draft-model", *TRAINED[:3]))
+    families = {one.family: one.failure for one in result.families}
+    for kind in TRAINED[:3]:
+        assert f"{kind} head={root / kind}" in families
+    assert f"draft-model stop=acceptance acceptance_head={root / 'acceptance'}" in families
+    assert not any(families.values()), "all of them ran"
+    assert {one.family for one in result.forecasts} == set(families), "everything was forecast"
+    assert all(one.identical == one.texts for one in result.confirmed), "greedy texts are plain decoding's"
+    assert [one.kind for one in result.tried.heads] == list(TRAINED)
+    assert result.tried.draft == str(root / "draft")
+    assert TuneResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
+    """A settings file names the head's folder."""
+    asked = TuneRequest(SamplingParams(), drafters=frozenset({"eagle3"}))
+    family, *_ = choose_space(options(root), asked, read_drafts(options(root), [str(root / "eagle3")])).families
+    settings = options_of(family.member(3), draft=None)
+    assert settings["drafter_options"] == {"head": str(root / "eagle3")}
+    llm = LLM(str(root / "target"), dtype="float32", compile="off", threads=1, **settings)
+    assert llm.generate(["abc abc"], SamplingParams(max_tokens=4))[0].token_ids
+
+
+def test_exits_and_bits_of_the_target_itself(root: Path) -> None:
+    """Of as many layers as its config says."""
+    asked = TuneRequest(SamplingParams(), drafters=frozenset({"early-exit", "quantised"}))
+    space = choose_space(options(root), asked, read_drafts(options(root)))
+    exits = [f"early-exit exit_layer={layer}" for layer in (1, 2, 3)]
+    assert [family.label for family in space.families] == [*exits, "quantised bits=8", "quantised bits=4"]
+
+
+@pytest.mark.parametrize(
+    ("names", "drafters", "message"),
+    [
+        (("eagle3",), ("ngram",), "--drafters does not name: leave one out"),
+        (("draft", "acceptance"), ("ngram",), "is for drafter 'draft-model', which --drafters does not name"),
+        ((), ("medusa",), "cannot tune medusa here; there are: early-exit, lookahead, ngram"),
+        ((), ("universal",), "cannot tune universal here"),
+        ((), ("none",), "cannot tune none here"),
+    ],
+)
+def test_wishes_that_cannot_be(root: Path, names: tuple[str, ...], drafters: tuple[str, ...], message: str) -> None:
+    """A head that is named and not used would be an option that is ignored."""
+    request = TuneRequest(SamplingParams(), drafters=frozenset(drafters))
+    with pytest.raises(ConfigError, match=message):
+        choose_space(options(root), request, read_drafts(options(root), [str(root / name) for name in names]))
+
+
+def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last of several --draft must not win without a word."""
+    assert run(["tune", str(root / "target"), "--draft", str(root / "draft"), "--draft", "org/other"]) == 2
+    error = capsys.readouterr().err
+    assert "one draft model at a time" in error
+    assert len(error.splitlines()) == 1
