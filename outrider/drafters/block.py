@@ -25,7 +25,7 @@ from torch import Tensor
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.block_context import BlockContext
 from outrider.drafters.parallel import LawStop, Stop, draft_chain, draft_tree
-from outrider.drafters.programs import drafted, draws_of, programs_serve
+from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
@@ -227,7 +227,9 @@ class BlockDrafter(Drafter):
             return Draft.empty(len(rows), rows.device)
         asked = self.context.next_pass([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
         if self.program is not None and programs_serve(rows):
-            return self.program(rows, gamma, asked, self.kv)
+            draft = self.program(rows, gamma, asked, self.kv)
+            if not bans_bite(rows, draft):
+                return draft  # else the same pass again: it writes what the program wrote
         states = block_pass(self.head, *asked, self.kv.keys, self.kv.values, self._native)
         guesses = BlockGuesses(self.head, self.head.guessing(states))
         if self._plan is not None:
@@ -248,4 +250,4 @@ class BlockDrafter(Drafter):
             return None
         if settings.stop == "confidence":
             return ConfidenceStop(guesses, settings.stop_below, len(rows), rows.device)
-        return LawStop(StopRule(settings.law_rule(), len(rows), rows.device))
+        return LawStop(StopRule(settings.law_rule(), len(rows), rows.device, ends=[row.stop_tokens for row in rows]))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
+from outrider.drafters.programs import bans_bite, programs_serve
 from outrider.drafters.reading import Turns
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
@@ -49,7 +50,7 @@ class ModelDrafter(Drafter):
         self._loop = loop
         self._confidence = confidence or ConfidenceSettings()
         folder = self._confidence.acceptance_head
-        self._acceptance = AcceptanceHead.load(Path(folder)).to(lm.device) if folder else None
+        self._acceptance = AcceptanceHead.load(Path(folder), lm.shape.vocab_size).to(lm.device) if folder else None
         self._turns = Turns()
         self._idle: list[bool] = []  # of the open proposal, per row: its text was not read, its place in the passes means nothing
         self._known: list[int] = []  # the same: positions of the committed text that its cache holds
@@ -90,9 +91,13 @@ class ModelDrafter(Drafter):
             return Draft.empty(len(rows), rows.device)
         lengths = torch.tensor(wanted, device=rows.device)
         self._idle = [many and not count for many, count in zip(self._lags(rows), wanted, strict=True)]
-        pending = self._catch_up(rows)
-        if self._loop is not None and self._confidence.stop == "none" and _loop_can_sample(rows):
-            return self._propose_compiled(self._loop, rows, pending, lengths)
+        pending, held = self._catch_up(rows), list(self.lm.kv.lengths)
+        if self._loop is not None and self._confidence.stop == "none" and programs_serve(rows):
+            draft = self._propose_compiled(self._loop, rows, pending, lengths)
+            if not bans_bite(rows, draft):
+                return draft
+            for index, length in enumerate(held):
+                self.lm.kv.truncate(index, length)
         return self._propose_stepwise(rows, pending, lengths, steps)
 
     def _propose_compiled(self, loop: DraftLoop, rows: Rows, pending: list[list[int]], lengths: Tensor) -> Draft:
@@ -135,6 +140,9 @@ class ModelDrafter(Drafter):
                 tokens.append(choose(law, rows, start, node))
             if rule is not None:
                 rule.after(soft, tokens[-1])
+                lengths = torch.where(rule.going, lengths, lengths.clamp(max=node + 1))
+                if not rule.going.any():  # before another pass
+                    break
         if not tokens:
             return Draft.empty(len(rows), rows.device)
         return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
@@ -153,10 +161,11 @@ class ModelDrafter(Drafter):
         head, settings = self._acceptance, self._confidence
         if settings.stop == "none":
             return None
-        if head is None:
-            return StopRule(settings, len(rows), rows.device)
         greedy = torch.tensor([row.params.is_greedy for row in rows], device=rows.device)
-        return StopRule(settings, len(rows), rows.device, partial(head.chance, greedy=greedy))
+        pending = torch.tensor([row.tokens[-1] for row in rows], device=rows.device)
+        predict = None if head is None else partial(head.chance, greedy=greedy)
+        ends = [row.stop_tokens for row in rows]
+        return StopRule(settings, len(rows), rows.device, predict, pending=pending, ends=ends)
 
     def _within_context(self, rows: Rows, gamma: list[int]) -> list[int]:
         """Nodes per row that the draft model has room for."""
@@ -200,10 +209,3 @@ def draft_model_of(setup: DraftSetup) -> tuple[LM, DraftLoop | None]:
     if target.tokenizer is not None and draft.tokenizer is not None:
         check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name)
     return draft.lm, draft.draft_loop
-
-
-def _loop_can_sample(rows: Rows) -> bool:
-    """The compiled loop knows greedy and temperature; filters, penalties, biases, grammars and shared noise go stepwise."""
-    sampling = rows.sampling
-    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias, sampling.constraints)
-    return rows.coupled_rows is None and rows.history is None and all(part is None for part in filters)

@@ -25,7 +25,7 @@ from torch import Tensor
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
-from outrider.drafters.programs import drafted, draws_of, programs_serve
+from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.errors import CapabilityError
 from outrider.models.heads.eagle import EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, head_signals, load_eagle, outline_eagle
@@ -202,7 +202,8 @@ class EagleChain(FeatureFed, ModelDrafter):
             return Draft.empty(len(rows), rows.device)
         num_tokens = self._whole.length(max(wanted))
         tokens, laws = self._whole(self._open(rows), draws_of(rows, num_tokens), num_tokens)
-        return drafted(rows, tokens, laws, wanted)
+        draft = drafted(rows, tokens, laws, wanted)
+        return super().propose(rows, gamma) if bans_bite(rows, draft) else draft
 
 
 class EagleDrafter(FeatureFed, TreeModelDrafter):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
 from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
-from outrider.drafters.programs import drafted, draws_of, programs_serve
+from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.errors import CheckpointError, ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
@@ -200,11 +200,15 @@ class MedusaDrafter(Drafter):
             return Draft.empty(len(rows), rows.device)
         hidden, columns = asked[0], torch.tensor([column or 0 for column in asked[1]], device=rows.device)
         if self.program is not None and programs_serve(rows):
-            return self.program(rows, budgets, hidden, columns)
+            draft = self.program(rows, budgets, hidden, columns)
+            if not bans_bite(rows, draft):
+                return draft
         guesses = MedusaGuesses(self.heads(hidden[torch.arange(len(rows), device=rows.device), columns]))
         if self._plan is not None:
             return draft_tree(rows, budgets, guesses, self._plan)
-        stop = None if self._settings.stop == "none" else LawStop(StopRule(self._settings, len(rows), rows.device))
+        stop = None
+        if self._settings.stop != "none":
+            stop = LawStop(StopRule(self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
         return draft_chain(rows, budgets, guesses, stop)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:

@@ -1,6 +1,12 @@
 """The host's side of compiled drafting programs: which batches they serve, how rows draw, and the draft that comes out.
 
 A program picks its own tokens (`models/picking.py`), with the numbers that `choice.choose` would have drawn them with.
+
+It knows nothing of bans (`min_tokens`, `bad_words`), but bans rarely bite, and one row's must not keep a whole batch from its
+program. So the program drafts, and `bans_bite` looks whether the general path could have drafted anything else: a token that a
+greedy row may not say, or a place of a drawn chain at which its row may not say everything. If so the general path drafts anew,
+with the same random numbers. What is proposed is what the general path proposes, always: to drop a token for its value would
+bias the output, so a drawn chain is judged by the places it comes through, not by the tokens drawn there.
 """
 
 from __future__ import annotations
@@ -11,15 +17,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.rows import Rows
+from outrider.rows import Row, Rows
+from outrider.sampling.bans import Bans
 from outrider.types import Draft
 
 
 def programs_serve(rows: Rows) -> bool:
-    """Programs know greedy rows and temperature; filters, penalties, biases, grammars and shared noise take the general path."""
+    """Programs know greedy rows and temperature; filters, penalties, biases, grammars and shared noise take the general path.
+    Where bans may wait for `bans_bite`, it must be asked."""
     sampling = rows.sampling
-    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias, sampling.constraints)
-    return rows.coupled_rows is None and rows.history is None and all(part is None for part in filters)
+    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias)
+    if rows.coupled_rows is not None or rows.history is not None or any(part is not None for part in filters):
+        return False
+    return sampling.constraints is None or all(map(_may_wait, rows))
+
+
+def bans_bite(rows: Rows, draft: Draft) -> bool:
+    """Whether the bans of a row change this chain of a program, for rows that programs serve."""
+    return rows.sampling.constraints is not None and any(
+        _bites(row, tokens[:length]) for row, tokens, length in zip(rows, *draft.lists, strict=True)
+    )
+
+
+def _may_wait(row: Row) -> bool:
+    """Whether what the row may not say can be looked at afterwards. A drawn row's first law must be whole already."""
+    bans = row.constraint
+    return bans is None or (
+        isinstance(bans, Bans) and not bans.has_grammar and (row.params.is_greedy or not bans.forbidden([]))
+    )
+
+
+def _bites(row: Row, chain: list[int]) -> bool:
+    bans = row.constraint
+    if not isinstance(bans, Bans):
+        return False
+    forbidden = (bans.forbidden(chain[:node]) for node in range(len(chain)))
+    if row.params.is_greedy:
+        return any(token in tokens for token, tokens in zip(chain, forbidden, strict=True))
+    return any(forbidden)
 
 
 def draws_of(rows: Rows, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,8 @@
                likely a token drawn from it is accepted, and behind the draw how likely this token is; drafting stops BEFORE a
                draw where the drawn tokens' estimates times that of the next one are under the threshold
 
+Every rule also ends a draft behind a token that ends the row's text: nothing behind it can be used.
+
 All keep the output's law: whether a token is drawn depends on the laws and the tokens before it, never on its own value
 (non-anticipation). Dropping the unlikely token itself would bias the output by up to 0.29 in total variation
 (tests/contract/test_mutations.py).
@@ -15,9 +17,9 @@ All keep the output's law: whether a token is drawn depends on the laws and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,9 +27,13 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.settings import setting
 
-# (laws (B, V), probability (B,) that the token before had in its own law, None at the first; probability (B,) of the token drawn
-# from these laws, None before the draw) -> chance of acceptance (B,)
-Predict = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+
+class Predict(Protocol):
+    """A trained head."""
+
+    def __call__(self, law: Tensor, previous: Tensor, before: Tensor | None, drawn: Tensor | None) -> Tensor:
+        """Laws (B, V); the tokens (B,) before, and the probability (B,) each had in its own law, None where it was not drafted;
+        the tokens (B,) drawn from these laws, None before the draw -> chance of acceptance (B,)."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,14 @@ class StopRule:
     """The rule at work on one draft of B rows. `going` (B,) bool: rows that are still drafting."""
 
     def __init__(
-        self, settings: ConfidenceSettings, num_rows: int, device: torch.device, predict: Predict | None = None
-    ) -> None:
-        """`predict`: the trained head, for the rule that has one."""
-        self._settings, self._predict = settings, predict
+        self, settings: ConfidenceSettings, num_rows: int, device: torch.device, predict: Predict | None = None,
+        *, pending: Tensor | None = None, ends: Sequence[Collection[int]] = (),
+    ) -> None:  # fmt: skip
+        """`predict`: the trained head, for the rule that has one; it also reads `pending` (B,) int64, the tokens that the drafts
+        go behind. `ends`: per row, the tokens that end its text."""
+        assert predict is None or pending is not None, "a trained head reads the token before"
+        self._settings, self._predict, self._ends = settings, predict, ends
+        self._previous = torch.zeros(num_rows, dtype=torch.int64, device=device) if pending is None else pending
         self._before: Tensor | None = None  # (B,) probability of the token before
         self._product = torch.ones(num_rows, device=device)
         self.going = torch.ones(num_rows, dtype=torch.bool, device=device)
@@ -68,17 +78,20 @@ class StopRule:
             self.going &= acceptance_bound(law, self._settings.entropy_weight) >= self._settings.stop_below
         elif self._settings.stop == "acceptance":
             assert self._predict is not None, "stop=acceptance without its head"
-            self.going &= self._product * self._predict(law, self._before, None) >= self._settings.stop_below
+            self.going &= self._product * self._predict(law, self._previous, self._before, None) >= self._settings.stop_below
 
     def after(self, law: Tensor, token: Tensor) -> None:
         """Tokens (B,) that were drawn; `law` (B, V) as in `before`."""
         drawn = law.gather(1, token[:, None])[:, 0]
         if self._predict is not None:
-            self._product *= self._predict(law, self._before, drawn)
-        self._before = drawn
+            self._product *= self._predict(law, self._previous, self._before, token)
+        self._previous, self._before = token, drawn
         if self._settings.stop == "product":
             self._product *= drawn
             self.going &= self._product >= self._settings.stop_below
+        if self._ends:
+            over = [one in ends for one, ends in zip(token.tolist(), self._ends, strict=True)]
+            self.going &= ~torch.tensor(over, device=token.device)
 
 
 def acceptance_bound(law: Tensor, weight: float) -> Tensor:

@@ -12,7 +12,7 @@ drafted tokens saved at that length's tau, sampled and greedy, what a perfect he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
-from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, law_features
+from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, Places
 from outrider.models.load import load_config, load_module, load_tokenizer
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
@@ -39,14 +39,16 @@ class AcceptanceTraining:
     draft: str = setting("", "the draft model whose laws are judged: a folder or hub id")
     hidden_size: int = setting(32, "width of the head")
     num_layers: int = setting(2, "residual layers of the head")
+    token_size: int = setting(16, "numbers learnt for every token of the vocabulary; 0: the head looks at probabilities alone")
     first_share: float = setting(0.2, "positions treated as the first of a draft")
     fixed: int = setting(5, "fixed draft length that validation compares with")
     depth: int = setting(16, "longest draft in validation")
 
     def __post_init__(self) -> None:
-        if self.hidden_size < 1 or self.num_layers < 0:
+        if self.hidden_size < 1 or self.num_layers < 0 or self.token_size < 0:
             raise ConfigError(
-                f"{OWNER}: hidden_size must be at least 1 and num_layers at least 0, got {self.hidden_size}, {self.num_layers}"
+                f"{OWNER}: hidden_size must be at least 1, num_layers and token_size at least 0, got {self.hidden_size}, "
+                f"{self.num_layers}, {self.token_size}"
             )
         if not 1 <= self.fixed < self.depth:
             raise ConfigError(f"{OWNER}: fixed must be at least 1 and below depth, got fixed={self.fixed}, depth={self.depth}")
@@ -77,25 +79,28 @@ class AcceptanceRecipe:
         if setup.tokenizer is not None:
             check_same_vocabulary(setup.tokenizer, load_tokenizer(settings.draft), setup.name, settings.draft)
         device, dtype = setup.target.device, setup.target.dtype
-        draft = load_module(settings.draft, config, dtype, device)
-        shape = AcceptanceConfig(settings.hidden_size, settings.num_layers, setup.name, settings.draft)
+        draft: Any = load_module(settings.draft, config, dtype, device)
+        width = draft.get_output_embeddings().weight.shape[0]
+        shape = AcceptanceConfig(
+            settings.hidden_size, settings.num_layers, settings.token_size, width if settings.token_size else 0, setup.name,
+            settings.draft,
+        )  # fmt: skip
         if setup.init is None:
             return cls(AcceptanceHead(shape).to(device), draft, settings)
-        head = AcceptanceHead.load(setup.init).train().requires_grad_(True).to(device)
-        if (head.config.hidden_size, head.config.num_layers) != (shape.hidden_size, shape.num_layers):
-            raise ConfigError(
-                f"{OWNER}: --init {setup.init} has hidden_size={head.config.hidden_size}, num_layers={head.config.num_layers}; "
-                f"this run wants {shape.hidden_size}, {shape.num_layers}"
-            )
+        head = AcceptanceHead.load(setup.init, width).train().requires_grad_(True).to(device)
+        for name in ("hidden_size", "num_layers", "token_size"):
+            if getattr(head.config, name) != getattr(shape, name):
+                raise ConfigError(
+                    f"{OWNER}: --init {setup.init} has {name}={getattr(head.config, name)}; this run wants {getattr(shape, name)}"
+                )
         head.config = shape
         return cls(head, draft, settings)
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         seen = self.read(batch)
         count = len(seen.sampled)
-        first = (torch.rand(count).to(seen.before.device) < self._settings.first_share) | seen.is_first
-        features, labels = seen.examples(first)
-        logits = self.head(features)
+        first = (torch.rand(count).to(seen.sampled.device) < self._settings.first_share) | seen.places.first
+        logits, labels = self.examples(seen, first)
         loss = F.binary_cross_entropy_with_logits(logits, labels) if count else logits.sum()
         if self.head.training:
             return LossReport(loss, [], {"acceptance": float(labels.mean()) if count else 0.0}, [], max(count, 1))
@@ -126,14 +131,23 @@ class AcceptanceRecipe:
 
     def _said(self, seen: Seen, batch: FeatureBatch, *, greedy: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The head's estimates (B, T), of the first token of a draft and of later ones: before the draw, then behind it."""
-        flag = torch.full_like(seen.is_first, greedy)
+        flag = torch.full_like(seen.places.first, greedy)
 
         def said(drawn: Tensor | None, is_first: bool) -> Tensor:
-            features = law_features(seen.law, seen.before, torch.full_like(flag, is_first), flag, drawn)
-            return _spread(torch.sigmoid(self.head(features)), batch)
+            places = replace(seen.places, first=torch.full_like(flag, is_first))
+            return _spread(torch.sigmoid(self.head(places, flag, drawn)), batch)
 
         drawn = seen.best if greedy else seen.drawn
         return (said(None, True), said(None, False)), (said(drawn, True), said(drawn, False))
+
+    def examples(self, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
+        """(logits (4 N,), labels (4 N,)): each position to a sampled row, then to a greedy one, before the draw, then behind it.
+        `first`: (N,) bool."""
+        cases: list[tuple[bool, Tensor | None, Tensor]] = [(False, None, seen.sampled), (True, None, seen.agree)]
+        cases += [(False, seen.drawn, seen.kept), (True, seen.best, seen.agree)]
+        places = replace(seen.places, first=first)
+        logits = [self.head(places, torch.full_like(first, greedy), drawn) for greedy, drawn, _ in cases]
+        return torch.cat(logits), torch.cat([label for *_, label in cases])
 
     @torch.no_grad()
     def read(self, batch: FeatureBatch) -> Seen:
@@ -141,17 +155,16 @@ class AcceptanceRecipe:
         logits = self._draft(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
         own = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
         wanted = batch.logits[batch.mask]
-        rows, places = batch.mask.nonzero(as_tuple=True)
-        earlier = law_of(logits[rows, (places - 1).clamp(min=0)])
-        tokens = batch.tokens[rows, places].clamp(max=earlier.shape[-1] - 1)  # of a padded vocabulary, the draft may have less
-        before = earlier.gather(1, tokens[:, None])[:, 0]
+        rows, columns = batch.mask.nonzero(as_tuple=True)
+        earlier = law_of(logits[rows, (columns - 1).clamp(min=0)])
+        previous = batch.tokens[rows, columns].clamp(max=earlier.shape[-1] - 1)  # of a padded vocabulary, the draft may have less
+        before = earlier.gather(1, previous[:, None])[:, 0]
         law, true, best = law_of(own), law_of(wanted), own.argmax(-1)
         drawn = law.multinomial(1) if len(law) else best[:, None]
-        chances = law.gather(1, drawn)[:, 0]
-        kept = (true.gather(1, drawn)[:, 0] / chances.clamp(min=LEAST)).clamp(max=1)
-        likeliest = law.gather(1, best[:, None])[:, 0]
+        chances = law.gather(1, drawn)
+        kept = (true.gather(1, drawn) / chances.clamp(min=LEAST)).clamp(max=1)[:, 0]
         agree = (best == wanted.argmax(-1)).float()
-        return Seen(law, before, places == 0, acceptance(true, own), agree, chances, kept, likeliest)
+        return Seen(Places.of(law, previous, before, columns == 0), acceptance(true, own), agree, drawn[:, 0], kept, best)
 
     def save(self, folder: Path) -> None:
         self.head.save(folder)
@@ -161,24 +174,12 @@ class AcceptanceRecipe:
 class Seen:
     """The N positions of a batch that count."""
 
-    law: Tensor  # (N, V) the draft's
-    before: Tensor  # (N,) probability of the token before in its own law
-    is_first: Tensor  # (N,) bool: there is no token before
+    places: Places  # first: there is no token before
     sampled: Tensor  # (N,) sum min(p, q)
     agree: Tensor  # (N,) whether both likeliest tokens are the same, 0 or 1
-    drawn: Tensor  # (N,) probability of a token drawn from the draft's law
+    drawn: Tensor  # (N,) int64: a token drawn from the draft's law
     kept: Tensor  # (N,) min(1, p / q) of that token
-    best: Tensor  # (N,) probability of the draft's likeliest token
-
-    def examples(self, first: Tensor) -> tuple[Tensor, Tensor]:
-        """(features (4 N, F), labels (4 N,)): each position to a sampled row, then to a greedy one, before the draw, then behind
-        it. `first`: (N,) bool."""
-        cases: list[tuple[bool, Tensor | None, Tensor]] = [(False, None, self.sampled), (True, None, self.agree)]
-        cases += [(False, self.drawn, self.kept), (True, self.best, self.agree)]
-        features = [
-            law_features(self.law, self.before, first, torch.full_like(first, greedy), drawn) for greedy, drawn, _ in cases
-        ]
-        return torch.cat(features), torch.cat([label for *_, label in cases])
+    best: Tensor  # (N,) int64: the draft's likeliest token
 
 
 def _spread(values: Tensor, batch: FeatureBatch) -> Tensor:

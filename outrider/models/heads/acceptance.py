@@ -4,14 +4,16 @@
     behind it         sigmoid(MLP(features of q and q(x)))  ~  min(1, p(x) / q(x)), the chance that the drawn x is
 
 SpecDec++ reads the draft's hidden state behind the drawn token, which costs the pass that drafting was to be stopped before.
-Here features are those of the law that the next token WOULD be drawn from: entropy, the likeliest tokens' probabilities, and
-how likely the token before was. That is non-anticipating, needs no further pass, and fits any draft model, compiled or not.
+Here features are those of the law that the next token WOULD be drawn from: entropy, the likeliest tokens' probabilities, how
+likely the token before was; and which tokens these are, by a small table of its own (`token_size` numbers for every token): the
+token before, and the one that is drawn or, before the draw, the mean over q. All of that is non-anticipating, needs no further
+pass, and fits any draft model, compiled or not. With few texts the table learns them by heart: token_size=0 leaves it out.
 
 A greedy row's token is accepted when both models' likeliest tokens agree, which is another question: a feature says which one.
 
-Tried on pair-14M, worked out from the laws (16,500 positions, estimates before the draw only, at the tau of a fixed length 5):
-with the draft's last hidden state beside these features 20 % of the drafted tokens are saved at T = 1 and 43 % at T = 0, without
-it 21 % and 36 %. So it would help greedy rows only, and drafters would have to hand it over. docs/heads.md: what real runs save.
+docs/heads.md says what it saves, with the table and without. Tried and left out: the draft's last hidden state beside the law (on
+pair-14M, worked out from the laws before the table was there: 43 % of the drafted tokens saved at T = 0 instead of 36 %, at T = 1
+20 % instead of 21 %). It would help greedy rows only, and drafters, compiled ones too, would have to hand it over.
 """
 
 from __future__ import annotations
@@ -38,8 +40,30 @@ class AcceptanceConfig:
 
     hidden_size: int = 32
     num_layers: int = 2
+    token_size: int = 0  # numbers kept for every token; 0: the head looks at probabilities alone
+    vocab_size: int = 0  # tokens of that table, the width of the draft's logits; 0 without one
     target: str = ""
     draft: str = ""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What is known where tokens may be drafted, of any leading shape (...)."""
+
+    law: Tensor  # (..., V) fp32, the draft's
+    looks: Tensor  # (..., NUM_TOP + 2): the likeliest tokens' logarithms, the entropy, the rest's probability
+    previous: Tensor  # (...) int64: the token before
+    before: Tensor  # (...) fp32: the probability it had in its own law
+    first: Tensor  # (...) bool: it was not drafted, so that this probability says nothing
+
+    @classmethod
+    def of(cls, law: Tensor, previous: Tensor, before: Tensor, first: Tensor) -> Places:
+        law = law.float()
+        top = law.topk(min(NUM_TOP, law.shape[-1]), dim=-1).values
+        top = F.pad(top, (0, NUM_TOP - top.shape[-1]))
+        single = torch.stack([torch.special.entr(law).sum(dim=-1), 1 - top.sum(dim=-1)], dim=-1)
+        looks = torch.cat([top.clamp(min=LEAST).log() / 4, single], dim=-1)
+        return cls(law, looks, previous, before.float(), first)
 
 
 class AcceptanceHead(nn.Module):
@@ -48,52 +72,70 @@ class AcceptanceHead(nn.Module):
     def __init__(self, config: AcceptanceConfig) -> None:
         super().__init__()
         self.config = config
-        self.enter = nn.Linear(NUM_FEATURES, config.hidden_size)
+        self.tokens = nn.Embedding(config.vocab_size, config.token_size) if config.token_size else None
+        if self.tokens is not None:
+            nn.init.zeros_(self.tokens.weight)  # a token never met says nothing
+        self.enter = nn.Linear(NUM_FEATURES + 2 * config.token_size, config.hidden_size)
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
         self.leave = nn.Linear(config.hidden_size, 1)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Features (..., NUM_FEATURES) -> logits of acceptance (...)."""
-        states = F.silu(self.enter(features))
+    def forward(self, places: Places, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
+        """Greedy rows (...) bool, tokens (...) int64 drawn there, None before the draw -> logits of acceptance (...)."""
+        known = law_features(places, greedy, drawn)
+        if self.tokens is not None:
+            known = torch.cat([known, _meanings(self.tokens.weight, places, drawn)], dim=-1)
+        states = F.silu(self.enter(known))
         for layer in self.layers:
             states = states + F.silu(layer(states))
         return self.leave(states)[..., 0]
 
-    def chance(self, law: Tensor, before: Tensor | None, drawn: Tensor | None, greedy: Tensor) -> Tensor:
-        """Laws (B, V), the probability (B,) of the token before (None: there is none) and of the token drawn from these laws
-        (None: not drawn yet), greedy rows (B,) bool -> (B,)."""
+    def chance(
+        self, law: Tensor, previous: Tensor, before: Tensor | None, drawn: Tensor | None, *, greedy: Tensor
+    ) -> Tensor:
+        """`sampling.confidence.Predict` for rows of which `greedy` (B,) bool says how they choose."""
         first = torch.full(law.shape[:-1], before is None, device=law.device)
         known = torch.ones_like(law[..., 0]) if before is None else before
-        return torch.sigmoid(self(law_features(law, known, first, greedy, drawn)))
+        return torch.sigmoid(self(Places.of(law, previous, known, first), greedy, drawn))
 
     def save(self, folder: Path) -> None:
         """Raises OSError when the disk is full."""
         write_head(folder, "model.safetensors", {"model_type": KIND, **asdict(self.config)}, dict(self.state_dict()))
 
     @classmethod
-    def load(cls, folder: Path) -> AcceptanceHead:
-        """Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
+    def load(cls, folder: Path, vocab_size: int | None = None) -> AcceptanceHead:
+        """`vocab_size`: width of the logits of the draft model that it is to stop. Raises CheckpointError: nothing there,
+        another kind of head, a tensor that does not fit, a draft model of another width than the head's."""
         files = HeadTensors.read(folder)
         found = {name: value for name, value in files.config.items() if name in AcceptanceConfig.__dataclass_fields__}
         if files.config.get("model_type") != KIND:
             raise CheckpointError(f"'{folder}' is no acceptance head: its config.json does not say model_type {KIND}")
-        head = cls(AcceptanceConfig(**found))
+        with files.making("an acceptance head"):
+            head = cls(AcceptanceConfig(**found))
         head.load_state_dict({name: files.take(name, *tensor.shape) for name, tensor in head.state_dict().items()})
         files.finish("an acceptance head")
+        config = head.config
+        if config.token_size and vocab_size not in (None, config.vocab_size):
+            raise CheckpointError(
+                f"acceptance head '{folder}' was trained for draft model '{config.draft}' of {config.vocab_size} tokens, "
+                f"this one has {vocab_size}: train one for it (outrider train acceptance --option draft=FOLDER)"
+            )
         return head.eval().requires_grad_(False)
 
 
-def law_features(law: Tensor, before: Tensor, first: Tensor, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
-    """Laws (..., V); probability of the token before (...); whether there is none (...) bool; greedy rows (...) bool;
-    probability of the token drawn (...), None before the draw -> (..., NUM_FEATURES) fp32."""
-    law = law.float()
-    top = law.topk(min(NUM_TOP, law.shape[-1]), dim=-1).values
-    top = F.pad(top, (0, NUM_TOP - top.shape[-1]))
-    entropy = torch.special.entr(law).sum(dim=-1)
-    before = torch.where(first, torch.ones_like(before), before).float()
-    known = torch.ones_like(before) if drawn is None else drawn.float()
+def law_features(places: Places, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
+    """Greedy rows (...) bool; tokens drawn (...) int64, None before the draw -> (..., NUM_FEATURES) fp32."""
+    before = torch.where(places.first, torch.ones_like(places.before), places.before)
+    known = torch.ones_like(before) if drawn is None else places.law.gather(-1, drawn[..., None])[..., 0]
     single = [
-        entropy, 1 - top.sum(dim=-1), before.clamp(min=LEAST).log(), first.float(), greedy.float(),
+        before.clamp(min=LEAST).log(), places.first.float(), greedy.float(),
         known.clamp(min=LEAST).log(), torch.full_like(before, drawn is not None),
     ]  # fmt: skip
-    return torch.cat([top.clamp(min=LEAST).log() / 4, torch.stack(single, dim=-1)], dim=-1)
+    return torch.cat([places.looks, torch.stack(single, dim=-1)], dim=-1)
+
+
+def _meanings(table: Tensor, places: Places, drawn: Tensor | None) -> Tensor:
+    """(..., 2 token_size): of the token before, and of the token drawn or the mean over what may be drawn. A target's padded
+    vocabulary may be wider than the draft's, or narrower."""
+    last, width = len(table) - 1, min(len(table), places.law.shape[-1])
+    next_one = places.law[..., :width] @ table[:width] if drawn is None else F.embedding(drawn.clamp(max=last), table)
+    return torch.cat([F.embedding(places.previous.clamp(max=last), table), next_one], dim=-1)

@@ -40,6 +40,19 @@ def test_product_stops_after_the_token_that_goes_under() -> None:
     assert rule.going.tolist() == [False]
 
 
+def test_a_text_that_ends_is_not_drafted_on() -> None:
+    """Catches a rule that drops the end itself, one row's end that stops another, and rules without a threshold of their own."""
+    for stop in ("entropy", "product"):
+        rule = StopRule(ConfidenceSettings(stop=stop, stop_below=0.0), 3, torch.device("cpu"), ends=[{3}, set(), {1, 2}])
+        law = torch.full((3, 4), 0.25)
+        rule.before(law)
+        rule.after(law, torch.tensor([0, 3, 3]))
+        assert rule.going.tolist() == [True, True, True]
+        rule.before(law)
+        rule.after(law, torch.tensor([3, 3, 2]))
+        assert rule.going.tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("bad", [{"stop_below": 1.5}, {"entropy_weight": 0.0}])
 def test_ranges(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
