@@ -74,7 +74,9 @@ def acceptance_head(target: Any, folder: Path) -> None:
     """A random head that lets drafts be short and long: its estimates lie on both sides of any threshold."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        head = AcceptanceHead(AcceptanceConfig())
+        vocab_size = target.get_output_embeddings().weight.shape[0]
+        head = AcceptanceHead(AcceptanceConfig(token_size=4, vocab_size=vocab_size))
+        head.tokens.weight.data.normal_()
     head.save(folder)
 
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from outrider.cli import quantities
 from outrider.cli.lab import OutputOptions, command_line, deliver
-from outrider.cli.options import with_groups
+from outrider.cli.options import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,19 +34,15 @@ class AcceptanceOptions:
 
     alpha: Annotated[
         float | None,
-        typer.Option(
-            help="Accepted / tested draft tokens, the same everywhere: 0.8.",
-            rich_help_panel=ACCEPTANCE,
-            show_default=False,
-        ),
+        option(ACCEPTANCE, "Accepted / tested draft tokens, the same everywhere: 0.8.", show_default=False),
     ] = None
     acceptance: Annotated[
         str | None,
-        typer.Option(
-            help="By position, each if the one before was kept: 0.9,0.85,0.8. The last one goes on.",
-            metavar="P,P,...", rich_help_panel=ACCEPTANCE, show_default=False,
+        option(
+            ACCEPTANCE, "By position, each if the one before was kept: 0.9,0.85,0.8. The last one goes on.",
+            metavar="P,P,...", show_default=False,
         ),
-    ] = None  # fmt: skip
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,27 +50,17 @@ class TimeOptions:
     """Costs as they were measured, or their ratio."""
 
     c: Annotated[
-        float | None,
-        typer.Option(
-            "--c",
-            help="Seconds of a draft token / seconds of a target pass.",
-            rich_help_panel=TIMES,
-            show_default=False,
-        ),
+        float | None, option(TIMES, "Seconds of a draft token / seconds of a target pass.", "--c", show_default=False)
     ] = None
-    draft_ms: Annotated[
-        float | None, typer.Option(help="Milliseconds of one draft token.", rich_help_panel=TIMES, show_default=False)
-    ] = None
-    target_ms: Annotated[
-        float | None, typer.Option(help="Milliseconds of one target pass.", rich_help_panel=TIMES, show_default=False)
-    ] = None
+    draft_ms: Annotated[float | None, option(TIMES, "Milliseconds of one draft token.", show_default=False)] = None
+    target_ms: Annotated[float | None, option(TIMES, "Milliseconds of one target pass.", show_default=False)] = None
     costs: Annotated[
         Path | None,
-        typer.Option(
-            help="Times by query tokens, drafting and overhead, as JSON (docs/algorithms/estimate.md).",
-            metavar="FILE", rich_help_panel=TIMES, show_default=False,
+        option(
+            TIMES, "Times by query tokens, drafting and overhead, as JSON (docs/algorithms/estimate.md).",
+            metavar="FILE", show_default=False,
         ),
-    ] = None  # fmt: skip
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +69,16 @@ class ResultOptions:
 
     result: Annotated[
         Path | None,
-        typer.Option(
-            help="A result of bench or tune: costs and, where not given otherwise, acceptance.",
-            metavar="FILE", rich_help_panel=RESULT, show_default=False,
-        ),
-    ] = None  # fmt: skip
-    configuration: Annotated[
-        str | None,
-        typer.Option(
-            help="Which of its configurations.", metavar="LABEL", rich_help_panel=RESULT, show_default="the fastest chain"
+        option(
+            RESULT, "A result of bench or tune: costs and, where not given otherwise, acceptance.",
+            metavar="FILE", show_default=False,
         ),
     ] = None
+    configuration: Annotated[
+        str | None, option(RESULT, "Which of its configurations.", metavar="LABEL", show_default="the fastest chain")
+    ] = None
     cell: Annotated[
-        str | None,
-        typer.Option(help="Which of its cells or tasks.", metavar="LABEL", rich_help_panel=RESULT, show_default="the first"),
+        str | None, option(RESULT, "Which of its cells or tasks.", metavar="LABEL", show_default="the first")
     ] = None
 
     def known(self) -> Known | None:
@@ -106,9 +86,9 @@ class ResultOptions:
         from outrider.lab.estimate.measured import read_known
 
         if self.result is None:
-            for option, value in (("--configuration", self.configuration), ("--cell", self.cell)):
+            for name, value in (("--configuration", self.configuration), ("--cell", self.cell)):
                 if value is not None:
-                    raise ConfigError(f"{option} means nothing without --result FILE")
+                    raise ConfigError(f"{name} means nothing without --result FILE")
             return None
         return read_known(self.result, self.configuration, self.cell)
 
@@ -118,50 +98,26 @@ class SizeOptions:
     """Sizes of the models, speed of the machine."""
 
     target: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with config.json, or demo: its size.",
-            metavar="FOLDER",
-            rich_help_panel=SIZES,
-            show_default=False,
-        ),
+        str | None, option(SIZES, "Folder with config.json, or demo: its size.", metavar="FOLDER", show_default=False)
     ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(help="The same for the draft.", metavar="FOLDER", rich_help_panel=SIZES, show_default=False),
-    ] = None
+    draft: Annotated[str | None, option(SIZES, "The same for the draft.", metavar="FOLDER", show_default=False)] = None
     target_params: Annotated[
-        str | None,
-        typer.Option(help="Parameters of the target instead: 8B.", rich_help_panel=SIZES, show_default=False),
+        str | None, option(SIZES, "Parameters of the target instead: 8B.", show_default=False)
     ] = None
     draft_params: Annotated[
-        str | None,
-        typer.Option(help="Of the draft: 1B, 0 without a draft model.", rich_help_panel=SIZES, show_default=False),
+        str | None, option(SIZES, "Of the draft: 1B, 0 without a draft model.", show_default=False)
     ] = None
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Of the weights.", rich_help_panel=SIZES, show_default=DEFAULT_DTYPE)
-    ] = None
-    draft_dtype: Annotated[
-        Dtype | None, typer.Option(help="Of the draft's weights.", rich_help_panel=SIZES, show_default="the target's")
-    ] = None
+    dtype: Annotated[Dtype | None, option(SIZES, "Of the weights.", show_default=DEFAULT_DTYPE)] = None
+    draft_dtype: Annotated[Dtype | None, option(SIZES, "Of the draft's weights.", show_default="the target's")] = None
     bandwidth: Annotated[
-        str | None,
-        typer.Option(help="Of the memory with the weights: 900GB/s.", rich_help_panel=SIZES, show_default=False),
+        str | None, option(SIZES, "Of the memory with the weights: 900GB/s.", show_default=False)
     ] = None
     flops: Annotated[
         str | None,
-        typer.Option(
-            help="Arithmetic at best: 300TFLOPS. Shows when long drafts cost.",
-            rich_help_panel=SIZES,
-            show_default="no limit",
-        ),
+        option(SIZES, "Arithmetic at best: 300TFLOPS. Shows when long drafts cost.", show_default="no limit"),
     ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(help="Rows decoded together.", rich_help_panel=SIZES, show_default="1")
-    ] = None
-    context: Annotated[
-        int | None, typer.Option(help="Tokens per row in the KV cache.", rich_help_panel=SIZES, show_default="4096")
-    ] = None
+    batch_size: Annotated[int | None, option(SIZES, "Rows decoded together.", show_default="1")] = None
+    context: Annotated[int | None, option(SIZES, "Tokens per row in the KV cache.", show_default="4096")] = None
 
     def model(self, who: str, dtype: DtypeName) -> ModelSize | None:
         """The size of "target" or "draft"; None where nothing is said. Raises ConfigError, CheckpointError, CapabilityError."""
@@ -193,11 +149,9 @@ class LengthOptions:
     """Draft lengths."""
 
     num_draft_tokens: Annotated[
-        int | None, typer.Option(help="The draft length to judge.", rich_help_panel=LENGTHS, show_default="the best")
+        int | None, option(LENGTHS, "The draft length to judge.", show_default="the best")
     ] = None
-    max_draft_tokens: Annotated[
-        int | None, typer.Option(help="The longest one to try.", rich_help_panel=LENGTHS, show_default="12")
-    ] = None
+    max_draft_tokens: Annotated[int | None, option(LENGTHS, "The longest one to try.", show_default="12")] = None
 
 
 @with_groups

@@ -12,6 +12,7 @@ from outrider.cli.bench_options import changed
 from outrider.cli.export_options import VllmOptions
 from outrider.cli.lab import command_line
 from outrider.cli.options import with_groups
+from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
@@ -34,6 +35,7 @@ def export(folder: Folder, target: TargetOption, to: To, out: Out, vllm: VllmOpt
     """Write a trained drafter in a published layout."""
     from outrider.cli.session import progress, quieten_libraries
 
+    check_folder(out)
     if not check and (unused := changed(vllm)):
         raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing without --check")
     with progress(f"loading {target}") as status:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from outrider.cli.options import option
 
 if TYPE_CHECKING:
     from outrider.train.export import Target
@@ -15,31 +15,28 @@ if TYPE_CHECKING:
 PANEL = "--check, in vLLM"
 
 
-def _option(text: str, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=PANEL, **extra)
-
-
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
     """Where vLLM is, and what both engines draft for."""
 
     vllm: Annotated[
-        str | None, _option("A Python that has vLLM.", metavar="PYTHON", show_default="this one, where it has vLLM")
+        str | None, option(PANEL, "A Python that has vLLM.", metavar="PYTHON", show_default="this one, where it has vLLM")
     ] = None
-    vllm_timeout: Annotated[float, _option("Seconds until vLLM must be done, its start included.", min=1)] = 900.0
+    vllm_timeout: Annotated[float, option(PANEL, "Seconds until vLLM must be done, its start included.", min=1)] = 900.0
     workload: Annotated[
         str | None,
-        _option(
-            "A prompts file, or a built-in name (docs/workloads.md).", metavar="FILE_OR_NAME",
+        option(
+            PANEL, "A prompts file, or a built-in name (docs/workloads.md).", metavar="FILE_OR_NAME",
             show_default="demo for the demo target, else embedded:reasoning",
         ),
     ] = None  # fmt: skip
-    prompts: Annotated[int, _option("Its first prompts.", min=1)] = 16
-    max_new_tokens: Annotated[int, _option("Tokens of every answer.", min=2)] = 64
+    prompts: Annotated[int, option(PANEL, "Its first prompts.", min=1)] = 16
+    max_new_tokens: Annotated[int, option(PANEL, "Tokens of every answer.", min=2)] = 64
     num_draft_tokens: Annotated[
-        int | None, _option("Draft tokens per step.", min=1, show_default="4; what the head can, if that is fewer; a block whole")
+        int | None,
+        option(PANEL, "Draft tokens per step.", min=1, show_default="4; what the head can, if that is fewer; a block whole"),
     ] = None
-    threads: Annotated[int | None, _option("CPU threads of both.", min=1, show_default="each engine's choice")] = None
+    threads: Annotated[int | None, option(PANEL, "CPU threads of both.", min=1, show_default="each engine's choice")] = None
 
     def comparing(self, kind: str, source: Path, target: Target) -> Comparing:
         """Raises ConfigError for prompts that cannot be read or do not fit, and for a draft length that it does not have."""

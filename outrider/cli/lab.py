@@ -18,16 +18,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from outrider.cli.options import option
+from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.lab.progress import Progress
     from outrider.lab.result import Result
+    from outrider.report.document import Document
 
 OUTPUT = "Output"
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 Resume = Annotated[bool, option(OUTPUT, "Go on with an interrupted run.", "--resume")]
+Html = Annotated[Path | None, option(OUTPUT, "Write the report as one HTML page, readable offline.", show_default=False)]
+Markdown = Annotated[Path | None, option(OUTPUT, "Write the report as Markdown.", show_default=False)]
+Json = Annotated[bool, option(OUTPUT, "Print the result as JSON instead of the report.", "--json")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,46 +40,43 @@ class OutputOptions:
     """Where a result and its reports go."""
 
     out: Annotated[Path | None, option(OUTPUT, "Write the result to this JSON file.", show_default=False)] = None
-    html: Annotated[
-        Path | None, option(OUTPUT, "Write the report as one HTML page, readable offline.", show_default=False)
-    ] = None
-    markdown: Annotated[Path | None, option(OUTPUT, "Write the report as Markdown.", show_default=False)] = None
-    json: Annotated[bool, option(OUTPUT, "Print the result as JSON instead of the report.", "--json")] = False
+    html: Html = None
+    markdown: Markdown = None
+    json: Json = False
 
     def check(self) -> None:
-        """Before hours of work: folders that do not exist. Raises ConfigError."""
-        for path in (self.out, self.html, self.markdown):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ConfigError(f"the folder of {path} does not exist; create it first")
+        """Before hours of work: files that could not be written. Raises ConfigError."""
+        for path in filter(None, (self.out, self.html, self.markdown)):
+            check_file(path)
 
 
 def deliver(result: Result, output: OutputOptions) -> None:
     """Write and print everything that was asked for."""
-    from outrider.report.console import print_document
-    from outrider.report.html import to_html
-    from outrider.report.markdown import to_markdown
     from outrider.report.render import render
 
     if output.out is not None:
         result.write(output.out)
     if output.json:
         sys.stdout.write(result.model_dump_json() + "\n")
-    document = render(result)
-    if output.html is not None:
-        _write(output.html, to_html(document))
-    if output.markdown is not None:
-        _write(output.markdown, to_markdown(document))
+    show(render(result), output)
+
+
+def show(document: Document, output: OutputOptions) -> None:
+    """Write a report to its files, print it unless the result was, and say what is written."""
+    from outrider.report.console import print_document
+    from outrider.report.html import to_html
+    from outrider.report.markdown import to_markdown
+
+    for path, text_of in ((output.html, to_html), (output.markdown, to_markdown)):
+        if path is not None:
+            try:
+                path.write_text(text_of(document), encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     if not output.json:
         print_document(document)
     for path in filter(None, (output.out, output.html, output.markdown)):
         sys.stderr.write(f"written: {path}\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def journal_path(out: Path | None, verb: str) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import ModelOptions, with_groups
+from outrider.cli.options import ModelOptions, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,39 +30,44 @@ Config = Annotated[
 ]
 
 
-def _option(panel: str, text: str, default: str | bool = False, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=default, **extra)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
     """Where the server listens and whom it lets in. None: as the configuration file says, else the default shown."""
 
-    host: Annotated[str | None, _option(SERVER, "Address to listen on; 0.0.0.0 is all of them.", "127.0.0.1")] = None
-    port: Annotated[int | None, _option(SERVER, "0 takes a free one.", "8000")] = None
+    host: Annotated[
+        str | None, option(SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1")
+    ] = None
+    port: Annotated[int | None, option(SERVER, "0 takes a free one.", show_default="8000")] = None
     api_key: Annotated[
-        list[str] | None, _option(SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY")
+        list[str] | None,
+        option(SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY", show_default=False),
     ] = None
     cors_origin: Annotated[
-        list[str] | None, _option(SERVER, "A web page's origin that may ask; may be given again; * is all.", metavar="URL")
+        list[str] | None,
+        option(SERVER, "A web page's origin that may ask; may be given again; * is all.", metavar="URL", show_default=False),
     ] = None
-    ssl_certfile: Annotated[Path | None, _option(SERVER, "Certificate for TLS.", metavar="FILE")] = None
-    ssl_keyfile: Annotated[Path | None, _option(SERVER, "Its private key.", metavar="FILE")] = None
-    max_body_bytes: Annotated[int | None, _option(SERVER, "Larger bodies are refused.", "8 MiB")] = None
-    request_timeout: Annotated[float | None, _option(SERVER, "Seconds after which an answer is cut off.", "600")] = None
+    ssl_certfile: Annotated[Path | None, option(SERVER, "Certificate for TLS.", metavar="FILE", show_default=False)] = None
+    ssl_keyfile: Annotated[Path | None, option(SERVER, "Its private key.", metavar="FILE", show_default=False)] = None
+    max_body_bytes: Annotated[int | None, option(SERVER, "Larger bodies are refused.", show_default="8 MiB")] = None
+    request_timeout: Annotated[
+        float | None, option(SERVER, "Seconds after which an answer is cut off.", show_default="600")
+    ] = None
     drain_timeout: Annotated[
-        float | None, _option(SERVER, "Seconds that running requests have to finish after SIGTERM.", "30")
+        float | None, option(SERVER, "Seconds that running requests have to finish after SIGTERM.", show_default="30")
     ] = None
-    log_format: Annotated[Literal["human", "json"] | None, _option(WATCHING, "human or json.", "human")] = None
+    log_format: Annotated[Literal["human", "json"] | None, option(WATCHING, "human or json.", show_default="human")] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, _option(WATCHING, "Least severity of log lines.", "info")
+        Literal["debug", "info", "warning", "error"] | None,
+        option(WATCHING, "Least severity of log lines.", show_default="info"),
     ] = None
     log_requests: Annotated[
-        Path | None, _option(WATCHING, "Write requests and answers, with their texts.", metavar="FILE")
+        Path | None, option(WATCHING, "Write requests and answers, with their texts.", metavar="FILE", show_default=False)
     ] = None
-    otlp_endpoint: Annotated[str | None, _option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL")] = None
+    otlp_endpoint: Annotated[
+        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
+    ] = None
     no_self_test: Annotated[
-        bool, _option(WATCHING, "Do not try at the start whether drafting pays.", False, "--no-self-test")
+        bool, option(WATCHING, "Do not try at the start whether drafting pays.", "--no-self-test", show_default=False)
     ] = False
 
     def given(self) -> dict[str, Any]:
@@ -83,17 +88,22 @@ class ListenOptions:
 class EngineOptions:
     """How the one model of a server without --config is run."""
 
-    served_model_name: Annotated[str | None, _option(ENGINE, "What clients call the model.", "the target")] = None
-    max_num_seqs: Annotated[int | None, _option(ENGINE, "Requests decoded at the same time.", "32")] = None
-    max_queue: Annotated[int | None, _option(ENGINE, "Requests that may wait; more are told to come again.", "256")] = None
+    served_model_name: Annotated[str | None, option(ENGINE, "What clients call the model.", show_default="the target")] = None
+    max_num_seqs: Annotated[int | None, option(ENGINE, "Requests decoded at the same time.", show_default="32")] = None
+    max_queue: Annotated[
+        int | None, option(ENGINE, "Requests that may wait; more are told to come again.", show_default="256")
+    ] = None
     kv_memory: Annotated[
-        str | None, _option(ENGINE, "Memory for keys and values, like 4GiB.", "half of what is free, 8 GiB at most")
+        str | None,
+        option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"),
     ] = None
     extra_drafter: Annotated[
-        list[str] | None, _option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME")
+        list[str] | None,
+        option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
     ] = None
     allow_lossy: Annotated[
-        list[str] | None, _option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME")
+        list[str] | None,
+        option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
     ] = None
 
     def engine(self) -> EngineSettings:

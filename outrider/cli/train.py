@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.lab import OUTPUT, OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.lab import INTERRUPTED, OUTPUT, OutputOptions, Resume, command_line, deliver, shown_progress
 from outrider.cli.options import MachineOptions, with_groups
 from outrider.cli.train_options import (
     MeasuringOptions,
@@ -20,12 +20,12 @@ from outrider.cli.train_options import (
     TrainingOptions,
     num_bytes,
 )
+from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.train.run import TrainSpec
 
-INTERRUPTED = 130
 Kind = Annotated[
     str,
     typer.Argument(
@@ -36,7 +36,6 @@ TargetOption = Annotated[str, typer.Option("--target", help="'demo', a local fol
 Out = Annotated[
     Path, typer.Option(help="Folder of the run; the drafter is in its 'drafter'.", rich_help_panel=OUTPUT, show_default=False)
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=OUTPUT)]
 OnlyResponses = Annotated[
     bool, typer.Option("--only-responses", help="End when the target has answered all prompts.", rich_help_panel=OUTPUT)
 ]
@@ -58,6 +57,7 @@ def train(
 ) -> int:
     """Train a drafter for a target: its responses, its features, training, before and after."""
     OutputOptions(html=report.html, markdown=report.markdown).check()
+    check_folder(out)
     if find_spec("accelerate") is None:
         raise ConfigError("training needs accelerate: pip install 'outrider[train]'")
     given = texts.from_traffic or texts.prompts

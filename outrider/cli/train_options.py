@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from outrider.cli.bench_options import numbers
-from outrider.cli.lab import OUTPUT
-from outrider.cli.options import SAMPLING
+from outrider.cli.lab import OUTPUT, Json, Markdown
+from outrider.cli.options import SAMPLING, MinP, TopK, TopP, name_and_value, option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,38 +23,34 @@ GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train o
 BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def _option(panel: str, text: str, *names: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """Where texts come from."""
 
     prompts: Annotated[
         str | None,
-        _option(
+        option(
             TEXTS, "Prompts that the target answers: a file, a named workload (docs/workloads.md), several with + between, or "
             "demo:N for N problems of the demo's training split.", metavar="FILE_OR_NAME", show_default=False,
         ),
     ] = None  # fmt: skip
     responses: Annotated[
         Path | None,
-        _option(TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE", show_default=False),
+        option(TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE", show_default=False),
     ] = None
     from_traffic: Annotated[
         str | None,
-        _option(TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", show_default=False),
+        option(TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", show_default=False),
     ] = None
     recorded_answers: Annotated[
-        bool, _option(TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.", "--recorded-answers")
+        bool, option(TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.", "--recorded-answers")
     ] = False
-    limit: Annotated[int | None, _option(TEXTS, "Most prompts.", min=1, show_default="all")] = None
-    on_bad: Annotated[Literal["refuse", "skip"], _option(TEXTS, "Bad lines, and prompts that do not fit.")] = "refuse"
-    data: Annotated[Path | None, _option(TEXTS, "Folder with the files of named workloads.", show_default=False)] = None
+    limit: Annotated[int | None, option(TEXTS, "Most prompts.", min=1, show_default="all")] = None
+    on_bad: Annotated[Literal["refuse", "skip"], option(TEXTS, "Bad lines, and prompts that do not fit.")] = "refuse"
+    data: Annotated[Path | None, option(TEXTS, "Folder with the files of named workloads.", show_default=False)] = None
     chat_template: Annotated[
         bool,
-        _option(TEXTS, "Wrap conversations in the model's chat template, or feed them as plain text.", "--chat-template/--raw"),
+        option(TEXTS, "Wrap conversations in the model's chat template, or feed them as plain text.", "--chat-template/--raw"),
     ] = True
 
     def material(self, out: Path) -> Material:
@@ -95,14 +89,14 @@ def _generated(count: int, out: Path) -> Path:
 class ResponseOptions:
     """How the target answers."""
 
-    drafter: Annotated[str, _option(TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")] = "auto"
-    temperature: Annotated[str, _option(SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")] = "0,1"
-    samples: Annotated[int, _option(SAMPLING, "Responses to each prompt.", min=1)] = 1
-    max_new_tokens: Annotated[int, _option(SAMPLING, "Most tokens of a response.")] = 256
-    top_k: Annotated[int, _option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")] = 0
-    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0
-    min_p: Annotated[float, _option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")] = 0.0
-    max_num_seqs: Annotated[int, _option(SAMPLING, "Responses made at once.", min=1)] = 8
+    drafter: Annotated[str, option(TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")] = "auto"
+    temperature: Annotated[str, option(SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")] = "0,1"
+    samples: Annotated[int, option(SAMPLING, "Responses to each prompt.", min=1)] = 1
+    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a response.")] = 256
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    max_num_seqs: Annotated[int, option(SAMPLING, "Responses made at once.", min=1)] = 8
 
     def plan(self, seed: int) -> ResponsePlan:
         """Raises ConfigError."""
@@ -119,40 +113,40 @@ class TrainingOptions:
     """The fields of TrainConfig that are often set; all others with --set."""
 
     init: Annotated[
-        Path | None, _option(TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", show_default=False)
+        Path | None, option(TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", show_default=False)
     ] = None
     init_layers: Annotated[
-        str | None, _option(TRAINING, "Kind draft-model: start from the target's layers, how many or which.", show_default=False)
+        str | None, option(TRAINING, "Kind draft-model: start from the target's layers, how many or which.", show_default=False)
     ] = None
-    option: Annotated[
+    kind_option: Annotated[
         list[str] | None,
-        _option(TRAINING, "A setting of the kind; may be given again.", metavar="NAME=VALUE", show_default=False),
+        option(TRAINING, "A setting of the kind; may be given again.", "--option", metavar="NAME=VALUE", show_default=False),
     ] = None
-    epochs: Annotated[int | None, _option(TRAINING, "Passes over the texts.", show_default="by the target's size")] = None
-    batch_size: Annotated[int | None, _option(TRAINING, "Texts per step.", show_default="by the target's size")] = None
-    lr: Annotated[float | None, _option(TRAINING, "Highest learning rate.", show_default="by kind and size")] = None
-    seed: Annotated[int, _option(TRAINING, "Of everything that is drawn.", min=0)] = 0
+    epochs: Annotated[int | None, option(TRAINING, "Passes over the texts.", show_default="by the target's size")] = None
+    batch_size: Annotated[int | None, option(TRAINING, "Texts per step.", show_default="by the target's size")] = None
+    lr: Annotated[float | None, option(TRAINING, "Highest learning rate.", show_default="by kind and size")] = None
+    seed: Annotated[int, option(TRAINING, "Of everything that is drawn.", min=0)] = 0
     set: Annotated[
         list[str] | None,
-        _option(
+        option(
             TRAINING, "Any other choice of docs/train.md: max_length, warmup, precision, tensorboard, ...", metavar="NAME=VALUE",
             show_default=False,
         ),
     ] = None  # fmt: skip
     feature_cache: Annotated[
-        str, _option(TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES")
+        str, option(TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES")
     ] = "0"
 
     def settings(self) -> dict[str, Any]:
         """Of the kind. Raises ConfigError."""
-        found = dict(_pair("--option", text) for text in self.option or [])
+        found = dict(name_and_value("--option", text) for text in self.kind_option or [])
         return found if self.init_layers is None else {**found, "init_layers": self.init_layers}
 
     def config(self) -> TrainConfig:
         """Raises ConfigError."""
         from outrider.train.config import TrainConfig
 
-        given: dict[str, Any] = dict(_pair("--set", text) for text in self.set or [])
+        given: dict[str, Any] = dict(name_and_value("--set", text) for text in self.set or [])
         for name in ("epochs", "batch_size", "lr", "seed"):
             value = getattr(self, name)
             if value is not None and (name != "seed" or value):
@@ -164,9 +158,9 @@ class TrainingOptions:
 class MeasuringOptions:
     """What is measured in the end."""
 
-    measure_prompts: Annotated[int, _option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
-    measure_temperature: Annotated[str, _option(MEASURING, "0 is greedy; several with commas.", metavar="T,...")] = "0,1"
-    measure_tokens: Annotated[int, _option(MEASURING, "Most tokens of an answer.", min=1)] = 128
+    measure_prompts: Annotated[int, option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
+    measure_temperature: Annotated[str, option(MEASURING, "0 is greedy; several with commas.", metavar="T,...")] = "0,1"
+    measure_tokens: Annotated[int, option(MEASURING, "Most tokens of an answer.", min=1)] = 128
 
     def plan(self, seed: int) -> MeasurePlan:
         """Raises ConfigError."""
@@ -180,9 +174,9 @@ class MeasuringOptions:
 class ReportOptions:
     """Where the report goes; the result is in the run's folder."""
 
-    html: Annotated[Path | None, _option(OUTPUT, "Write the report as one offline HTML page.", show_default=False)] = None
-    markdown: Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown.", show_default=False)] = None
-    json: Annotated[bool, _option(OUTPUT, "Print the result as JSON instead of the report.", "--json")] = False
+    html: Annotated[Path | None, option(OUTPUT, "Write the report as one offline HTML page.", show_default=False)] = None
+    markdown: Markdown = None
+    json: Json = False
 
 
 def num_bytes(option: str, text: str) -> int:
@@ -191,11 +185,3 @@ def num_bytes(option: str, text: str) -> int:
     if match is None or match[2] not in BYTES:
         raise ConfigError(f"{option} takes an amount like 2GB, 500MiB or 0; got '{text}'")
     return int(float(match[1]) * BYTES[match[2]])
-
-
-def _pair(option: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ConfigError(f"{option} takes NAME=VALUE, got '{text}'")
-    return name, value
-

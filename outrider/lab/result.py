@@ -66,11 +66,13 @@ class Result(Record):
 
     def write(self, path: Path) -> None:
         """As JSON, whole or not at all. Raises ConfigError where the file cannot be written."""
-        scratch = path.with_name(f".{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            is_device = path.exists() and not path.is_file()  # /dev/null, a pipe: written to, never replaced
+            scratch = path if is_device else path.with_name(f".{path.name}.new")
             scratch.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            scratch.replace(path)
+            if not is_device:
+                scratch.replace(path)
         except OSError as error:
             raise ConfigError(f"the result cannot be written to {path}: {error.strerror}") from error
 

@@ -51,6 +51,7 @@ class PassLimits:
     granularity: int = 2  # tokens of a pass are rounded up to a multiple of this
     max_tokens_per_pass: int = 1 << 30  # rows times tokens
     exact_trees: bool = True  # a tree's path has the bits it has alone; else its sums run in another order (by rounding)
+    exact_rows: bool = True  # a token's bits do not depend on what the others are (an expert's do: it takes its tokens together)
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,10 @@ class LM:
                     read(row, done, {layer: states[0] for layer, states in self.hidden.items()})
 
     def _padded_width(self, num_rows: int, num_tokens: int) -> int:
-        """Tokens per row after padding. A pass of one token in all is padded too: single rows take other kernels."""
-        unit = self.limits.granularity
+        """Tokens per row after padding. No pass has one token in all, not even the last of several: it takes other kernels."""
+        unit, most = self.limits.granularity, self.limits.max_tokens_per_pass
         if unit == 2:
-            return num_tokens if num_rows * num_tokens > 1 else 2
+            return 2 if num_tokens == 1 and num_rows % most == 1 else num_tokens
         return -(-num_tokens // unit) * unit
 
     def _plan(self, tokens: Tensor, parents: Tensor | None, first_row: int) -> tuple[PassPlan, Tensor]:

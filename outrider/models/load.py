@@ -7,6 +7,7 @@ before the first token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
-from outrider.models import attention, native, ops
+from outrider.models import attention, hub, native, ops
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.pack import can_pack, pack_linears, panel_linears
-from outrider.models.probe import check_against_plain, find_layer_shapes, find_pass_limits
+from outrider.models.probe import Seen, check_against_plain, find_layers, find_pass_limits
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -90,10 +91,15 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
         raise CheckpointError(f"no model folder at '{name}'. Give a folder with config.json, a hub id, or 'demo'.")
     if looks_local and not (path / "config.json").exists():
         raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
+    offline = hub.only_cached(name)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+        config = AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
+        )
     except Exception as error:
-        raise CheckpointError(f"cannot read the config of '{name}': {_first_line(error)}") from error
+        if offline and hub.is_absent(error):
+            raise CheckpointError(hub.not_found(name)) from error
+        raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
     return config
@@ -103,11 +109,16 @@ def load_tokenizer(
     name: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    offline = hub.only_cached(name)
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, revision=revision)
+        return AutoTokenizer.from_pretrained(
+            name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
+        )
     except Exception as error:
+        if offline and hub.is_absent(error):
+            raise CheckpointError(hub.not_found(name)) from error
         raise CheckpointError(
-            f"'{name}' has no usable tokenizer ({_first_line(error)}). "
+            f"'{name}' has no usable tokenizer ({first_line(error)}). "
             "Put tokenizer.json and tokenizer_config.json beside config.json."
         ) from error
 
@@ -123,11 +134,12 @@ def load_module(
         module, report = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
             output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
+            local_files_only=hub.only_cached(name),
         )  # fmt: skip
     except OutriderError:
         raise
     except Exception as error:
-        raise CheckpointError(f"cannot load the weights of '{name}': {_first_line(error)}") from error
+        raise CheckpointError(f"cannot load the weights of '{name}': {first_line(error)}") from error
     finally:
         if bars:
             hf_logging.enable_progress_bar()
@@ -148,10 +160,11 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
     attention.register()
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers
+    layers = find_layers(module, num_layers, name)
     shape = LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
-        context_length=_context_length(config),
-        layers=find_layer_shapes(module, num_layers, name),
+        context_length=min([_context_length(config), *_reaches(config, layers)]),
+        layers=tuple(layer.shape for layer in layers),
         sliding_window=_sliding_window(config),
         num_parameters=sum(p.numel() for p in module.parameters()),
     )
@@ -206,11 +219,27 @@ def _context_length(config: Any) -> int:
     return longest
 
 
+def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:
+    """Numbers of tokens beyond which our attention makes another model of it. A window or chunk that is in transformers' mask
+    alone (Phi MoE, Qwen2 MoE with windows, Llama 4) hides nothing from ours; and Llama 4 scales queries by a position that
+    it counts from the first token of the pass."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = [] if any(layer.is_windowed for layer in layers) else ["sliding_attention"]
+    sizes = {"sliding_attention": _sliding_window(config), "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    found = [sizes.get(kind) for kind, layer in zip(kinds, layers, strict=False) if not layer.is_windowed]
+    if getattr(config, "attn_temperature_tuning", False):
+        found.append(getattr(config, "floor_scale", None))
+    return [size for size in found if size]
+
+
 def _sliding_window(config: Any) -> int | None:
     if getattr(config, "use_sliding_window", True) is False:
         return None
     return getattr(config, "sliding_window", None)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

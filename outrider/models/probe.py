@@ -1,7 +1,8 @@
 """What a freshly loaded model must show before its first token: that our cache reproduces it, and on which passes.
 
-1. `find_layer_shapes`: one plain pass with a recording attention. A layer that never calls it keeps a state we cannot
-   roll back (recurrent, linear attention, pre-interface code): refused by name.
+1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a state we cannot
+   roll back (recurrent, linear attention, pre-interface code): refused by name. One that is windowed must tell its attention:
+   a window in transformers' mask alone is lost on ours (`load._reaches`).
 2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
    what a list of names cannot: an ignored mask, position ids that are not used, ALiBi, attention sinks.
 3. `find_pass_limits`: the same tokens in passes of different widths, compared bit for bit. Kernels choose their
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,34 +37,42 @@ VECTORS = 32  # elements: two AVX-512 vectors of fp32, what torch's elementwise 
 PREFIX = 24  # tokens before the probed pass
 
 
-def _record_shapes(
+class Seen(NamedTuple):
+    """What the attention of one layer was called with."""
+
+    shape: LayerShape
+    is_windowed: bool  # it was told of a window
+
+
+def _record_layer(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, outrider_shapes: dict[int, LayerShape] | None = None,
+    scaling: float | None = None, sliding_window: int | None = None, outrider_seen: dict[int, Seen] | None = None,
     s_aux: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     if s_aux is not None:
         raise ValueError("it has attention sinks, which ours does not know")
-    if outrider_shapes is not None:
-        outrider_shapes[module.layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    if outrider_seen is not None:
+        shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        outrider_seen[module.layer_idx] = Seen(shape, sliding_window is not None)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
 
 
-def find_layer_shapes(module: Any, num_layers: int, name: str) -> tuple[LayerShape, ...]:
-    """Head layout of every layer, seen in one pass over two tokens. Raises CapabilityError when a layer has none."""
-    AttentionInterface.register(SHAPES, _record_shapes)
+def find_layers(module: Any, num_layers: int, name: str) -> tuple[Seen, ...]:
+    """What is seen of every layer in one pass over two tokens. Raises CapabilityError when a layer shows nothing."""
+    AttentionInterface.register(SHAPES, _record_layer)
     AttentionMaskInterface.register(SHAPES, _no_mask)
-    shapes: dict[int, LayerShape] = {}
+    seen: dict[int, Seen] = {}
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
     positions = torch.arange(2, device=ids.device)[None]
     try:
         module.set_attn_implementation(SHAPES)
         with torch.inference_mode():
-            module(input_ids=ids, position_ids=positions, use_cache=False, outrider_shapes=shapes)
+            module(input_ids=ids, position_ids=positions, use_cache=False, outrider_seen=seen)
     except (TypeError, ValueError) as error:
         raise CapabilityError(f"{name}: its code does not accept our attention ({error}). {ROLLBACK_HINT}") from error
-    missing = [layer for layer in range(num_layers) if layer not in shapes]
+    missing = [layer for layer in range(num_layers) if layer not in seen]
     if missing:
         kinds = getattr(module.config, "layer_types", None)
         what = f"layer {missing[0]}" + (f" ({kinds[missing[0]]})" if kinds else "")
@@ -72,7 +81,7 @@ def find_layer_shapes(module: Any, num_layers: int, name: str) -> tuple[LayerSha
             f"{ROLLBACK_HINT}"
         )
     module.set_attn_implementation(NAME)
-    return tuple(shapes[layer] for layer in range(num_layers))
+    return tuple(seen[layer] for layer in range(num_layers))
 
 
 def probe_tokens(vocab_size: int, count: int, device: torch.device | str) -> Tensor:
@@ -175,7 +184,8 @@ def find_pass_limits(lm: LM, vocab_size: int, projection_sizes: Collection[int] 
             lm.kv.add_row()
         lm.catch_up([tokens[0, : PREFIX + 1].tolist(), tokens[0, : PREFIX // 2 + 1].tolist()])
         block = tokens[:, PREFIX:]
-        exact_trees = _tree_path_is_exact(lm, block)  # first: it leaves its nodes where later passes put a chain
+        exact_trees = _tree_path_is_exact(lm, block)  # first: they leave their tokens where later passes put a chain
+        exact_rows = _neighbours_do_not_matter(lm, block)
         alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
         beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1))[:1]
         lm.kv.advance(0, longest - QUERY_BLOCK)
@@ -191,12 +201,21 @@ def find_pass_limits(lm: LM, vocab_size: int, projection_sizes: Collection[int] 
     small = [width for width in WIDTHS if width <= QUERY_BLOCK]
     granularity, agreed = (2, small) if is_even and agree(small) else (QUERY_BLOCK, [QUERY_BLOCK])
     if not (torch.equal(beside, alone[QUERY_BLOCK]) and torch.equal(late, alone[longest][:, -QUERY_BLOCK:])):
-        return PassLimits(granularity, QUERY_BLOCK, exact_trees)
+        return PassLimits(granularity, QUERY_BLOCK, exact_trees, exact_rows)
     for width in (w for w in WIDTHS if w > QUERY_BLOCK and (granularity == 2 or w % QUERY_BLOCK == 0)):
         if not agree([*agreed, width]):
             break
         agreed = [*agreed, width]
-    return PassLimits(granularity, agreed[-1], exact_trees)
+    return PassLimits(granularity, agreed[-1], exact_trees, exact_rows)
+
+
+def _neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
+    """Whether a token has the same bits whatever else is in its pass."""
+    found = []
+    for start in range(1, 4 * QUERY_BLOCK, QUERY_BLOCK - 1):
+        others = block[:, start : start + QUERY_BLOCK - 1]
+        found.append(lm.forward(torch.cat([block[:, :1], others], dim=1))[:, 0])
+    return all(torch.equal(one, found[0]) for one in found)
 
 
 def _tree_path_is_exact(lm: LM, block: Tensor) -> bool:

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import CapabilityError
 
+OUTSIDE = -1e4  # logit of a token that a smaller vocabulary lacks: probability 0 beside any other, and still a number
+
 
 def check_same_vocabulary(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
@@ -32,13 +34,14 @@ def check_same_vocabulary(
 
 
 def fit_width(logits: Tensor, vocab_size: int) -> Tensor:
-    """Draft logits (..., V') cut or padded with -inf to the target's width V."""
+    """Draft logits (..., V') cut or padded to the target's width V. What the draft lacks may be all that a row's grammar or its
+    allowed tokens leave: so it is unlikely, not impossible."""
     width = logits.shape[-1]
     if width == vocab_size:
         return logits
     if width > vocab_size:
         return logits[..., :vocab_size]
-    return F.pad(logits, (0, vocab_size - width), value=float("-inf"))
+    return F.pad(logits, (0, vocab_size - width), value=OUTSIDE)
 
 
 def _show(vocab: dict[int, str], token: int) -> str:

@@ -39,13 +39,14 @@ class Workshop:
         if path not in self._loaded:
             if not path.exists():
                 if self._mode == "auto":
-                    self._note(f"{label} runs uncompiled; --compile on is faster (compiles once, a minute or so)")
+                    self.note(f"{label} runs uncompiled; --compile on is faster (compiles once, a minute or so)")
                     return None
                 self._status(f"compiling {label}: once per machine, a minute or so")
                 make(path)
             self._loaded[path] = load_flat_program(path)
         return self._loaded[path]
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
+        """Something runs slower than it could: said once."""
         if line not in self._notes:
             self._notes.append(line)

@@ -36,13 +36,17 @@ class Bans:
         free = torch.ones(len(paths), self._vocab_size, dtype=torch.bool)
         masks = free if self._inner is None else self._inner.allowed(paths).clone()
         for mask, path in zip(masks, paths, strict=True):
-            self._ban_words(mask, [*self._last, *path])
-            if self._num_said + len(path) < self._min_tokens:
-                ends = mask[self._ends]
-                mask[self._ends] = False
-                if not mask.any():
-                    mask[self._ends] = ends
+            mask[self._banned_words(path)] = False
+            banned_ends = self._banned_ends(path)
+            ends = mask[banned_ends]
+            mask[banned_ends] = False
+            if not mask.any():
+                mask[banned_ends] = ends
         return masks
+
+    def forbidden(self, path: Sequence[int]) -> set[int]:
+        """Tokens that may not follow committed + path because of the bans alone, whatever a grammar says."""
+        return {*self._banned_words(path), *self._banned_ends(path)}
 
     def commit(self, tokens: Sequence[int]) -> None:
         self._num_said += len(tokens)
@@ -54,10 +58,17 @@ class Bans:
     def is_over(self) -> bool:
         return self._inner is not None and self._inner.is_over
 
-    def _ban_words(self, mask: Tensor, said: Sequence[int]) -> None:
-        for *begin, last in self._words:
-            if not begin or list(said[-len(begin) :]) == begin:
-                mask[last] = False
+    @property
+    def has_grammar(self) -> bool:
+        """Whether they stand around a grammar."""
+        return self._inner is not None
+
+    def _banned_words(self, path: Sequence[int]) -> list[int]:
+        said = [*self._last, *path]
+        return [last for *begin, last in self._words if not begin or said[-len(begin) :] == begin]
+
+    def _banned_ends(self, path: Sequence[int]) -> list[int]:
+        return self._ends if self._num_said + len(path) < self._min_tokens else []
 
 
 def word_ids(tokenizer: Any, words: Sequence[str], vocab_size: int) -> list[list[int]]:

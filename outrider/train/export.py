@@ -164,7 +164,7 @@ def export(source: Path, layout: str, out: Path, target: Target) -> str:
     """Write it; returns its kind. Raises what `writer_for` raises, CheckpointError when it does not fit the target, OutriderError
     when the disk is full."""
     kind, write = writer_for(source, layout)
-    if out.exists() and any(out.iterdir()):
+    if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"{out} is there already and not empty; give another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -153,11 +153,11 @@ def _laws(
     subject: Subject, logits: Tensor, texts: Sequence[Sequence[int]], prompt: list[int], output: list[int],
     params: SamplingParams,
 ) -> Tensor:  # fmt: skip
-    """(B, M, V): `texts` follow prompt + output, one row each; penalties and grammar as for committed text."""
+    """(B, M, V): `texts` follow prompt + output, one row each; penalties, bans and grammar as for committed text."""
     num_rows, width, size = logits.shape
     tokens = torch.tensor([[*text] + [0] * (width - 1 - len(text)) for text in texts], dtype=torch.int64)
     draft = Draft(tokens.view(num_rows, width - 1), torch.tensor([len(text) for text in texts]))
     history = History.start([prompt] * num_rows, [output] * num_rows, size) if params.needs_history else None
-    constraint = subject.constraint(output)
+    constraint = subject.constraint(output, params)
     sampling = BatchSampling.of([params] * num_rows, size, constraints=[constraint] * num_rows)
     return distribution(logits.cpu(), sampling, history, draft)

@@ -13,10 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from outrider.admission import constraint_for, new_row
 from outrider.build import Built, Options, build
 from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import ConfigError, OutriderError
 from outrider.grammar import Grammars, Spec
 from outrider.kv import KVCache
@@ -97,10 +99,12 @@ class Subject:
         given = built.decoder
         if isinstance(given.drafter, NoDrafter):
             raise ConfigError("drafter 'none' does not speculate, so there is nothing to certify; name another --drafter")
+        if isinstance(given.drafter, PredictionDrafter):
+            raise ConfigError("drafter 'prediction' follows what requests predict, and a workload predicts nothing; name another")
         plain_rule: Verifier = given.verifier if given.verifier.coupled else TokenVerifier()
         plain = WatchedDecoder(given.target, NoDrafter(), plain_rule, FixedLength(0))
         subject = cls(options, built, WatchedDecoder.like(given), plain, grammar)
-        subject.constraint([])  # refuses a wrong grammar now
+        subject.constraint([], SamplingParams())  # refuses a wrong grammar now
         return subject
 
     @cached_property
@@ -134,19 +138,18 @@ class Subject:
 
     def row(self, number: int, tokens: list[int], num_prompt: int, params: SamplingParams, seed: int, room: int) -> Row:
         """A row in the middle of an answer: `tokens` up to here, `room` tokens still to come. Stop strings do not end it."""
-        eos = frozenset() if params.ignore_eos else self.built.target.eos_token_ids
-        return Row(
-            request=number, tokens=list(tokens), num_prompt=num_prompt, params=params, seed=seed,
-            max_tokens=min(self.built.context, len(tokens) + room), stop_tokens=eos | frozenset(params.stop_token_ids),
-            detokenizer=None, stops=StopStrings([]), constraint=self.constraint(tokens[num_prompt:]),
+        return replace(
+            new_row(self.built, number, tokens, params, with_text=False), num_prompt=num_prompt, seed=seed,
+            max_tokens=min(self.built.context, len(tokens) + room), detokenizer=None, stops=StopStrings([]),
+            constraint=self.constraint(tokens[num_prompt:], params),
         )  # fmt: skip
 
-    def constraint(self, output: Sequence[int]) -> Constraint | None:
-        """The grammar behind these output tokens, fresh; None where there is none."""
-        if self.grammar is None:
-            return None
-        made = self._grammars.constraint(self.grammar)
-        made.commit(output)
+    def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
+        """The grammar, and the bans of `params`, behind these output tokens; fresh. None where there is neither."""
+        grammar = None if self.grammar is None else self._grammars.constraint(self.grammar)
+        made = constraint_for(self.built, params, grammar)
+        if made is not None:
+            made.commit(output)
         return made
 
     @cached_property
@@ -187,7 +190,7 @@ class _ConstrainedLLM(LLM):
 
     def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
         row = super()._row(number, prompt, params, streaming=streaming)
-        row.constraint = self._subject.constraint([])
+        row.constraint = self._subject.constraint([], params)
         return row
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
-from outrider.models.load import load_config
+from outrider.models.load import first_line, load_config
 from outrider.models.memory import kv_bytes_per_token
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
@@ -44,9 +44,8 @@ def _without_storage(config: Any, folder: Path) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
         raise CapabilityError(
-            f"the size of '{folder.name}' cannot be told from its config.json: {reason}. Give its parameters instead."
+            f"the size of '{folder.name}' cannot be told from its config.json: {first_line(error)}. Give its parameters instead."
         ) from error
 
 

@@ -26,7 +26,7 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from outrider.models.attention import QUERY_BLOCK
-from outrider.models.heads.medusa import OUTSIDE
+from outrider.models.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
 # (layer, queries (B, heads, S, D), the block's own keys and values (B, KV heads, S, D)) -> (B, heads, S, D)

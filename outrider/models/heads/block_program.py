@@ -111,7 +111,8 @@ def block_program(
 ) -> Callable[..., Any] | None:
     """The compiled `BlockProgram` of a head bound to its target; None where there is none. Call it before linears are packed
     for oneDNN, which compilation does by itself."""
-    if head.config.rope.get("rope_type", "default") in CHANGING_ROPES:
+    if (kind := head.config.rope.get("rope_type", "default")) in CHANGING_ROPES:
+        workshop.note(f"the block head runs uncompiled: its rotary embedding '{kind}' changes as texts grow, no program does")
         return None
     program = BlockProgram(head, num_tokens, vocab_size, native)
     facts = (head.config, num_tokens, vocab_size, native, head.dtype)

@@ -30,6 +30,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from outrider.errors import CapabilityError
 from outrider.models.signals import AFTER_NORM
+from outrider.models.vocabulary import OUTSIDE
 
 # (layer, query (B, heads, T, D), key (B, KV heads, T, D), value) -> (B, T, heads, D)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -241,11 +242,11 @@ class EagleHead(nn.Module):
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def full_logits(self, states: Tensor) -> Tensor:
-        """(..., H) -> (..., V): over the target's vocabulary, -inf for tokens the head does not know."""
+        """(..., H) -> (..., V): over the target's vocabulary, `OUTSIDE` for tokens the head does not know."""
         logits = self.logits(states)
         if self.draft_ids is None:
             return logits
-        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
+        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), OUTSIDE)
         return full.index_copy_(-1, self.draft_ids, logits)
 
 

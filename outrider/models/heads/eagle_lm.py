@@ -70,7 +70,7 @@ class EagleLM:
         return self.head.fuse(table)[: sum(sizes)].split(sizes)
 
     def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary; -inf where the head knows
+        """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary; very low where the head knows
         no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`."""
         features = self._chain_features() if self._goes_on(parents) else self._features(tokens.shape[1], parents)
         states = self._pass(tokens, features, parents, 0)

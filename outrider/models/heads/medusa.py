@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.derive import weight_of
-
-OUTSIDE = -1e4  # logit of a token that a reduced vocabulary lacks: probability 0 beside any other, and still a number
+from outrider.models.vocabulary import OUTSIDE
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,24 @@
 """vLLM in a process of its own, in this Python or another one: found, asked once, and ended whatever happens.
 
-The process stands in a session of its own, so that Ctrl-C reaches us alone and we end it, with all that it started. It writes
-into a log, of which a failure shows the end.
+The process stands in a session of its own, so that Ctrl-C reaches us alone and we end it, with all that it started; so we do when
+we are told to end ourselves. It writes into a log, of which a failure shows the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from outrider.errors import ConfigError, OutriderError
 from outrider.train.vllm.methods import explained
@@ -26,6 +30,7 @@ TAKES = "--vllm takes the path of a Python that has vLLM"
 PYDANTIC = " [type="  # what follows repeats the input
 GRACE_S = 10  # between asking the process to end and ending it
 SHOWN_LINES = 12  # of the log
+LEAVING = (signal.SIGTERM, signal.SIGHUP)  # would end this process without a word to the other one
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of our Python, wrong for another one
 
 
@@ -69,7 +74,7 @@ class Interpreter:
         """The worker's answer; its files are in `folder`. Raises VllmError."""
         question, answer = folder / "task.json", folder / "answer.json"
         question.write_text(json.dumps(task), encoding="utf-8")
-        with log.open("wb") as stream:
+        with log.open("wb") as stream, _signals_raise():
             process = subprocess.Popen(
                 [self.path, str(WORKER), str(question), str(answer)], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
                 env=_environment(self.path), start_new_session=True,
@@ -94,14 +99,33 @@ def _environment(python: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in FOREIGN}
 
 
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """The signals that end a process become SystemExit, so that all `finally` are run. Those that someone handles or ignores stay
+    as they are, and so does everything outside the main thread, the only one that may set handlers."""
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in LEAVING if is_main and signal.getsignal(number) == signal.SIG_DFL]
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)  # we are about to end; nothing may cut that short
+        raise SystemExit(128 + number)
+
+    for number in taken:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started; nothing when all is over already."""
+    """The process and what it started; nothing when all is over already. Ctrl-C while it is given time to end: no more time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             return
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            continue

@@ -32,6 +32,7 @@ class FakeLLM:
     has_template: bool = True
     prompts: list[Any] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
+    predictions: list[str | None] = field(default_factory=list)
     closed: bool = False
     last_completion: Completion | None = None
     config: dict[str, Any] = field(default_factory=lambda: {"target": "fake", "threads": 1})
@@ -51,9 +52,10 @@ class FakeLLM:
             raise ConfigError("'fake' has no chat template; use generate with a plain prompt")
         return [len(json.dumps(messages))]
 
-    def stream(self, prompt: Any, params: Any) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Any, params: Any, *, prediction: str | None = None) -> Iterator[StreamChunk]:
         self.prompts.append(prompt)
         self.params.append(params)
+        self.predictions.append(prediction)
         pieces: list[str] = []
         origins: list[str] = []
         stats = DecodeStats(ttft_s=0.5, decode_s=0.5)

@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on(
 def test_a_form_of_answers_reaches_the_lab(
     cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Subject, "constraint", lambda subject, output: None)  # these words have no grammar library
+    monkeypatch.setattr(Subject, "constraint", lambda subject, output, params: None)  # these words have no grammar library
     (here / "schema.json").write_text('{"type": "string"}')
     assert cli(*arguments(models)).code == 0
     assert told["subject"].grammar is None

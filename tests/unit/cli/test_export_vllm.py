@@ -158,8 +158,11 @@ def test_death_and_timeout(models: Path, tmp_path: Path, export: Run) -> None:
     assert is_gone(int(place.read_text()))
 
 
-def test_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C comes through at once, and takes vLLM and what it started along."""
+@pytest.mark.parametrize(("number", "expected"), [
+    (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),
+])  # fmt: skip
+def test_interrupted(tmp_path: Path, number: int, expected: type[BaseException]) -> None:
+    """Ctrl-C and what ends us otherwise come through at once, and take vLLM and what it started along."""
     place = tmp_path / "pids"
     body = f"child = os.fork()\nif child: Path({str(place)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
     interpreter = Interpreter(str(python(tmp_path, body)))
@@ -167,13 +170,16 @@ def test_interrupted(tmp_path: Path) -> None:
     def press() -> None:
         while not place.exists() or not place.read_text():
             time.sleep(0.05)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     pressing = threading.Thread(target=press)
     pressing.start()
-    with pytest.raises(KeyboardInterrupt):
+    before = signal.getsignal(number)
+    with pytest.raises(expected) as ended:
         interpreter.ask({}, tmp_path, tmp_path / "log", 50)
     pressing.join()
+    assert expected is KeyboardInterrupt or ended.value.args == (128 + number,)
+    assert signal.getsignal(number) == before
     assert all(is_gone(int(pid)) for pid in place.read_text().split())
 
 

@@ -82,7 +82,7 @@ def test_bad_input_is_said_in_one_line(cli: Callable[..., Any], saved: Callable[
         ((good, good, "--fail-below", "2"), "between 0 and 1"),
         ((good, other, "--fail-below", "0.9"), "two results of one machine"),
         ((good, "--html", str(tmp_path / "no" / "x.html")), "does not exist"),
-        ((good, "--html", str(tmp_path)), "cannot be written"),
+        ((good, "--html", str(tmp_path)), "is a folder; name a file in it"),
     ):
         result = cli("report", *arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)

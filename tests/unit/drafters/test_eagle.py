@@ -23,7 +23,7 @@ from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.heads import random_eagle
-from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
+from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -181,6 +181,22 @@ def test_sampled_laws_are_zero_outside_the_draft_vocabulary(tmp_path: Path) -> N
     assert float(draft.probs[0, :4, outside].max()) == 0.0
     torch.testing.assert_close(draft.probs[0, :4].sum(-1), torch.ones(4))
     assert all(token in ids for token in draft.lists[0][0])
+
+
+@pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
+def test_tokens_the_head_does_not_know_can_be_all_that_may_be_said(tmp_path: Path, tree: str) -> None:
+    """Catches a request that fails because its grammar, or its allowed tokens, leave nothing of a reduced draft vocabulary."""
+    target = loaded_target()
+    drafter = drafter_of(target, saved_head(tmp_path, "eagle3", draft_vocab=20), "eagle3", tree=tree)
+    foreign = [token for token in range(VOCAB) if token not in drafter.lm.head.draft_ids.tolist()][:3]
+    decoder = decoder_of(target, drafter)
+    for number, temperature in enumerate((0.0, 1.0)):
+        wanted = SamplingParams(max_tokens=12, temperature=temperature, allowed_token_ids=foreign)
+        decoder.add(make_row(PROMPTS[number], wanted, seed=number, number=number))
+    rows = run_to_end(decoder)
+    assert [len(row.output) for row in rows] == [12, 12]
+    assert all(set(row.output) <= set(foreign) for row in rows)
+    assert all(row.stats.drafted for row in rows)
 
 
 def test_through_the_front_door(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.models.heads.medusa_program import MedusaProgram
 from outrider.models.heads.medusa_program import example as medusa_example
 from outrider.models.signals import AFTER_NORM
-from outrider.rows import Rows
+from outrider.models.workshop import Workshop
+from outrider.rows import Row, Rows
+from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, TargetOutput, Verdict
 from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
@@ -76,10 +80,12 @@ class Watched:
         self.drafts.append(self._propose(rows, gamma))
         return self.drafts[-1]
 
-    def run(self, params: list[SamplingParams]) -> list[list[int]]:
+    def run(self, params: list[SamplingParams], bind: Callable[[Row], None] = lambda row: None) -> list[list[int]]:
         """Rows that join one after another, one that leaves early; a step without drafts, shorter ones, then all together."""
         lengths = [3, SIZE, 0, 0, 2, SIZE, 1, SIZE, SIZE]
         rows = [make_row(prompt, one, seed=seed) for seed, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))]
+        for row in rows:
+            bind(row)
         for number, length in enumerate(lengths):
             if number < len(rows):
                 self.decoder.add(rows[number])
@@ -113,6 +119,32 @@ def test_a_program_drafts_what_the_general_path_drafts(root: Path, head: str, pa
     assert kv.lengths == expected.lengths == [len(row.tokens) - 1 for row in compiled.decoder.rows]
     for left, right in zip((*kv.keys, *kv.values), (*expected.keys, *expected.values), strict=True):
         for index, length in enumerate(kv.lengths):
+            torch.testing.assert_close(left[index, :length], right[index, :length], rtol=1e-4, atol=1e-4)
+
+
+def test_bans_change_a_programs_draft_where_they_bite(root: Path) -> None:
+    """Catches a ban that a program's draft is kept in spite of, and a pass that is not the same when it is made again."""
+    general, compiled = Watched(root, "markov"), Watched(root, "markov")
+    compiled.use_program(SIZE)
+    asked: list[int] = []
+    real = compiled.drafter.program.call
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(len(compiled.drafts))
+        return real(*arguments)
+
+    compiled.drafter.program = Program(counted, SIZE)
+
+    def bind(row: Row) -> None:
+        words = [[begin, last] for begin in range(0, V, 9) for last in range(0, V, 2)]
+        row.constraint = Bans(V, min_tokens=50, ends=range(0, V, 5)) if row.params.is_greedy else Bans(V, words=words)
+
+    assert compiled.run([GREEDY, WARM, GREEDY, HOT], bind) == general.run([GREEDY, WARM, GREEDY, HOT], bind)
+    for ours, theirs in zip(compiled.drafts, general.drafts, strict=True):
+        assert ours.lists == theirs.lists
+    assert len(asked) > 3
+    for left, right in zip((*compiled.drafter.kv.keys,), (*general.drafter.kv.keys,), strict=True):
+        for index, length in enumerate(general.drafter.kv.lengths):
             torch.testing.assert_close(left[index, :length], right[index, :length], rtol=1e-4, atol=1e-4)
 
 
@@ -169,6 +201,18 @@ def test_what_a_program_does_not_know_takes_the_general_path(root: Path) -> None
             watched.decoder.remove(0)
     with pytest.raises(AssertionError, match="was asked"):
         watched.run([WARM] * 4)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_head_that_no_program_can_follow_says_so(root: Path, kind: str) -> None:
+    """Once, however many decoders ask; and it drafts all the same."""
+    watched, notes = Watched(root, "markov"), list[str]()
+    shop, head = Workshop("on", print, notes), watched.drafter.head
+    head.config = replace(head.config, rope={"rope_type": kind, "rope_theta": 1e4})
+    for _ in range(2):
+        assert Program.of(shop, head, watched.drafter.kv, SIZE, V, native=False) is None
+    (note,) = notes
+    assert note.startswith(f"the block head runs uncompiled: its rotary embedding '{kind}' changes as texts grow")
 
 
 def test_example_inputs_fit_the_program(root: Path) -> None:

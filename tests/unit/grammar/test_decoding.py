@@ -14,7 +14,7 @@ import torch
 from outrider.build import Built, Options, build
 from outrider.control import FixedLength
 from outrider.decode import Decoder
-from outrider.drafters.draft_model import _loop_can_sample
+from outrider.drafters.programs import programs_serve
 from outrider.grammar import Grammars, Spec, choice, json_schema, regex
 from outrider.parts import choose_parts
 from outrider.rows import Row, Rows
@@ -142,4 +142,4 @@ def test_the_compiled_loop_leaves_grammars_and_shared_noise_to_the_general_path(
         batch = Rows(257, torch.device("cpu"))
         for row in (free, *([] if extra is None else [extra])):
             batch.add(row)
-        assert _loop_can_sample(batch) is expected
+        assert programs_serve(batch) is expected

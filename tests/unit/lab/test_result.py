@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -118,3 +119,17 @@ def test_every_kind_that_is_there_says_its_own_name() -> None:
         except ModuleNotFoundError:
             continue  # not written yet
         assert getattr(found, name).model_fields["kind"].default == kind
+
+
+def test_a_pipe_is_written_to_and_stays_one(one: ProbeResult, tmp_path: Path) -> None:
+    """Catches a result that takes the place of /dev/null, for all who run as root."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        one.write(pipe)
+        assert json.loads(os.read(reader, 1 << 16))["kind"] == "probe"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

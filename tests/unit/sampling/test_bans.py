@@ -125,3 +125,19 @@ def test_special_tokens_show_where_they_are_wanted(llm_for: Callable[..., LLM]) 
     [one] = llm.generate([prompt], biased)
     assert one.token_ids == [70] * 5
     assert one.text == TOKENIZER.decode([70] * 4)
+
+
+def test_what_ends_an_answer_is_part_of_it_where_it_is_wanted(llm_for: Callable[..., LLM]) -> None:
+    """vLLM's include_stop_str_in_output: the stop string, and an end token where special tokens show."""
+    llm, prompt = llm_for("none", {}), [5, 6, 7]
+    letter = TOKENIZER.decode([70])
+    stopped = {"logit_bias": {70: 90.0}, "stop": [letter * 2], "max_tokens": 9}
+    ended = {"logit_bias": EAGER, "max_tokens": 3, "skip_special_tokens": False}
+    wanted = [
+        SamplingParams(**stopped, include_stop_str_in_output=True), SamplingParams(**stopped),
+        SamplingParams(**ended, include_stop_str_in_output=True), SamplingParams(**ended),
+    ]  # fmt: skip
+    found = llm.generate([prompt] * 4, wanted)
+    assert [one.text for one in found] == [letter * 2, "", "<|end|>", ""]
+    assert [one.finish_reason for one in found] == ["stop"] * 4
+    assert ["".join(chunk.text for chunk in llm.stream(prompt, params)) for params in wanted] == [one.text for one in found]

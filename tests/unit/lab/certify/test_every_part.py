@@ -15,7 +15,7 @@ import torch
 
 from outrider.build import Options
 from outrider.drafters import DRAFTERS
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.grammar import Spec, choice, regex
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
 from outrider.lab.certify.result import CertifyResult
@@ -54,7 +54,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("universal", {"method": "reencode"}),
     ("suffix", {"tree": True}),
 ]
-EVERY: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in DRAFTERS.names() if name != "none"), *VARIANTS]
+IDLE = ("none", "prediction")  # draft nothing for a workload
+EVERY: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in DRAFTERS.names() if name not in IDLE), *VARIANTS]
 QUICK = ("eagle3", "composite", "retrieval")  # without settings of their own; the others are tests of the slow kind
 Open = Callable[..., Subject]
 
@@ -108,6 +109,13 @@ def check(result: CertifyResult) -> None:
 ], ids=lambda value: value if isinstance(value, str) else ",".join(f"{k}={v}" for k, v in value.items()) or "plain")  # fmt: skip
 def test_every_drafter_gets_a_certificate(open_subject: Open, drafter: str, settings: dict[str, Any]) -> None:
     check(run(open_subject(drafter, settings)))
+
+
+@pytest.mark.parametrize("drafter", IDLE)
+def test_where_nothing_is_drafted_there_is_nothing_to_certify(open_subject: Open, drafter: str) -> None:
+    """Catches a certificate that would say "lossless" of a drafter that never drafted."""
+    with pytest.raises(ConfigError, match=f"drafter '{drafter}'"):
+        open_subject(drafter, {})
 
 
 @pytest.mark.slow

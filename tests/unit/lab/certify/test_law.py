@@ -20,6 +20,7 @@ from tests.unit.lab.certify.conftest import PROMPTS, Open
 
 WARM = SamplingParams(temperature=1.0)
 PENALISED = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.5, presence_penalty=0.7)
+BANNED = SamplingParams(temperature=1.0, min_tokens=4, bad_words=["w8 w9"])
 
 
 def spots_of(subject: Subject, params: SamplingParams = WARM, count: int = 4) -> list[Spot]:
@@ -130,7 +131,7 @@ def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str) -
 # ------------------------------------------------ its parts
 
 
-@pytest.mark.parametrize("params", [WARM, PENALISED], ids=["plain", "penalties"])
+@pytest.mark.parametrize("params", [WARM, PENALISED, BANNED], ids=["plain", "penalties", "bans"])
 def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: SamplingParams) -> None:
     """Row by row, beginning by beginning: what a step of plain decoding would draw from after that text."""
     subject = open_subject()
@@ -147,6 +148,9 @@ def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: Sa
         assert np.allclose(law, seen[0].numpy(), atol=1e-5)
         assert law.sum() == pytest.approx(1, abs=1e-12)
     subject.plain.watch = None
+    if params is BANNED:
+        assert found[()][0] == found[(3,)][0] == 0 < found[(3, 9)][0], "by then it is long enough"
+        assert found[(8,)][9] == 0 < found[()][9]
 
 
 def test_laws_along_an_answer_are_the_conditionals(open_subject: Open) -> None:

@@ -48,6 +48,15 @@ def test_penalties_and_stop_strings_take_part(open_subject: Open) -> None:
     assert texts != plain
 
 
+def test_bans_take_part(open_subject: Open) -> None:
+    """Catches a word that is only forbidden outside of certificates."""
+    plain = greedy(open_subject(), PROMPTS, PARAMS, Units())[1]
+    params = SamplingParams(max_tokens=16, bad_words=[f"w{plain[0][5]}"], min_tokens=16)
+    found, texts = greedy(open_subject(), PROMPTS, params, Units())
+    assert found.status == "passed"
+    assert all(plain[0][5] not in text and len(text) == 16 for text in texts)
+
+
 def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
     found, _ = greedy(open_subject(), PROMPTS[:1], PARAMS, Units())
     assert [run.name for run in found.runs] == ["speculative, alone", "speculative, beside a sampled row"]

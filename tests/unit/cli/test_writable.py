@@ -1,0 +1,96 @@
+"""What cannot be written is said before any work: files, folders, and every verb that leaves some."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.writable import check_file, check_folder
+from outrider.errors import ConfigError
+
+
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New ones, old ones and devices are fine; nothing is written by looking."""
+    old = tmp_path / "old.json"
+    old.touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (old, tmp_path / "new.json", Path("here.json"), Path("/dev/null")):
+        check_file(path)
+    assert list(tmp_path.iterdir()) == [old]
+    for path, message in (
+        (tmp_path, "is a folder; name a file in it"), (tmp_path / "none" / "x.json", "does not exist; create it first"),
+        (old / "x.json", "does not exist; create it first"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            check_file(path)
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There or not there yet, however deep; not a file, and not below one."""
+    old = tmp_path / "old.json"
+    old.touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, tmp_path / "a" / "b", Path("c/d")):
+        check_folder(path)
+    assert list(tmp_path.iterdir()) == [old]
+    for path in (old, old / "run", Path("old.json")):
+        with pytest.raises(ConfigError, match=r"old\.json is a file; a folder is needed there"):
+            check_folder(path)
+
+
+def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of the file where there is one, else of the folder that would get it (who tests may be root, who may do all)."""
+    asked: list[Path] = []
+
+    def refuse(path: Path, mode: int) -> bool:
+        asked.append(Path(path))
+        return False
+
+    (tmp_path / "old").touch()
+    monkeypatch.setattr(os, "access", refuse)
+    for check, path in ((check_file, tmp_path / "old"), (check_file, tmp_path / "new"), (check_folder, tmp_path / "a" / "b")):
+        with pytest.raises(ConfigError, match="cannot be written: no permission"):
+            check(path)
+    assert asked == [tmp_path / "old", tmp_path, tmp_path]
+
+
+VERBS = {
+    "bench": ["bench", "nowhere"], "tune": ["tune", "nowhere"], "certify": ["certify", "nowhere"],
+    "explain": ["explain", "nowhere", "x"], "reasoning": ["reasoning", "nowhere"],
+    "replay": ["replay", "nowhere", "--tokenizer", "nowhere"], "estimate": ["estimate", "--alpha", "0.8", "--c", "0.1"],
+    "train": ["train", "draft-model", "--target", "nowhere", "--prompts", "demo:9", "--out", "run"],
+    "report": ["report", "nowhere.json"],
+}  # fmt: skip
+OUTPUTS = [
+    *((verb, option) for verb in VERBS for option in ("--html", "--markdown")),
+    *((verb, "--out") for verb in VERBS if verb not in ("train", "report")), ("tune", "--settings-out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "option"), OUTPUTS)
+def test_every_verb_looks_first(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, option: str
+) -> None:
+    """Before it finds that there is no such model, log or result."""
+    monkeypatch.chdir(tmp_path)
+    done = cli(*VERBS[verb], option, str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {tmp_path} is a folder; name a file in it\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [
+    ["train", "draft-model", "--target", "demo", "--prompts", "demo:9"], ["export", "head", "--target", "demo", "--to", "raw"],
+], ids=["train", "export"])  # fmt: skip
+def test_a_file_where_a_folder_is_to_be(cli: Callable[..., Any], tmp_path: Path, arguments: list[str]) -> None:
+    """One line, before a model is read, and the file as it was."""
+    file = tmp_path / "drafter.json"
+    file.write_text("mine")
+    done = cli(*arguments, "--out", str(file))
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {file} is a file; a folder is needed there. Give another --out\n"
+    assert file.read_text() == "mine"

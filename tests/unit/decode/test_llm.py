@@ -1,0 +1,28 @@
+"""`LLM` as a caller meets it: one call at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider import LLM
+from outrider.errors import RequestError
+from outrider.sampling.params import SamplingParams
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+
+
+def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
+    """Catches rows of two calls in one batch: the second would be given the first one's text, the first would never end."""
+    llm = LLM(save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram", compile="off")
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    expected = llm.generate([[5, 6, 7]], params)[0].token_ids
+    stream = llm.stream([5, 6, 7], params)
+    said = next(stream).token_ids
+    with pytest.raises(RequestError, match="still runs"):
+        llm.generate([[8, 9]], params)
+    assert said + [token for chunk in stream for token in chunk.token_ids] == expected
+    left = llm.stream([5, 6, 7], params)
+    next(left)
+    left.close()
+    assert llm.generate([[5, 6, 7]], params)[0].token_ids == expected

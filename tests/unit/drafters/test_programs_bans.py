@@ -1,0 +1,141 @@
+"""Rows with `min_tokens` or `bad_words` and compiled drafting programs (run eagerly here): programs serve them and draft for
+them as the general path does, whether a ban bites or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.eagle import EagleChain
+from outrider.drafters.programs import bans_bite, programs_serve
+from outrider.grammar import Grammars, choice
+from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
+from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.lm import LM
+from outrider.models.load import build_lm
+from outrider.rows import Row, Rows
+from outrider.sampling.bans import Bans
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
+from outrider.verifiers.block import BlockVerifier
+from tests.helpers import EOS, byte_tokenizer, disturbed, make_row, tiny_llama
+from tests.unit.models.heads.test_eagle_loop import NODES, VOCAB, Beside, loop_of, models
+
+GREEDY, WARM = SamplingParams(max_tokens=90), SamplingParams(max_tokens=90, temperature=0.8)
+WORDS = [[begin, last] for begin in range(0, VOCAB, 9) for last in range(VOCAB // 2)]  # half of what may follow a ninth of all
+
+
+def bound_rows() -> list[Row]:
+    """Two that draw and two that are greedy, of each one that is free."""
+    made = [make_row([5 + seed, 6, 7], params, seed=seed, number=seed) for seed, params in enumerate([GREEDY, WARM] * 2)]
+    made[0].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
+    made[1].constraint = Bans(VOCAB, words=WORDS)
+    return made
+
+
+class Counted:
+    """A program, and how often it was asked."""
+
+    def __init__(self, loop: Any) -> None:
+        self._loop, self.num_tokens, self.asked = loop, loop.num_tokens, 0
+
+    def length(self, wanted: int) -> int:
+        return int(self._loop.length(wanted))
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.asked += 1
+        return self._loop(*arguments)
+
+
+class Stepwise:
+    """How often a drafter goes token by token."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self.asked, self._real = 0, drafter._propose_stepwise
+        drafter._propose_stepwise = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, *arguments: Any) -> Draft:
+        self.asked += 1
+        return self._real(*arguments)
+
+
+def draft_models() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
+    """A target; its draft model with a program, and without."""
+    cpu, module = torch.device("cpu"), tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
+    draft = disturbed(module, 0.2).requires_grad_(False)
+    target, lm = build_lm(module, "target", torch.float32, cpu), build_lm(draft, "draft", torch.float32, cpu)
+    program = Counted(DraftLoop(lm, DraftLoopProgram(lm, draft, NODES, VOCAB), NODES))
+    return target, ModelDrafter(lm, program), ModelDrafter(lm.twin()), program  # type: ignore[arg-type]
+
+
+def eagles() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
+    """The same of an EAGLE-3 head."""
+    target, lm = models("eagle3")
+    program = Counted(loop_of(lm, NODES))
+    chain = EagleChain(lm, program)  # type: ignore[arg-type]
+    return target, chain, EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length)), program
+
+
+@pytest.mark.parametrize("parts", [draft_models, eagles])
+def test_drafts_are_those_of_the_general_path(parts: Any) -> None:
+    """Catches a ban that a program's draft is kept in spite of, a cache that the program's draft is left in, other random numbers
+    when it is drafted anew, and a ban that keeps the batch off the program although it does not bite."""
+    target, served, general, program = parts()
+    stepwise, both = Stepwise(served), Beside(served, general)
+    decoder = Decoder(target, both, BlockVerifier(), FixedLength(NODES))
+    for row in bound_rows():
+        decoder.add(row)
+    steps = 0
+    while not any(row.finish_reason for row in decoder.rows):
+        decoder.step()
+        steps += 1
+    assert both.compared > 100
+    assert both.drawn > 50
+    assert program.asked + stepwise.asked > steps, "some draft was made anew"
+    assert stepwise.asked < steps - 3, "some draft of the program was kept"
+
+
+def batch(*rows: Row) -> Rows:
+    made = Rows(257, torch.device("cpu"))
+    for row in rows:
+        made.add(row)
+    return made
+
+
+def bound(params: SamplingParams, bans: Any) -> Row:
+    row = make_row([5], params)
+    row.constraint = bans
+    return row
+
+
+def test_which_bans_a_program_may_wait_for() -> None:
+    """A grammar never; of rows that draw, only bans that leave the first law whole."""
+    word, pair = {"words": [[3]]}, {"words": [[3, 4]]}
+    grammar = Grammars(byte_tokenizer(), 257, [EOS]).constraint(choice(["yes", "no"]))
+    cases: list[tuple[SamplingParams, dict[str, Any], bool]] = [
+        (GREEDY, word, True), (WARM, word, False), (WARM, pair, True), (GREEDY, {"min_tokens": 3, "ends": [0]}, True),
+        (WARM, {"min_tokens": 3, "ends": [0]}, False), (GREEDY, {**word, "inner": grammar}, False),
+    ]  # fmt: skip
+    for params, how, expected in cases:
+        assert programs_serve(batch(make_row([7], WARM), bound(params, Bans(257, **how)))) is expected, how
+    said = Bans(257, min_tokens=3, ends=[0])
+    said.commit([9, 9, 9])
+    assert programs_serve(batch(bound(WARM, said))), "long enough by now"
+
+
+def test_where_bans_bite() -> None:
+    """A greedy row: where its own token is forbidden. One that draws: wherever anything is, but not behind the chain's end."""
+    pair = Bans(257, words=[[3, 4]])
+    draft = Draft(torch.tensor([[3, 5, 3]]), torch.tensor([3]))
+    assert not bans_bite(batch(bound(GREEDY, pair)), draft)
+    assert bans_bite(batch(bound(WARM, pair)), draft), "after 3 it may not draw 4"
+    short = Draft(torch.tensor([[5, 3, 4]]), torch.tensor([2]))
+    assert not bans_bite(batch(bound(WARM, pair)), short)
+    assert not bans_bite(batch(bound(GREEDY, pair)), short)
+    assert bans_bite(batch(bound(GREEDY, pair)), Draft(short.tokens, torch.tensor([3])))
+    assert not bans_bite(batch(make_row([5], WARM)), draft)

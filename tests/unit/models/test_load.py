@@ -1,0 +1,76 @@
+"""What cannot be loaded is said in one line, at once: no such model and no network, a config that transformers refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from outrider.errors import CheckpointError
+from outrider.models import hub
+from outrider.models.load import load_config, load_tokenizer
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+
+NOBODY = "http://127.0.0.1:9"  # refuses connections
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Online, with a hub that does not answer and an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    forget = hub._answers.cache_clear
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("load", [load_config, load_tokenizer])
+def test_no_such_model_and_no_network(silent: None, load: Callable[[str], Any]) -> None:
+    """The client alone would try for 23 seconds."""
+    began = time.monotonic()
+    with pytest.raises(CheckpointError) as refused:
+        load("gpt2x")
+    assert time.monotonic() - began < 15
+    assert str(refused.value) == (
+        "no model 'gpt2x': there is no folder of that name, the hub's cache does not have it, and http://127.0.0.1:9 does not "
+        "answer. Give a folder with config.json, a hub id, or 'demo'."
+    )
+    with pytest.raises(CheckpointError, match="'one/two/three'"):
+        load("one/two/three")  # no id at all: its own reason
+
+
+def test_offline_by_choice() -> None:
+    """As all tests are."""
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids to ask the hub"):
+        load_config("gpt2x")
+
+
+def test_folders_ask_nobody(silent: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(endpoint: str, minute: int) -> bool:
+        raise AssertionError(f"{endpoint} was asked")
+
+    monkeypatch.setattr(hub, "_answers", ask)
+    folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
+    assert load_config(str(folder)).vocab_size == 257
+    assert load_tokenizer(str(folder)) is not None
+
+
+def test_refused_configs_are_one_line(tmp_path: Path) -> None:
+    """What is wrong, not only that something is: the reason stands on the library's second line."""
+    save_checkpoint(tmp_path, tiny_llama(257), None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    cases = [({**config, "hidden_size": "wide"}, "hidden_size"), ({**config, "num_attention_heads": 7}, "7")]
+    for content, word in cases:
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(CheckpointError) as refused:
+            load_config(str(tmp_path))
+        reason = str(refused.value).partition(": ")[2]
+        assert "\n" not in reason
+        assert word in reason
+        assert not reason.endswith(":")
