@@ -13,11 +13,17 @@ RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 BENCH = RESULTS / "bench-2026-11-22.json"
 
 
-def test_the_fastest_chain_of_the_first_cell() -> None:
-    """An older file: a plain step and the step of the configuration are its two points."""
-    known = read_known(BENCH, None, None)
+@pytest.mark.parametrize(
+    ("file", "points"),
+    [
+        (BENCH, {1, 6}),
+        (RESULTS / "bench-2026-11-21.json", {1, 6}),  # an older file, without timed steps: the two that it predicted with
+    ],
+)
+def test_the_fastest_chain_of_the_first_cell(file: Path, points: set[int]) -> None:
+    known = read_known(file, None, None)
     assert known.source.startswith("bench: draft-model k=5, reasoning, T = 0")
-    assert [point.num_tokens for point in known.costs.target.points] == [1, 6]
+    assert points <= {point.num_tokens for point in known.costs.target.points}
     assert len(known.acceptance) == 5
     assert all(0 < chance <= 1 for chance in known.acceptance)
 
