@@ -25,7 +25,7 @@ from torch import Tensor
 from outrider.drafters.base import Drafter
 from outrider.kv.view import KVView
 from outrider.models.lm import LM
-from outrider.models.vocabulary import fit_width
+from outrider.models.vocabulary import OUTSIDE, fit_width
 from outrider.rows import Row, Rows
 from outrider.sampling.distribution import BatchSampling, History, distribution, greedy_choice
 from outrider.sampling.params import SamplingParams
@@ -240,7 +240,7 @@ class _LawMaker:
             q = self._laws(draft, self._drawn, history, chain)
             q_open = q if self._open is None else self._laws(draft, self._open, history, chain)
             q_best = greedy_choice(draft, self._best, history, chain)[0].tolist()
-            silent = torch.isneginf(draft[0, 0])
+            silent = draft[0, 0] < OUTSIDE / 2  # 16-bit floats round it
             outside = silent.cpu().numpy() if bool(silent.any()) else None
         for place in range(count):
             own = None if q is None else q[place]
