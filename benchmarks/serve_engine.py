@@ -26,6 +26,10 @@ class Phases(Silent):
         self.seconds: dict[str, float] = {}
         self.prefill_s = 0.0
 
+    def begin(self) -> None:
+        """Count anew; while nothing runs."""
+        self.seconds, self.prefill_s = {}, 0.0
+
     def stepped(self, report: StepReport) -> None:
         for phase, seconds in report.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
@@ -61,7 +65,9 @@ def engine_part(
     """Ratios of the engine to `LLM.generate` one request at a time, and the shares of a busy engine's time."""
     how = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "compile": "on"}
     llm = LLM(target, **how)  # type: ignore[arg-type]
-    engine = make_engine(Options(target=str(target), **how), EngineSettings(prefix_share=0.0))  # type: ignore[arg-type]
+    phases = Phases()
+    options = Options(target=str(target), **how)  # type: ignore[arg-type]
+    engine = make_engine(options, EngineSettings(prefix_share=0.0), observer=phases)
     engine.start()
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     alone: list[float] = []
@@ -75,7 +81,7 @@ def engine_part(
                 alone.append(offline / served)
     busy = {}
     for rows in (1, len(prompts)):
-        phases = engine._observer = Phases()  # the benchmark watches from inside; servers give theirs when they build it
+        phases.begin()
         wall, count = 0.0, 0
         for repeat in range(repeats):
             for start in range(0, len(prompts), rows):

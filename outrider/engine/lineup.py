@@ -39,7 +39,7 @@ class Lineup:
         on_draft = [name for name, one in self._parts.items() if one.wants_draft]
         if len(on_draft) > 1:
             raise ConfigError(f"drafters {' and '.join(on_draft)} would run the same draft model; a server takes one of them")
-        self._lossy = {name: _lossy(name) for name in allow_lossy}
+        self._lossy = {name: lossy_verifier(name) for name in allow_lossy}
         self._invariant: Verifier = _made(INVARIANT)
         self._draws_trees = any(one.draws_trees for one in self._parts.values())
         if self._draws_trees and self._main.verifier.shape != "tree":
@@ -128,7 +128,7 @@ class Lineup:
         usual = self._main.length
         if request.is_predicted and not (usual.is_auto or usual.by_rows):  # a number that is not about copies, nor about load
             return bound or min(most, max(usual.most, SMALL_TREE)), True
-        return bound, asked.mode == "fixed"
+        return bound or most, asked.mode == "fixed"
 
     def _drafter_of(self, request: Request) -> str:
         asked = request.speculation.drafter
@@ -159,7 +159,8 @@ def _settings(name: str) -> object:
     return parse_settings(VERIFIERS.load(name).Settings, {}, f"verifier '{name}'")
 
 
-def _lossy(name: str) -> Verifier:
+def lossy_verifier(name: str) -> Verifier:
+    """As requests may ask for. Raises ConfigError for one that is unknown, or needs nobody's leave."""
     verifier = _made(name)
     if verifier.lossless:
         others = [other for other in VERIFIERS.names() if not VERIFIERS.load(other).lossless]

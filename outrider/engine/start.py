@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from outrider.build import Needs, Options, choose, load_models
+from outrider.build import DEMO, Needs, Options, choose, load_models
 from outrider.engine.engine import Engine
-from outrider.engine.lineup import Lineup
+from outrider.engine.lineup import Lineup, lossy_verifier
 from outrider.engine.observer import Observer
 from outrider.engine.settings import EngineSettings
-from outrider.parts import choose_parts
+from outrider.errors import CapabilityError, ConfigError
+from outrider.parts import Parts, choose_parts
 
 
 def make_engine(
@@ -30,9 +31,30 @@ def make_engine(
     parts = {main.drafter_name: main}
     for extra in extra_drafters:
         parts.setdefault(extra, choose_parts(extra, {}, "auto", {}, None, lossy=False))
+    _check(options, parts, allow_lossy)
     needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))  # alone it may have a longer loop
     models = load_models(options, needs, status)
     lineup = Lineup(models, parts, allow_lossy)
     engine = Engine(name or options.target, lineup, settings, observer)
     engine.calibrate(status)
     return engine
+
+
+def _check(options: Options, parts: Mapping[str, Parts], allow_lossy: Sequence[str]) -> None:
+    """What can be refused before any model is read. `parts`: the server's own drafter first. Raises ConfigError for a drafter
+    that lacks what only the first one can be given, CapabilityError where the verifier that was asked for does not take all."""
+    for name in allow_lossy:
+        lossy_verifier(name)
+    (first, main), *others = parts.items()
+    for name, one in others:
+        lacks_draft = one.wants_draft and options.draft is None and options.target != DEMO
+        if one.drafter.needs_head or lacks_draft:
+            what = "a draft model" if lacks_draft else "a trained head"
+            raise ConfigError(
+                f"extra drafter '{name}' needs {what}, which only a server's first drafter can be given: "
+                f"--drafter {name} --draft FOLDER, with '{first}' as the extra one"
+            )
+        if one.draws_trees and main.verifier.shape != "tree" and options.verifier != "auto":
+            raise CapabilityError(
+                f"verifier '{options.verifier}' takes chains, but extra drafter '{name}' drafts trees: leave one of them out"
+            )

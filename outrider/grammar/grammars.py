@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from outrider.errors import CapabilityError, RequestError
+from outrider.grammar.compiled import Compiled
 from outrider.grammar.matcher import Matcher
 from outrider.grammar.specs import Spec
 from outrider.grammar.vocabulary import index_vocabulary
@@ -24,22 +25,30 @@ class Grammars:
         self._tokenizer = tokenizer
         self._eos = frozenset(eos_token_ids)
         self._index: Any = None
-        self._checked: dict[Spec, Any] = {}  # a fresh matcher of each, to be copied
+        self._checked: dict[Spec, Compiled] = {}
         self._lock = threading.Lock()
 
     def constraint(self, spec: Spec) -> Matcher:
-        """A fresh one, for one row. Raises RequestError when the grammar is wrong, CapabilityError when the library is
-        missing or cannot read this tokenizer."""
+        """A fresh one, for one row. Raises RequestError when the grammar is wrong or takes too much work, CapabilityError when
+        the library is missing or cannot read this tokenizer."""
         with self._lock:
             library = _library()
             if self._index is None:
                 self._index = index_vocabulary(self._tokenizer, self.vocab_size, self._eos)
-            if spec not in self._checked:
-                self._check(library, spec)
-            return Matcher(self._checked[spec].deep_copy(), frozenset(self._index.eos_tokens), self.vocab_size)
+            known = self._checked.get(spec)
+            if known is None or known.is_spent:
+                known = self._remember(spec, self._compile(library, spec))
+            return Matcher(known, frozenset(self._index.eos_tokens), self.vocab_size)
 
-    def _check(self, library: Any, spec: Spec) -> None:
-        """Compile a grammar, and remember it. Raises RequestError."""
+    def _remember(self, spec: Spec, compiled: Compiled) -> Compiled:
+        self._checked.pop(spec, None)
+        if len(self._checked) >= MAX_KEPT:
+            self._checked.pop(next(iter(self._checked)))  # the oldest
+        self._checked[spec] = compiled
+        return compiled
+
+    def _compile(self, library: Any, spec: Spec) -> Compiled:
+        """Raises RequestError."""
         try:
             text = library.grammar_from(spec.form, spec.text)
         except ValueError as error:
@@ -50,10 +59,7 @@ class Grammars:
             raise RequestError(f"{spec.name}{place}: {problem}")
         if problem:
             raise RequestError(f"{spec.name} is not usable: {problem}")
-        if len(self._checked) >= MAX_KEPT:
-            self._checked.pop(next(iter(self._checked)))  # the oldest
-        self._checked[spec] = library.LLMatcher(self._index, text, log_level=0)
-        self._checked[spec].compute_logit_bias()  # the first mask builds the lexer's first states: once, not per row
+        return Compiled(spec.name, lambda: library.LLMatcher(self._index, text, log_level=0))
 
 
 def _place(library: Any, schema: Any, problem: str) -> list[str]:

@@ -3,35 +3,46 @@
 Nodes of a draft come parents first, so consecutive paths share a beginning: the matcher goes back to what two paths have in
 common and on from there. A chain is walked once. Masks are remembered until the next commit, for the drafter that asked on
 its way and the target that asks again for the whole draft.
+
+A matcher may break on the way (compiled.py): then the row begins anew, reads what was said, and asks once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import NumericalError
+from outrider.errors import NumericalError, RequestError
+from outrider.grammar.compiled import Compiled
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 class Matcher:
-    """A `Constraint` (outrider/sampling/constraint.py) around llguidance's LLMatcher. For one row, in one thread."""
+    """A `Constraint` (outrider/sampling/constraint.py) around llguidance's LLMatcher. For one row, in one thread.
 
-    def __init__(self, matcher: Any, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        """`matcher`: fresh, of a valid grammar, over the tokens 0 .. vocab_size - 1."""
-        self._matcher = matcher
+    All calls raise RequestError when the grammar takes more work than llguidance allows; so do all that follow."""
+
+    def __init__(self, grammar: Compiled, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        """`grammar`: over the tokens 0 .. vocab_size - 1."""
+        self._grammar = grammar
+        self._matcher: Any = grammar.copy()
         self._eos = eos_token_ids
         self._free = torch.ones(vocab_size, dtype=torch.bool)  # behind an end, or a mistake: whatever
         self._ended = False  # the end token was said
+        self._said: list[int] = []  # committed tokens but the end
         self._walked: list[int] = []  # tokens the matcher has consumed beyond the committed ones
         self._known: dict[tuple[int, ...], Tensor] = {}
+        self._failure: RequestError | None = None
 
     @property
     def is_over(self) -> bool:
-        return self._ended or bool(self._matcher.is_stopped())
+        return self._ended or bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
         masks = [self._mask(tuple(path)) for path in paths]
@@ -45,14 +56,20 @@ class Matcher:
                 return
             if token in self._eos:
                 self._ended = True
-            elif self._matcher.try_consume_tokens([token]) != 1:
-                raise NumericalError(f"token {token} was said, which the grammar does not allow here{self._why()}")
+            elif self._unbroken(self._consumes, token):
+                self._said.append(token)
+            else:
+                raise NumericalError(f"token {token} was said, which the grammar does not allow here")
         self._known.clear()
 
     def _mask(self, path: tuple[int, ...]) -> Tensor:
         if path not in self._known:
-            self._known[path] = self._read() if not self._ended and self._walk(path) else self._free
+            self._known[path] = self._free if self._ended else self._unbroken(self._behind, path)
         return self._known[path]
+
+    def _behind(self, path: tuple[int, ...]) -> Tensor:
+        """(V,) bool: what may follow. Means nothing when the matcher broke."""
+        return self._read() if self._walk(path) else self._free
 
     def _walk(self, path: tuple[int, ...]) -> bool:
         """Stand at the end of `path`; False where the grammar has no such path, or ended on it."""
@@ -61,7 +78,7 @@ class Matcher:
             shared += 1
         self._go_back(shared)
         for token in path[shared:]:
-            if token in self._eos or self._matcher.try_consume_tokens([token]) != 1:
+            if token in self._eos or not self._consumes(token):
                 return False
             self._walked.append(token)
         return True
@@ -74,10 +91,27 @@ class Matcher:
 
     def _read(self) -> Tensor:
         mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
-        if not mask.any():
-            raise NumericalError(f"the grammar leaves no token to go on with{self._why()}")
+        if not mask.any() and not self._matcher.is_error():
+            raise NumericalError("the grammar leaves no token to go on with")
         return torch.from_numpy(mask)
 
-    def _why(self) -> str:
-        error = self._matcher.get_error()
-        return f": {error.splitlines()[0]}" if error else ""
+    def _consumes(self, token: int) -> bool:
+        return bool(self._matcher.try_consume_tokens([token]) == 1)
+
+    def _unbroken(self, ask: Callable[[Given], Found], given: Given) -> Found:
+        """What `ask` finds with a matcher that does not break meanwhile."""
+        if self._failure is None:
+            found = ask(given)
+            if not self._matcher.is_error():
+                return found
+            self._begin_anew()
+            found = ask(given)
+            if not self._matcher.is_error():
+                return found
+            self._failure = self._grammar.too_heavy(self._matcher)
+        raise self._failure
+
+    def _begin_anew(self) -> None:
+        """At the end of the committed text; broken again, perhaps."""
+        self._matcher, self._walked = self._grammar.anew(), []
+        self._matcher.try_consume_tokens(self._said)

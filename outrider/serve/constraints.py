@@ -30,5 +30,5 @@ async def constraints(served: Served, spec: Spec | None, count: int) -> list[Con
     """A fresh grammar for each of `count` requests. Raises RequestError for one that is wrong."""
     if spec is None:
         return [None] * count
-    first = await asyncio.to_thread(served.grammars.constraint, spec)  # may compile, and read the whole vocabulary
-    return [first, *(served.grammars.constraint(spec) for _ in range(count - 1))]
+    # in a thread: one of them may compile, read the whole vocabulary, or wait for another that does
+    return await asyncio.to_thread(lambda: [served.grammars.constraint(spec) for _ in range(count)])

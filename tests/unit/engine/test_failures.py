@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from outrider import LLM
+from outrider.build import Options
 from outrider.engine.batch import Batch
-from outrider.errors import ConfigError
+from outrider.engine.settings import EngineSettings
+from outrider.engine.start import make_engine
+from outrider.errors import ConfigError, RequestError
+from outrider.grammar import Grammars, regex
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from tests.helpers import EOS, byte_tokenizer
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
 
 
@@ -52,6 +58,25 @@ def test_a_failure_between_two_turns_is_survived(engine_of: MakeEngine, monkeypa
     assert engine.snapshot().failed is None
 
 
+def test_everybody_is_told_when_the_device_is_broken(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches clients that wait for ever: after a CUDA assert nothing works any more, not even taking a row out."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    for name in ("step", "leave", "reset"):
+        monkeypatch.setattr(Batch, name, broken)
+    monkeypatch.setattr(threading, "excepthook", lambda death: None)  # the thread ends with its error, as it should
+    options = Options(target=str(models.target), drafter="ngram", compile="off")
+    engine = make_engine(options, EngineSettings(kv_memory=64 << 20))
+    answers = [Answer(), Answer()]
+    for answer in answers:
+        engine.submit(request(prompt(5)), answer)
+    engine.start()
+    assert [answer.finish.reason for answer in answers] == ["error", "error"]
+    assert "CUDA error" in (engine.snapshot().failed or "")
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_row_that_ended_in_a_step_that_failed_says_nothing_more(
     engine_of: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch, beside: bool
@@ -77,6 +102,28 @@ def test_a_row_that_ended_in_a_step_that_failed_says_nothing_more(
     ]
     assert [answer.finish.reason for answer in answers] == ["length"] * len(prompts)
     assert [answer.token_ids for answer in answers] == expected
+
+
+def test_a_grammar_that_is_too_heavy_ends_its_request_alone(engine_of: MakeEngine, models: Models) -> None:
+    """With an error that says so; the neighbour, and who asks for a shorter answer of the same form, get theirs. Catches an
+    answer that ends early as if it were complete, for a matcher that used up its lexer counts as stopped."""
+    grammars = Grammars(byte_tokenizer(), 257, [EOS])
+    heavy = regex("((a{1,100}){1,100}){1,100}")
+    engine = engine_of(drafter="ngram", draft=False)
+
+    def formed(tokens: int) -> Any:
+        constraint = grammars.constraint(heavy)
+        return request(prompt(9), ignore_eos=False, min_tokens=tokens, max_tokens=tokens, constraint=constraint)
+
+    guilty, beside = ask(engine, formed(100), request(prompt(20, 3), max_tokens=60))
+    assert guilty.finish.reason == "error"
+    assert isinstance(guilty.finish.error, RequestError)
+    assert "takes more work than one answer may cost" in str(guilty.finish.error)
+    plain = LLM(models.target, drafter="none", compile="off", max_num_seqs=1)
+    expected = plain.generate([prompt(20, 3)], SamplingParams(max_tokens=60, ignore_eos=True))
+    assert beside.token_ids == expected[0].token_ids
+    short = ask(engine, formed(15))[0]
+    assert (short.finish.reason, short.text) == ("length", "a" * 15)
 
 
 def test_memory_for_less_than_one_request_is_refused(engine_of: MakeEngine) -> None:

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from outrider.build import Options
+from outrider.drafters.base import SMALL_TREE
+from outrider.engine.observer import Silent, StepReport
 from outrider.engine.request import Request, Speculation
 from outrider.engine.room import Room
 from outrider.engine.settings import EngineSettings
+from outrider.engine.start import make_engine
 from outrider.engine.switch import side_by_side, verdict_for
 from outrider.engine.waiting import WaitingQueue
-from outrider.errors import ConfigError
+from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict, VerdictLists
-from tests.unit.engine.conftest import MakeEngine
+from tests.unit.engine.conftest import MakeEngine, ask, request
 
 
 @dataclass(eq=False)
@@ -108,6 +112,42 @@ def test_siblings_drawn_with_replacement_stay_so_beside_another_drafter() -> Non
     assert side_by_side([siblings, found], [0, 1]).replacement
     assert side_by_side([found, siblings], [1, 0]).replacement
     assert not side_by_side([found, chain([[1], [0]], [1, 0], laws=True)], [1, 0]).replacement
+
+
+@pytest.mark.parametrize(
+    ("extra", "allow_lossy", "verifier", "message"),
+    [
+        (("eagle3",), (), "auto", "extra drafter 'eagle3' needs a trained head"),
+        (("suffix", "draft-model"), (), "auto", "extra drafter 'draft-model' needs a draft model"),
+        (("recycling",), (), "token", "verifier 'token' takes chains, but extra drafter 'recycling' drafts trees"),
+        ((), ("typicl",), "auto", "Did you mean 'typical'"),
+        ((), ("block",), "auto", "'block' is lossless"),
+    ],
+)
+def test_what_a_server_cannot_have_is_said_before_models_are_read(
+    extra: tuple[str, ...], allow_lossy: tuple[str, ...], verifier: str, message: str
+) -> None:
+    """Guards against minutes of loading for one line, and a verifier that is replaced without a word."""
+    options = Options(target="/no/such/model", drafter="ngram", verifier=verifier)
+    with pytest.raises((ConfigError, CapabilityError), match=message):
+        make_engine(options, extra_drafters=extra, allow_lossy=allow_lossy)
+
+
+def test_no_drafter_is_asked_for_more_than_it_was_built_for(engine_of: MakeEngine) -> None:
+    """The server's number is about its own drafter; another one's most is what `max_draft_tokens` may be at most, too."""
+    asked: list[int] = []
+
+    class Watching(Silent):
+        def stepped(self, report: StepReport) -> None:
+            asked.extend(report.asked)
+
+    engine = engine_of(drafter="ngram", draft=False, num_draft_tokens=12, extra=("suffix",), observer=Watching())
+    text = [1, 2, 3, 4] * 12
+    for drafter, most in (("suffix", SMALL_TREE), ("ngram", 12)):
+        asked.clear()
+        (answer,) = ask(engine, request(text, max_tokens=40, speculation=Speculation(drafter=drafter)))
+        answer.wait()
+        assert max(asked) == most
 
 
 def test_a_drafter_hears_what_was_said_in_rows_that_are_not_its_own() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import llguidance
 
+from outrider.grammar.compiled import Compiled
 from outrider.grammar.matcher import Matcher
 
 END = 0
@@ -34,6 +35,5 @@ def matcher(pattern: str, *texts: str) -> Matcher:
     """A constraint by a regex over the tokens END and `texts`."""
     words = llguidance.TokenizerWrapper(Letters([b"<end>", *(text.encode() for text in texts)]))
     index = llguidance.LLTokenizer(words, n_vocab=1 + len(texts), eos_token=[END], slices=[])
-    compiled = llguidance.LLMatcher(index, llguidance.grammar_from("regex", pattern), log_level=0)
-    assert not compiled.is_error(), compiled.get_error()
+    compiled = Compiled("pattern", lambda: llguidance.LLMatcher(index, llguidance.grammar_from("regex", pattern), log_level=0))
     return Matcher(compiled, frozenset([END]), 1 + len(texts))

@@ -122,6 +122,6 @@ def test_each_engine_computes_with_its_own_number_of_threads(engines: dict[str, 
             found[name] = torch.get_num_threads()
             heard.set()
 
-        engine._do(look)
+        engine._desk.do(look)
         assert heard.wait(60)
     assert found == {"first": 1, "second": 2}

@@ -1,0 +1,184 @@
+"""The engine's thread: turn after turn, until it is told to stop.
+
+A turn: hear what came in, end who is late, let requests start as memory allows, read one chunk of one prompt, make one step of
+all rows, tell everybody what it brought. With nothing to do the thread sleeps.
+
+Every request ends in `_end`, once. One that breaks a step or its prompt ends alone (`Batch.step` finds it); when code of ours
+breaks between steps all end, and the engine goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from outrider.engine.batch import Stepped
+from outrider.engine.desk import Desk
+from outrider.engine.live import Live
+from outrider.engine.observer import Observer, StepReport
+from outrider.engine.places import Places
+from outrider.engine.request import FinishReason
+from outrider.engine.threads import use_threads
+from outrider.errors import NumericalError, OutriderError, UnavailableError
+
+log = logging.getLogger("outrider.engine")
+SUMMARY_S = 0.5  # how old what is known of the control may be
+LATEST = 32  # finished requests whose times say how long the queue takes
+
+
+class Loop:
+    """See the module docstring. What has no underscore may be read from any thread, and is one step old at most."""
+
+    def __init__(self, desk: Desk, places: Places, observer: Observer) -> None:
+        self._desk, self._places, self._observer = desk, places, observer
+        self.steps = 0
+        self.control: dict[str, Any] = {}  # the control's summary, made in this thread, which changes what it is of
+        self.ran_s: deque[float] = deque([1.0], maxlen=LATEST)  # seconds in the batch, of the latest requests
+        self._summarised_s = 0.0
+
+    def run(self) -> None:
+        """The thread's whole life."""
+        use_threads(self._places.batch.built.options.threads)
+        desk = self._desk
+        try:
+            while not desk.stopping:
+                try:
+                    self._hear()
+                    self._turn()
+                except Exception as error:
+                    log.exception("the engine's own code failed: every request ends, the engine goes on")
+                    self._places.reset()
+                    self._end_all(error)
+        except BaseException as error:
+            desk.failed = f"{type(error).__name__}: {error}"
+            log.exception("the engine's thread died")
+            raise
+        finally:
+            self._end_all(None if desk.failed is None else UnavailableError(desk.failed))
+
+    def enqueue(self, live: Live) -> None:
+        """It waits for its turn, unless it has ended before it was heard of, with all the others."""
+        if live in self._desk:
+            self._places.waiting.push(live)
+            self._observer.queued(live.request)
+
+    def abort(self, live: Live) -> None:
+        """It is not wanted any more."""
+        self._end(live, "abort")
+
+    # ---------------------------------------------------------------- a turn
+
+    def _hear(self) -> None:
+        """Commands since the last turn; sleeps while there is nothing to do."""
+        for command in self._desk.hear(wait=not (self._places.num_started or len(self._places.waiting))):
+            command()
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        for live in [live for live in self._desk if live.is_late(now)]:
+            self._end(live, "timeout")
+        self._places.admit()
+        self._read_prompts()
+        if len(self._places.batch):
+            self._places.make_room()
+            self._account(self._places.batch.step())
+
+    def _read_prompts(self) -> None:
+        """One chunk beside a running batch; without one, until somebody can join."""
+        batch, prefiller = self._places.batch, self._places.prefiller
+        while len(prefiller):
+            batch.control.rest()  # reading is no part of a step's price
+            try:
+                ready = prefiller.advance()
+            except Exception as error:  # noqa: BLE001  whatever a model raises ends the prompt being read, nothing else
+                self._fail_prompts(error)
+                return
+            if ready is not None:
+                self._places.join(ready)
+            if len(batch) or self._desk.has_commands:
+                return
+
+    def _account(self, done: Stepped) -> None:
+        """Tell everybody what a step brought."""
+        for live, error in done.failed:
+            self._blame(live, error)
+        if done.seconds:
+            self.steps += 1
+            self._report(done)
+        if time.perf_counter() - self._summarised_s > SUMMARY_S:
+            self.control, self._summarised_s = self._places.batch.control.summary(), time.perf_counter()
+        for live in done.lives:
+            reason = live.row.finish_reason
+            if reason is not None:
+                self._end(live, "stop" if reason == "stop" else "length")
+            elif len(live.row.origins) > live.shown:
+                self._tell(live, live.show)
+
+    def _report(self, done: Stepped) -> None:
+        places = self._places
+        control = places.batch.control
+        self._observer.stepped(
+            StepReport(
+                rows=len(done.lives), waiting=len(places.waiting), asked=control.asked, drafted=control.drafted,
+                accepted=control.accepted, rejected=control.rejected, emitted=done.taken,
+                drafters=[live.drafter for live in done.lives], seconds=done.seconds,
+                kv_tokens=sum(places.batch.kv.lengths), kv_capacity=places.room.positions,
+            )
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- leaving
+
+    def _end(self, live: Live, reason: FinishReason, error: OutriderError | None = None) -> None:
+        """The one way a request ends. Nothing happens when it has ended already."""
+        if live not in self._desk:
+            return
+        self._leave(live)
+        finish = live.finish(reason, error)
+        if live.joined is not None:
+            self.ran_s.append(time.perf_counter() - live.joined)
+        self._tell(live, lambda: live.show(finish))
+        self._observer.finished(live.request, finish)
+        self._desk.leave(live)
+
+    def _leave(self, live: Live) -> None:
+        """In a thread that died a device may refuse everything; whoever waits must be told all the same."""
+        try:
+            self._places.leave(live)
+        except Exception:
+            if self._desk.failed is None:
+                raise
+            log.exception("request %s leaves a broken engine", live.request.id)
+
+    def _end_all(self, error: Exception | None) -> None:
+        for live in self._desk:
+            self._end(live, "error" if error else "abort", _as_ours(error) if error else None)
+
+    def _blame(self, live: Live, error: Exception) -> None:
+        if isinstance(error, NumericalError):
+            self._places.forget_texts()  # what its prompt shares with others may be broken
+        self._end(live, "error", _as_ours(error))
+
+    def _fail_prompts(self, error: Exception) -> None:
+        """Only the prompt whose turn it was is to blame; the others are read again from their beginning."""
+        guilty, *others = self._places.prefiller.reset()
+        for live in others:
+            self._places.waiting.push(live)
+        self._blame(guilty, error)
+
+    def _tell(self, live: Live, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            log.exception("the listener of request %s failed; the request is cancelled", live.request.id)
+            self._desk.do(lambda: self.abort(live))
+
+
+def _as_ours(error: Exception) -> OutriderError:
+    """What a client is told: our own errors as they are, others by name (the log has the rest)."""
+    if isinstance(error, OutriderError):
+        return error
+    log.error("a request failed inside the engine", exc_info=error)
+    return OutriderError(f"the request failed inside the engine ({type(error).__name__}); the server's log says more")

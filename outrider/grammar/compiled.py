@@ -1,0 +1,46 @@
+"""A grammar that was checked, and the matchers made of it.
+
+Matchers of llguidance that are copies of one another share a lexer, which grows with every text that is read and may only become
+so large ("too many expressions", "too many states"). A text that uses it up breaks all copies, those to come, too; and a broken
+matcher raises nothing: it counts as stopped, allows the end token alone, and stays like that. So whose matcher broke says so
+here: it goes on with a lexer of its own, and rows to come share a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from outrider.errors import RequestError
+
+log = logging.getLogger("outrider.grammar")
+
+
+class Compiled:
+    """`make`: a matcher at the grammar's beginning, with a lexer of its own. Raises RequestError when not even that can be."""
+
+    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+        self._name, self._make = name, make
+        self.is_spent = False  # the lexer that copies share; set and read by any thread
+        self._shared = make()
+        self._shared.compute_logit_bias()  # the first mask builds the lexer's first states: once, not per row
+        if self._shared.is_error():
+            raise self.too_heavy(self._shared)
+
+    def copy(self) -> Any:
+        """For a row that begins."""
+        return self._shared.deep_copy()
+
+    def anew(self) -> Any:
+        """For a row whose matcher broke; it may break again, which `is_error` says."""
+        self.is_spent = True
+        log.info("the texts of %s used up the lexer they shared: a row goes on with one of its own", self._name)
+        return self._make()
+
+    def too_heavy(self, matcher: Any) -> RequestError:
+        """What to raise for a matcher that is broken."""
+        why = matcher.get_error().splitlines()[0]
+        return RequestError(
+            f"{self._name} takes more work than one answer may cost ({why}): let it repeat less, or ask for a shorter answer"
+        )
