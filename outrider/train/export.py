@@ -27,15 +27,16 @@ from outrider.models.heads.block import BlockConfig
 from outrider.models.heads.block_files import export_block, load_block
 from outrider.models.heads.eagle import EagleConfig, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
-from outrider.models.heads.exit import KIND as EXIT
+from outrider.models.heads.kinds import ACCEPTANCE, has_tokenizer, head_kind
 from outrider.models.heads.medusa_files import export_medusa, load_medusa
-from outrider.models.heads.tensors import HeadTensors, read_config
+from outrider.models.heads.tensors import HeadTensors
 from outrider.models.load import UNKNOWN_CONTEXT, load_config, load_module, load_tokenizer, resolve_dtype
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
 from outrider.train.vllm.obstacles import obstacles
 
 Config = TypeVar("Config", BlockConfig, EagleConfig)
+DRAFT_MODEL = "draft-model"
 LAYOUTS = ("raw", "speculators", "medusa", "vllm", "transformers")
 
 
@@ -77,25 +78,13 @@ def kind_of(folder: Path) -> str:
     """Which kind of drafter a folder holds. Raises CheckpointError when it is none that we know."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder '{folder}' to export")
-    config = read_config(folder)
-    if config.get("model_type") == EXIT:
-        return "early-exit"
-    files = HeadTensors.read(folder)
-    files.rename("model.")
-    files.rename("midlayer.", "layers.0.")
-    names = files.names
-    if any(name.startswith(("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head.")) for name in names):
-        return "medusa"
-    if "fc.weight" in files:
-        if "layers.0.hidden_norm.weight" in files:
-            return "eagle3"
-        return "block" if "hidden_norm.weight" in files else "eagle"
-    if (folder / "tokenizer_config.json").exists() and "embed_tokens.weight" in files:
-        return "draft-model"
-    known = (config.get("outrider") or {}).get("head")
-    if known:
-        return str(known)
-    raise CheckpointError(f"'{folder}' holds no drafter that we know; it has the tensors {', '.join(sorted(names)[:6])}")
+    kind = head_kind(folder)
+    if kind is None and has_tokenizer(folder):
+        return DRAFT_MODEL
+    if kind is None:
+        names = sorted(HeadTensors.outline(folder).names)
+        raise CheckpointError(f"'{folder}' holds no drafter that we know; it has the tensors {', '.join(names[:6])}")
+    return kind
 
 
 def _draft_model(source: Path, out: Path, target: Target) -> None:
@@ -138,7 +127,7 @@ def _addressed(config: Config, layout: str, target: Target) -> Config:
 
 
 WRITERS: dict[str, dict[str, Writer]] = {
-    "draft-model": {"transformers": _draft_model},
+    DRAFT_MODEL: {"transformers": _draft_model},
     "medusa": {"medusa": _medusa("original"), "vllm": _medusa("vllm")},
     "eagle": {"raw": _eagle("eagle", "raw")},
     "eagle3": {"raw": _eagle("eagle3", "raw"), "speculators": _eagle("eagle3", "speculators")},
@@ -154,7 +143,9 @@ def writer_for(source: Path, layout: str) -> tuple[str, Writer]:
         raise ConfigError(f"unknown layout '{layout}'.{did_you_mean(layout, LAYOUTS)}")
     writers = WRITERS.get(kind, {})
     if not writers:
-        raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with --drafter {kind}")
+        stop = f"draft-model --drafter-option stop={ACCEPTANCE} --drafter-option acceptance_head={source}"
+        use = stop if kind == ACCEPTANCE else kind
+        raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with --drafter {use}")
     if layout not in writers:
         raise ConfigError(f"'{source}' is of kind '{kind}', whose layouts are {', '.join(writers)}; got '{layout}'")
     return kind, writers[layout]
@@ -179,7 +170,7 @@ def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
 
     Raises CheckpointError with the first tensor that differs.
     """
-    if kind == "draft-model":
+    if kind == DRAFT_MODEL:
         return check_draft(source, out, target.module)
     ours, theirs = (load_head(kind, folder, target) for folder in (source, out))
     count = _same_tensors(ours, theirs, out)

@@ -19,15 +19,12 @@ from typing import Any
 from outrider.build import DEMO, Options, embedded_heads, target_config
 from outrider.errors import ConfigError
 from outrider.lab.result import Record
-from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
 from outrider.models.heads.block_files import outline_block
 from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
-from outrider.models.heads.exit import KIND as EXIT_FILES
+from outrider.models.heads.kinds import ACCEPTANCE, head_kind
 from outrider.models.heads.medusa_files import outline_medusa
-from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
 
-MODEL, ACCEPTANCE, EARLY_EXIT = "draft-model", "acceptance", "early-exit"
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")  # one of them beside a model, none beside a head
+MODEL = "draft-model"
 NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
 
 
@@ -87,27 +84,7 @@ def kind_of(name: str) -> str:
     folder = Path(name)
     if name == DEMO or not folder.is_dir():
         return MODEL  # the demo's, a hub id; or nothing, which loading will say
-    config = read_config(folder)
-    if config.get("model_type") in (EXIT_FILES, ACCEPTANCE_FILES):
-        return EARLY_EXIT if config["model_type"] == EXIT_FILES else ACCEPTANCE
-    has_tokenizer = any((folder / file).exists() for file in TOKENIZERS)
-    if any(folder.glob("*.safetensors")) or (not has_tokenizer and any(any(folder.glob(kind)) for kind in WEIGHT_FILES)):
-        return _kind_by_names(folder, config)
-    return MODEL  # of pickled weights whole models would have to be read; a folder without weights is told of when it is loaded
-
-
-def _kind_by_names(folder: Path, config: dict[str, Any]) -> str:
-    files = HeadTensors.outline(folder)
-    files.rename("model.")
-    files.rename("midlayer.", "layers.0.")
-    names = files.names
-    if any(name.startswith(("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head.")) for name in names):
-        return "medusa"
-    if "fc.weight" in files:
-        if "layers.0.hidden_norm.weight" in files:
-            return "eagle3"
-        return "block" if "hidden_norm.weight" in files else "eagle"
-    return str((config.get("outrider") or {}).get("head") or MODEL)
+    return head_kind(folder) or MODEL  # a folder without weights is told of when it is loaded
 
 
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:

@@ -28,8 +28,9 @@ from typing import Any
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE, Drafter
 from outrider.lab.configuration import PLAIN
-from outrider.lab.tune.drafts import ACCEPTANCE, EARLY_EXIT, Head
+from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.space import Family, Space, SpaceOptions
+from outrider.models.heads.kinds import ACCEPTANCE, EARLY_EXIT
 from outrider.trees.plan import TreeSettings
 
 CHAIN_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
@@ -164,6 +165,8 @@ def _when_named(names: Sequence[str], options: SpaceOptions) -> Iterator[Family]
         kind: type[Drafter] = DRAFTERS.load(name)
         settings = kind.Settings()
         if kind.head_part(settings) or kind.needs_head or (kind.wants_draft(settings) and not options.has_draft):
+            continue
+        if (kind.drafts_trees(settings) and not options.trees) or (kind.wants_module(settings) and not options.own_weights):
             continue
         if kind.drafts_trees(settings):
             yield Family.of(name, _tree_sizes(options), nested=False)

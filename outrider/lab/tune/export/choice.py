@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.lab.configuration import Configuration
-from outrider.lab.tune.drafts import EARLY_EXIT, Head
+from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.result import TuneResult, Words
+from outrider.models.heads.kinds import EARLY_EXIT
 
 TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}
 EXPORTED = "EXPORTED_HEAD"  # the folder that `outrider export` writes

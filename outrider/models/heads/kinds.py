@@ -1,0 +1,55 @@
+"""Which kind of trained head a folder holds: told by its files, of weights by the headers, not by what it is called.
+
+    medusa, eagle, eagle3, block    by the names of their tensors
+    early-exit, acceptance          by the config: ours alone
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
+from outrider.models.heads.exit import KIND as EXIT_FILES
+from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
+
+ACCEPTANCE, EARLY_EXIT = "acceptance", "early-exit"
+OURS = {ACCEPTANCE_FILES: ACCEPTANCE, EXIT_FILES: EARLY_EXIT}  # by the config's model_type
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")  # one of them beside a model, none beside a head
+MEDUSA = ("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head.")  # how tensors of its layouts begin
+
+
+def head_kind(folder: Path) -> str | None:
+    """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None: no head, perhaps a whole model.
+    Raises CheckpointError for files that cannot be read."""
+    config = read_config(folder)
+    ours = OURS.get(str(config.get("model_type")))
+    if ours is not None:
+        return ours
+    pickled = any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
+    if any(folder.glob("*.safetensors")) or (pickled and not has_tokenizer(folder)):
+        return _kind_by_names(HeadTensors.outline(folder)) or _claimed(config)
+    return None  # of pickled weights whole models would have to be read
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """As a whole model has."""
+    return any((folder / file).exists() for file in TOKENIZERS)
+
+
+def _kind_by_names(files: HeadTensors) -> str | None:
+    files.rename("model.")
+    files.rename("midlayer.", "layers.0.")
+    if any(name.startswith(MEDUSA) for name in files.names):
+        return "medusa"
+    if "fc.weight" not in files:
+        return None
+    if "layers.0.hidden_norm.weight" in files:
+        return "eagle3"
+    return "block" if "hidden_norm.weight" in files else "eagle"
+
+
+def _claimed(config: dict[str, Any]) -> str | None:
+    """By ourselves when it was saved: loading will say which tensor it lacks."""
+    own = config.get("outrider")
+    return str(own["head"]) if isinstance(own, dict) and own.get("head") else None
