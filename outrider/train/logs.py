@@ -19,7 +19,7 @@ class Logs:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "TensorBoard logs need the package tensorboard: pip install 'outrider[train]', or leave --tensorboard out"
+                "TensorBoard logs need the package tensorboard: pip install 'outrider[train]', or leave tensorboard=true out"
             ) from error
         self._writer = SummaryWriter(str(folder))
 

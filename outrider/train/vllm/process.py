@@ -1,7 +1,8 @@
 """vLLM in a process of its own, in this Python or another one: found, asked once, and ended whatever happens.
 
 The process stands in a session of its own, so that Ctrl-C reaches us alone and we end it, with all that it started; so we do when
-we are told to end ourselves. It writes into a log, of which a failure shows the end.
+we are told to end ourselves. Where we are killed without a word, the end of its standard input tells it (worker.py). It writes
+into a log, of which a failure shows the end.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Interpreter:
         question.write_text(json.dumps(task), encoding="utf-8")
         with log.open("wb") as stream, _signals_raise():
             process = subprocess.Popen(
-                [self.path, str(WORKER), str(question), str(answer)], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                [self.path, str(WORKER), str(question), str(answer)], stdin=subprocess.PIPE, stdout=stream, stderr=stream,
                 env=_environment(self.path), start_new_session=True,
             )  # fmt: skip
             try:
@@ -85,6 +86,8 @@ class Interpreter:
                 raise VllmError(f"vLLM was not done within {timeout_s:g} s; --vllm-timeout SECONDS gives it more", log) from error
             finally:
                 _end(process)
+                if process.stdin is not None:
+                    process.stdin.close()
         if not answer.exists():
             raise VllmError(f"vLLM ended with code {code} and no answer", log)
         content: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

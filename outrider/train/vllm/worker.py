@@ -6,14 +6,17 @@ TASK: target, dtype, max_model_len, max_tokens, threads, prompts (lists of token
 ANSWER: {"versions", "counters", "tokens"}, or {"error"} when vLLM refuses or fails; the traceback is on stderr.
 
 Prompts run one at a time, greedily, to the last token, uncompiled: nothing that could make the drafts differ is left to chance.
-The engine runs in this very process: who ends it ends all of vLLM.
+The engine runs in this very process: who ends it ends all of vLLM. It ends by itself, with all that it started, at the end of its
+standard input, which whoever starts it must keep open; so it does not outlive them, even if they are killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,17 @@ def main(task: Path, answer: Path) -> None:
         raise
 
 
+def end_with_input() -> None:
+    """Soon after the other end of standard input is closed: by whoever holds it, or by the system when they are gone."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def write(path: Path, content: dict[str, Any]) -> None:
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(content), encoding="utf-8")
@@ -73,4 +87,5 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     del sys.path[0]  # this folder: vLLM's imports must not find our files
+    end_with_input()
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -183,14 +184,40 @@ def test_interrupted(tmp_path: Path, number: int, expected: type[BaseException])
     assert all(is_gone(int(pid)) for pid in place.read_text().split())
 
 
-def is_gone(pid: int) -> bool:
-    """Within two seconds; a zombie that waits for init counts as gone."""
-    for _ in range(20):
-        status = Path(f"/proc/{pid}/stat")
+def test_killed(tmp_path: Path) -> None:
+    """Nobody can say a word then. Catches vLLM, and what it started, computing on for nobody after the out-of-memory killer took
+    us. The worker is the real one, vLLM and its torch are not."""
+    place, libraries = tmp_path / "pids", tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "torch.py").write_text("")
+    (libraries / "vllm.py").write_text(
+        "import os, time\nfrom pathlib import Path\nchild = os.fork()\n"
+        f"if child: Path({str(place)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
+    )
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom outrider.train.vllm.process import Interpreter\n"
+        f"os.environ['PYTHONPATH'], folder = {str(libraries)!r}, Path({str(tmp_path)!r})\n"
+        "Interpreter(sys.executable).ask({'threads': None}, folder, folder / 'log', 50)"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
+    while asking.poll() is None and (not place.exists() or not place.read_text()):
+        time.sleep(0.05)
+    pids = [int(pid) for pid in place.read_text().split()]
+    assert not any(is_gone(pid, 0.0) for pid in pids)
+    asking.kill()
+    asking.wait()
+    assert all(is_gone(pid) for pid in pids)
+
+
+def is_gone(pid: int, within_s: float = 2.0) -> bool:
+    """A zombie that waits for init counts as gone."""
+    until, status = time.monotonic() + within_s, Path(f"/proc/{pid}/stat")
+    while True:
         if not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z":
             return True
+        if time.monotonic() >= until:
+            return False
         time.sleep(0.1)
-    return False
 
 
 def test_where_there_is_no_vllm(models: Path, export: Run) -> None:
