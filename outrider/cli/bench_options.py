@@ -38,6 +38,9 @@ class ComparedOptions:
             show_default="prompts as they are",
         ),
     ] = None  # fmt: skip
+    grid: Annotated[
+        bool, option(COMPARED, "Each context length at each batch size, not at the first one only.", "--grid")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +138,7 @@ class ServerOptions:
         from outrider.lab.server.options import LoadOptions
 
         temperatures = numbers("--temperature", answers.temperature, float)
-        if len(temperatures) > 1:
+        if len(temperatures) != 1:
             raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
         return LoadOptions(
             concurrency=tuple(numbers("--concurrency", self.concurrency, int)),
@@ -159,6 +162,7 @@ def make_plan(
         temperatures=tuple(numbers("--temperature", answers.temperature, float)),
         batch_sizes=tuple(numbers("--batch-sizes", compared.batch_sizes, int)),
         context_lengths=tuple(numbers("--context-lengths", compared.context_lengths or "", int)),
+        grid=compared.grid,
         prompts=prompts.prompts, sampling=answers.params(), seed=answers.seed, rounds=enough.rounds,
         max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.precision,
         max_other_cpu=enough.max_other_cpu, lossy=compared.lossy,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from outrider.lab.bench.result import ENDINGS, BenchResult, Cell, Identity, Measured
 from outrider.report import server
+from outrider.report.bench_grid import grids
 from outrider.report.bench_plots import main_cells, plots
 from outrider.report.bench_tables import speed_text, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
@@ -18,7 +19,7 @@ def document(result: BenchResult) -> Document:
     blocks: list[Block] = []
     if result.cells:
         blocks += [*_verdicts(result), *_other_cells(result), *_identity(result), *_failures(result)]
-        blocks += [*tables(result), *plots(result)]
+        blocks += [*tables(result), *grids(result), *plots(result)]
     if result.servers:
         blocks += server.blocks(result.servers)
     blocks += [Heading("How it was measured"), Bullets(list(_circumstances(result)))]

@@ -24,7 +24,7 @@ def _curves(result: BenchResult) -> Iterator[Plot]:
     for first in main_cells(result):
         mine = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
         by_batch = [cell for cell in mine if cell.context is None]
-        by_context = [cell for cell in mine if cell.context is not None]
+        by_context = [cell for cell in mine if cell.context is not None and cell.batch_size == first.batch_size]
         where = f"{first.task}, T = {first.temperature:g}"
         if len(by_batch) > 1:
             sizes = [cell.batch_size for cell in by_batch]
@@ -36,18 +36,20 @@ def _curves(result: BenchResult) -> Iterator[Plot]:
 
 def _speedups(result: BenchResult, cells: Sequence[Cell], title: str, x_label: str, x: Sequence[int]) -> Plot:
     order = sorted(range(len(cells)), key=lambda place: x[place])
-    series = []
-    for number in _compared(cells):
-        found = [cells[place].measured(number) for place in order]
-        speedups = [one.speedup if one else None for one in found]
-        intervals = [one.interval if one else None for one in speedups]
-        series.append(
-            Series(
-                result.configurations[number].label, [one.value if one else None for one in speedups],
-                [one.low if one else None for one in intervals], [one.high if one else None for one in intervals],
-            )
-        )  # fmt: skip
+    ordered = [cells[place] for place in order]
+    series = [speedups_of(number, ordered, result.configurations[number].label) for number in compared(cells)]
     return Plot(title, x_label, "speedup", [x[place] for place in order], series, baseline=1.0, log_x=True)
+
+
+def speedups_of(number: int, cells: Sequence[Cell | None], label: str) -> Series:
+    """Of one configuration, a point for each cell; a gap where there is no such cell, or it could not run there."""
+    found = [cell.measured(number) if cell else None for cell in cells]
+    speedups = [one.speedup if one else None for one in found]
+    intervals = [one.interval if one else None for one in speedups]
+    return Series(
+        label, [one.value if one else None for one in speedups],
+        [one.low if one else None for one in intervals], [one.high if one else None for one in intervals],
+    )  # fmt: skip
 
 
 def _by_cell(result: BenchResult) -> Iterator[Plot]:
@@ -83,7 +85,7 @@ def _time_bars(result: BenchResult, cell: Cell) -> Plot:
     return Plot(f"Time per output token: {cell.label}", "configuration", "ms of one row's share", labels, series, kind="bar")
 
 
-def _compared(cells: Sequence[Cell]) -> list[int]:
+def compared(cells: Sequence[Cell]) -> list[int]:
     """Configurations with a speedup in some of the cells."""
     return sorted({one.configuration for cell in cells for one in cell.configurations if one.speedup})
 

@@ -29,17 +29,18 @@ TIMEOUT_S = 240
 def test_bench_on_the_demo_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A batch and a context length beside the plain cell: all compared, texts identical, numbers consistent."""
+    """Two batch sizes by two contexts: all compared, texts identical, numbers consistent."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.chdir(tmp_path)
-    arguments = ("--batch-sizes", "1,2", "--context-lengths", "80", "--out", "r.json", "--html", "r.html")
+    arguments = ("--batch-sizes", "1,2", "--context-lengths", "80", "--grid", "--out", "r.json", "--html", "r.html")
     assert app.run(["bench", "demo", *SMALL, *arguments]) == 0
     printed = capsys.readouterr().out
     assert "texts that must be the plain ones are" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
     result = read_result(Path("r.json"))
     assert isinstance(result, BenchResult)
-    assert [(cell.batch_size, cell.context) for cell in result.cells] == [(1, None), (2, None), (1, 80)]
+    assert f"Speedup by batch size and context: {result.cells[0].task}, T = 0" in printed
+    assert [(cell.batch_size, cell.context) for cell in result.cells] == [(1, None), (2, None), (1, 80), (2, 80)]
     for cell in result.cells:
         plain, model, suffix = cell.configurations
         assert (plain.tau, plain.speedup) == (1, None)

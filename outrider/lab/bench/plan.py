@@ -48,7 +48,8 @@ class Plan:
     configurations: tuple[Configuration, ...]  # plain decoding joins by itself
     temperatures: tuple[float, ...] = (0.0,)
     batch_sizes: tuple[int, ...] = (1,)
-    context_lengths: tuple[int, ...] = ()  # tokens per prompt; with the first batch size
+    context_lengths: tuple[int, ...] = ()  # tokens per prompt; with the first batch size, or all of them
+    grid: bool = False  # every context length with every batch size
     prompts: int = 16  # per task
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))  # temperature and seed aside
     seed: int = 0
@@ -65,6 +66,11 @@ class Plan:
                 raise ConfigError(f"give at least one {name}")
         _check_above("batch sizes", min(self.batch_sizes), 1)
         _check_above("context lengths", min(self.context_lengths, default=2), 2)
+        if self.grid and (len(set(self.batch_sizes)) < 2 or not self.context_lengths):
+            raise ConfigError(
+                f"a grid wants several batch sizes and at least one context length, got batch sizes {list(self.batch_sizes)} and "
+                f"context lengths {list(self.context_lengths)}: give --batch-sizes and --context-lengths, or leave --grid out"
+            )
         _check_above("prompts", self.prompts, 1)
         _check_above("rounds", self.rounds, 1)
         if self.max_rounds < self.rounds:
@@ -90,9 +96,11 @@ class Plan:
         return replace(self.sampling, temperature=temperature, seed=seed, max_tokens=max_tokens or self.sampling.max_tokens)
 
     def places(self, tasks: Sequence[str]) -> list[Place]:
-        """All cells: every batch size with the prompts as they are, every context length at the first batch size."""
+        """All cells: every batch size with the prompts as they are, every context length at the first batch size; in a grid at
+        every batch size."""
         shapes: list[tuple[int, int | None]] = [(size, None) for size in self.batch_sizes]
-        shapes += [(self.batch_sizes[0], length) for length in self.context_lengths]
+        filled = self.batch_sizes if self.grid else self.batch_sizes[:1]
+        shapes += [(size, length) for length in self.context_lengths for size in filled]
         found = [Place(task, t, size, length) for task in tasks for t in self.temperatures for size, length in shapes]
         return list(dict.fromkeys(found))
 

@@ -52,7 +52,7 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     found = cli(
         "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
         "--temperature", "0,0.7",
-        "--batch-sizes", "1,4,4", "--context-lengths", "128,256", "--prompts", "5", "--max-new-tokens", "40",
+        "--batch-sizes", "1,4,4", "--context-lengths", "128,256", "--grid", "--prompts", "5", "--max-new-tokens", "40",
         "--top-k", "9", "--seed", "3",
         "--ignore-eos", "--rounds", "1", "--max-rounds", "4", "--budget", "0.5", "--precision", "0.1", "--max-other-cpu", "0.3",
         "--draft", "demo", "--threads", "1", "--compile", "off", "--workload", "embedded:code", "--raw", "--on-bad",
@@ -62,6 +62,7 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     plan: Plan = asked[0]["plan"]
     assert [one.label for one in plan.configurations] == ["ngram k=3", "suffix", "draft-model verifier=token"]
     assert (plan.temperatures, plan.batch_sizes, plan.context_lengths) == ((0.0, 0.7), (1, 4), (128, 256))
+    assert plan.grid
     assert (plan.prompts, plan.seed, plan.rounds, plan.max_rounds, plan.budget_s) == (5, 3, 1, 4, 30)
     assert (plan.precision, plan.max_other_cpu) == (0.1, 0.3)
     assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (40, 9, True)
@@ -103,6 +104,8 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
         (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
         (("demo", "--batch-sizes", "1,2.5"), "--batch-sizes takes whole numbers"), (("demo", "--batch-sizes", ""),
         "at least one batch size"),
+        (("demo", "--grid", "--batch-sizes", "1,4"), "a grid wants several batch sizes and at least one context length"),
+        (("http://x:1", "--grid"), "--grid means nothing when a server is measured"),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"), (("demo", "--workload", "gsm9k"),
         "Did you mean 'gsm8k'"),
         (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--top-p", "2"), "top_p"),

@@ -26,7 +26,7 @@ from outrider.lab.result import Interval, read_result
 from outrider.lab.server.types import Percentiles
 from outrider.report.bench import advice, document
 from outrider.report.console import print_document
-from outrider.report.document import Paragraph, Plot
+from outrider.report.document import Paragraph, Plot, Table
 from outrider.report.html import to_html
 from outrider.report.markdown import to_markdown
 from tests.unit.lab.bench.test_machine import target
@@ -161,6 +161,46 @@ def test_curves_over_batch_size_and_context() -> None:
     assert batch.baseline == 1.0
     text = printed(result(*cells))
     assert "do not speculate on reasoning, T = 0, 4 at once" in text
+
+
+def at_shape(size: int, context: int | None) -> Cell:
+    """Speedups tell where they were measured: 2 at one row, 0.5 at four, and a thousandth of the context more."""
+    value = 2 / size + (context or 0) / 1000
+    found = speedup(value, value - 0.1, value + 0.1)
+    return cell(measured(0), measured(1, found), batch_size=size, context=context)
+
+
+def test_a_grid_is_a_table_and_a_plot_of_lines_by_context() -> None:
+    """Catches rows or lines in another order, cells in a wrong place, and gaps that close up."""
+    unsure = cell(measured(0), measured(1, speedup(1.1, 0.9, 1.3)))
+    cells = [unsure, at_shape(4, None), at_shape(1, 400), at_shape(4, 400), at_shape(4, 100)]
+    blocks = document(result(*cells)).blocks
+    (table,) = [block for block in blocks if isinstance(block, Table) and "batch size and context" in block.title]
+    assert [column.heading for column in table.columns][2:] == ["prompts as they are", "context 100", "context 400"]
+    assert table.rows == [
+        ["draft-model k=5", "1", "1.10x?", "-", "2.40x"],
+        ["", "4", "0.50x", "0.60x", "0.90x?"],
+    ]  # fmt: skip
+    plots = {block.title: block for block in blocks if isinstance(block, Plot)}
+    plot = plots["Speedup of draft-model k=5 by batch size and context: reasoning, T = 0"]
+    assert list(plot.x) == [1, 4]
+    assert [one.label for one in plot.series] == ["prompts as they are", "context 100", "context 400"]
+    assert [list(one.y) for one in plot.series] == [[1.1, 0.5], [None, 0.6], [2.4, 0.9]]
+    assert plot.series[2].high == pytest.approx([2.5, 1.0])
+    assert "2.40x" in to_html(document(result(*cells)))
+
+
+def test_curves_of_a_grid_are_those_of_the_first_row() -> None:
+    """Catches a curve over contexts that mixes batch sizes, and a grid where contexts were measured at one batch size."""
+    cells = [at_shape(size, context) for context in (None, 100, 400) for size in (1, 4)]
+    plots = {block.title: block for block in document(result(*cells)).blocks if isinstance(block, Plot)}
+    contexts = plots["Speedup by context length: reasoning, T = 0"]
+    assert list(contexts.x) == [100, 400]
+    assert list(contexts.series[0].y) == pytest.approx([2.1, 2.4])
+    assert list(plots["Speedup by batch size: reasoning, T = 0"].series[0].y) == pytest.approx([2.0, 0.5])
+    no_grid = [one for one in cells if one.context is None or one.batch_size == 1]
+    assert "Batch size and context" not in printed(result(*no_grid))
+    assert max(map(len, printed(result(*cells)).splitlines())) <= 100
 
 
 def test_positions_that_hardly_any_step_reached_are_not_plotted() -> None:

@@ -41,8 +41,22 @@ def test_cells_are_curves_not_a_grid() -> None:
     ]
 
 
-def test_keys_of_cells_tell_them_apart() -> None:
-    found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,)).places(["code", "chat"])
+def test_a_grid_has_every_context_at_every_batch_size() -> None:
+    found = plan(batch_sizes=(2, 8), context_lengths=(64, 128), grid=True).places(["code"])
+    shapes = [(2, None), (8, None), (2, 64), (8, 64), (2, 128), (8, 128)]
+    assert found == [Place("code", 0.0, size, length) for size, length in shapes]
+
+
+@pytest.mark.parametrize("changes", [{"batch_sizes": (4, 4), "context_lengths": (64,)}, {"batch_sizes": (1, 4)}, {}])
+def test_a_grid_wants_two_axes(changes: dict[str, Any]) -> None:
+    """Catches a --grid that is accepted and brings nothing."""
+    with pytest.raises(ConfigError, match=r"several batch sizes and at least one context length, got .* leave --grid"):
+        plan(grid=True, **changes)
+
+
+@pytest.mark.parametrize("grid", [False, True])
+def test_keys_of_cells_tell_them_apart(grid: bool) -> None:
+    found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,), grid=grid).places(["code", "chat"])
     assert len({place.key for place in found}) == len({place.label for place in found}) == len(found)
 
 
