@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from studies_acceptance import run_acceptance
-from studies_before_after import run_before_after
-from studies_distil import BEGINNINGS, run_distil
-from studies_domain import run_domain
-from studies_report import render
-from studies_traffic import run_traffic
+from study.acceptance import run_acceptance
+from study.before_after import run_before_after
+from study.distil import BEGINNINGS, run_distil
+from study.domain import run_domain
+from study.report import render
+from study.traffic import run_traffic
 from workload import REPOSITORY
 
 from outrider.errors import OutriderError

@@ -132,8 +132,10 @@ def rehearsed(worlds: int, *, greedy: bool, heads: bool) -> str:
     found = [rehearsal.rehearse(seed, greedy=greedy, heads=heads) for seed in seeds]
     good = sorted(one.of_best for one in found)
     which = f"{'greedy' if greedy else 'sampled'}, {'all families' if heads else 'a draft model and look-up'}"
+    beside = fmean(one.of_exhaustive for one in found)
     return (
-        f"{which}: {fmean(good):.3f} of the best on average, median {good[worlds // 2]:.3f}, tenth percentile "
+        f"{which}: {beside:.3f} of what trying everything on the same prompts chooses, on average; "
+        f"{fmean(good):.3f} of the truly best on average, median {good[worlds // 2]:.3f}, tenth percentile "
         f"{good[worlds // 10]:.3f}, worst {good[0]:.3f}; cost {fmean(one.cost_share for one in found):.3f} on average, "
         f"{max(one.cost_share for one in found):.3f} at most"
     )

@@ -23,12 +23,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from outrider.lab.configuration import Configuration
+from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.costs import Sweep
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.recording import Step
 from outrider.lab.runner import Runner, Trace
+from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.families import default_space
@@ -62,6 +63,7 @@ class Outcome:
     advice: str
     best: str
     of_best: float  # true speed of the advice / of the truly best fixed configuration
+    of_exhaustive: float  # / of the one that looks best when every member has run every prompt once: it is misled by noise, too
     cost_share: float  # seconds of probes and laps / seconds of every member on every prompt
 
 
@@ -209,13 +211,24 @@ def rehearse(
         found = Tuner(cast(Runner, _Models(world)), space, plan, journal, Quiet()).run()
     spent = world.now
     advice = recommendations(found, found.finalists, None)[0]
-    truth = {one.label: world.speedup(one) for family in space.families for _, one in family.members()}
+    truth = {PLAIN: 1.0, **{one.label: world.speedup(one) for family in space.families for _, one in family.members()}}
     best = max(truth, key=lambda label: truth[label])
+    chosen = _exhaustive(world, space, [*probe, *confirm])
     by_label = {one.label: one for one in found.finalists}
     own = 1.0 if not advice.speculate else truth.get(advice.configuration) or world.speedup(by_label[advice.configuration])
     plain_s = prompts * max_tokens * PLAIN_S
-    everything = plain_s * sum(1 / speedup for speedup in (1.0, *truth.values())) + 3 * PLAIN_S * prompts * (1 + len(truth))
-    return Outcome(advice.configuration, best, own / max(1.0, truth[best]), spent / everything)
+    everything = plain_s * sum(1 / speedup for speedup in truth.values()) + 3 * PLAIN_S * prompts * len(truth)
+    return Outcome(advice.configuration, best, own / truth[best], own / truth[chosen], spent / everything)
+
+
+def _exhaustive(world: World, space: Space, samples: Sequence[Sample]) -> str:
+    """Whom trying everything would choose, and plain decoding with it."""
+    seconds = {}
+    for one in (Configuration(PLAIN), *(member for family in space.families for _, member in family.members())):
+        contender = world.open(one)
+        laps = [decode_phase(contender.run([sample.tokens], [sample.params])) for sample in samples]
+        seconds[one.label] = sum(taken / max(tokens, 1) for taken, tokens in laps)
+    return min(seconds, key=lambda label: seconds[label])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib import import_module, metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +33,7 @@ def row(configuration: str, steps: int, emitted: int, drafted: int, **more: Any)
 
 def test_saved_is_against_the_fixed_length_of_the_same_tau() -> None:
     """Catches a comparison with the nearest length, a line without plain decoding, and guesses beyond its end."""
-    study = import_module("studies_acceptance")
+    study = import_module("study.acceptance")
     fixed = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400)]
     rows = [*fixed, row("acceptance 0.3", 100, 250, 240), row("product 0.3", 100, 150, 80)]
     assert study.line_of(rows) == [(1.0, 0.0), (2.0, 2.0), (3.0, 4.0)]
@@ -45,7 +47,7 @@ def test_saved_is_against_the_fixed_length_of_the_same_tau() -> None:
 
 def test_what_is_drafted_behind_the_end_counts_apart() -> None:
     """Catches a comparison that takes it from the rule, too, and an end that is counted as behind itself."""
-    study = import_module("studies_acceptance")
+    study = import_module("study.acceptance")
     rows = [row("k=2", 100, 200, 200), row("k=4", 100, 300, 400, behind_end=80), row("acceptance 0.3", 100, 300, 280)]
     found = study.savings(rows)[0]
     assert (found["saved"], found["alike"]) == pytest.approx((1 - 2.8 / 4, 1 - 2.8 / 3.2))
@@ -55,7 +57,7 @@ def test_what_is_drafted_behind_the_end_counts_apart() -> None:
 
 def test_hard_labels_are_the_next_tokens() -> None:
     """Catches labels of the same position instead of the next, and a validation that no longer asks for the target's law."""
-    hard, module = import_module("studies_hard_labels").HardLabelRecipe, target_module()
+    hard, module = import_module("study.hard_labels").HardLabelRecipe, target_module()
     sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
     recipe, plain = (build_recipe(kind, module, **sizes) for kind in (hard, DraftModelRecipe))
     batch = features(module, (), own_texts(module, 3, 10))
@@ -69,15 +71,33 @@ def test_hard_labels_are_the_next_tokens() -> None:
 
 def test_the_recipe_joins_by_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches an entry point that names nothing."""
-    study = import_module("studies_hard_labels")
+    study = import_module("study.hard_labels")
     monkeypatch.syspath_prepend(str(study.installed(tmp_path)))
     assert study.KIND in {point.name for point in metadata.entry_points(group="outrider.recipes")}
     assert KINDS.load(study.KIND) is study.HardLabelRecipe
 
 
+def test_a_run_of_the_command_line_finds_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a PYTHONPATH that holds the metadata but not the module that they name."""
+    common, hard = import_module("study.common"), import_module("study.hard_labels")
+    seen: dict[str, str] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> SimpleNamespace:
+        seen.update(env)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(common.subprocess, "run", run)
+    common.outrider("train", hard.KIND, plugin=hard.installed(tmp_path))
+    folders = seen["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path) in folders
+    found = PathFinder.find_spec("study", folders)
+    assert found is not None
+    assert found.origin == str(BENCHMARKS / "study" / "__init__.py")
+
+
 def test_the_page_says_what_was_reached_and_what_was_not(tmp_path: Path) -> None:
     """Catches verdicts that do not follow from the numbers, and a study that is silently left out."""
-    report = import_module("studies_report")
+    report = import_module("study.report")
     point = {"step": 3, "tau": 2.0, "parts": {"saved_greedy": 0.2}}
     run = {"num_train": 2, "num_train_tokens": 9, "num_trained_parameters": 10, "curve": [{**point, "step": 0}, point]}
     head = {"versions": {"outrider": "0", "torch": "2"}, "hardware": {"cpu": "x"}, "command": "c"}

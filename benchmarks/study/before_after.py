@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studies_common import DEMO, WORK, Way, counted, demo_answers, read_curve, saved, untrained
-from studies_prompts import demo_tasks, held_out
-
 from outrider.build import Options
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.explain import explain
@@ -22,6 +19,8 @@ from outrider.lab.journal import Journal
 from outrider.lab.runner import Runner
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
+from study.common import DEMO, WORK, Way, counted, demo_answers, read_curve, saved, untrained
+from study.prompts import demo_tasks, held_out
 
 TARGET = DEMO / "target"
 SHORT, LONG = 4, 7  # draft tokens; Medusa has 4 heads

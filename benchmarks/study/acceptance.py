@@ -21,9 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from studies_common import DEMO, PAIR, TEMPERATURES, WORK, answers, curve, demo_answers, saved, train
-from studies_domain import domain_answers
-from studies_prompts import demo_tasks, held_out, training_prompts
 from workload import RESULTS
 
 from outrider.build import Options
@@ -34,6 +31,9 @@ from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.train.texts import Text
+from study.common import DEMO, PAIR, TEMPERATURES, WORK, answers, curve, demo_answers, saved, train
+from study.domain import domain_answers
+from study.prompts import demo_tasks, held_out, training_prompts
 
 MEASURED_TOKENS = 64
 BATCH = 16

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from studies_tables import Rows, alpha, curves, is_demo, pooled, positions, sizes, tau
-
 from outrider.report.document import Block, Column, Heading, Paragraph, Table
+from study.tables import Rows, alpha, curves, is_demo, pooled, positions, sizes, tau
 
 
 def before_after(content: dict[str, Any]) -> Iterator[Block]:

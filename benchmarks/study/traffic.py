@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 from serve import free_port, serving
-from studies_common import PAIR, WORK, Way, counted, curve, saved, train
-from studies_prompts import held_out, training_prompts
+
+from study.common import PAIR, WORK, Way, counted, curve, saved, train
+from study.prompts import held_out, training_prompts
 
 NUM_REQUESTS = 60
 CLIENTS = 12

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from studies_acceptance import savings
-from studies_tables import Rows, sizes, tau
-
 from outrider.report.document import Block, Column, Heading, Paragraph, Plot, Series, Table, Tone
+from study.acceptance import savings
+from study.tables import Rows, sizes, tau
 
 FLOOR = 0.15  # of drafted tokens saved, for the trained head
 COLUMNS = [

@@ -12,10 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import studies_hard_labels
-from studies_common import DEMO, WORK, Way, counted, curve, demo_answers, saved, train, untrained
-from studies_domain import TASKS, domain_rows
-from studies_prompts import demo_tasks, held_out
+from study import hard_labels
+from study.common import DEMO, PAIR, WORK, Way, counted, curve, demo_answers, saved, train, untrained
+from study.domain import domain_answers
+from study.prompts import demo_tasks, held_out
 
 WAY = Way("draft-model k=5", uses_draft=True)
 DEMO_TASKS = {**demo_tasks(2), "gsm8k": 6}
@@ -23,7 +23,8 @@ MEASURED_TOKENS = 40
 SHAPE = {"hidden_size": 128, "num_layers": 3, "num_heads": 4, "intermediate_size": 384}  # the embedded draft's
 THINNED = {"init_layers": "2"}
 LIMIT, EPOCHS = 150, 3
-SCRATCH_LIMIT, SCRATCH_EPOCHS, SCRATCH_LR = 200, 5, "3e-3"
+SCRATCH_LIMIT, SCRATCH_EPOCHS, SCRATCH_LR = 1000, 3, "3e-3"
+PAIR_TASKS, PAIR_EPOCHS = {"gsm8k": 32, "python": 32}, 6
 
 
 def run_distil(parts: list[str]) -> None:
@@ -50,8 +51,8 @@ def _scratch() -> dict[str, Any]:
         "--responses", file, *options, "--limit", SCRATCH_LIMIT, "--epochs", SCRATCH_EPOCHS, "--lr", SCRATCH_LR,
         "--feature-cache", "3GB",
     )  # fmt: skip
-    plugin = studies_hard_labels.installed(WORK / "plugin")
-    hard, hard_result = train("distil-scratch-hard", studies_hard_labels.KIND, "demo", *words, plugin=plugin)
+    plugin = hard_labels.installed(WORK / "plugin")
+    hard, hard_result = train("distil-scratch-hard", hard_labels.KIND, "demo", *words, plugin=plugin)
     full, full_result = train("distil-scratch-full", "draft-model", "demo", *words)
     curves = {"hard": curve(hard_result), "full": curve(full_result)}
     return _measured(DEMO / "target", DEMO_TASKS, {"hard": hard, "full": full}, curves)
@@ -65,10 +66,10 @@ def _embedded() -> dict[str, Any]:
 
 
 def _pair() -> dict[str, Any]:
-    rows, curves = domain_rows()
-    names = {"before": "before", "both": "after"}
-    measured = [{**row, "label": names[row["label"]]} for row in rows if row["label"] in names]
-    return {"measured": measured, "curves": {"after": curves["both"]}, "tasks": TASKS}
+    """On the answers of study `domain`, for longer."""
+    words = ("--init", PAIR / "draft", "--epochs", PAIR_EPOCHS, "--lr", "5e-4", "--feature-cache", "3GB")
+    after, result = train("distil-pair", "draft-model", PAIR / "target", "--responses", domain_answers()["both"], *words)
+    return _measured(PAIR / "target", PAIR_TASKS, {"before": PAIR / "draft", "after": after}, {"after": curve(result)})
 
 
 def _measured(target: Path, tasks: dict[str, int], folders: dict[str, Path], curves: dict[str, Any]) -> dict[str, Any]:

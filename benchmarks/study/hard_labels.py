@@ -14,7 +14,7 @@ from outrider.train.draft_model import DraftModelRecipe
 from outrider.train.recipe import FeatureBatch, LossReport
 
 KIND = "hard-labels"
-ENTRY_POINTS = f"[outrider.recipes]\n{KIND} = studies_hard_labels:HardLabelRecipe\n"
+ENTRY_POINTS = f"[outrider.recipes]\n{KIND} = study.hard_labels:HardLabelRecipe\n"
 
 
 class HardLabelRecipe(DraftModelRecipe):
@@ -30,7 +30,7 @@ class HardLabelRecipe(DraftModelRecipe):
 
 
 def installed(folder: Path) -> Path:
-    """Metadata of a package that registers the recipe; `folder` then belongs on PYTHONPATH, beside this file's."""
+    """Metadata of a package that registers the recipe; `folder` then belongs on PYTHONPATH, beside `benchmarks`."""
     metadata = folder / "outrider_hard_labels-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outrider-hard-labels\nVersion: 1\n", encoding="utf-8")

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from studies_common import PAIR, WORK, Way, answers, counted, curve, joined, saved, train
-from studies_prompts import held_out, training_prompts
+from study.common import PAIR, WORK, Way, answers, counted, curve, joined, saved, train
+from study.prompts import held_out, training_prompts
 
 DOMAINS = ("gsm8k", "python")
 NUM_PROMPTS = 200  # of each domain

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workload import REPOSITORY, SHARED, console, write_result
+from workload import BENCHMARKS, REPOSITORY, SHARED, console, write_result
 
 from outrider.build import Options
 from outrider.errors import OutriderError
@@ -159,7 +159,7 @@ def outrider(*words: object, plugin: Path | None = None) -> None:
     """
     command = [sys.executable, "-m", "outrider", *map(str, words)]
     console().print("$ outrider " + " ".join(map(str, words)))
-    paths = [] if plugin is None else [str(plugin), str(Path(__file__).parent)]
+    paths = [] if plugin is None else [str(plugin), str(BENCHMARKS)]  # `study.hard_labels` lies in the latter
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment if plugin else None, check=False)
     if done.returncode:

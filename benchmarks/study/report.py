@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from studies_report_heads import before_after
-from studies_report_stop import acceptance
-from studies_tables import alpha, comparison, curves, pooled, sizes
 from workload import RESULTS, console
 
 from outrider.report.document import Block, Bullets, Code, Document, Heading, Paragraph
 from outrider.report.markdown import to_markdown
+from study.report_heads import before_after
+from study.report_stop import acceptance
+from study.tables import alpha, comparison, curves, pooled, sizes
 
 INTRODUCTION = (
     "Trained heads and draft models, counted in tokens: tau = emitted tokens / target passes, the verifier's own token included; "
