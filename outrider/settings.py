@@ -96,6 +96,9 @@ def _to_scalar(value: Any, wanted: Any) -> Any:
     if isinstance(value, bool) or (wanted is int and isinstance(value, float)):
         raise ValueError(words[wanted])
     try:
-        return wanted(value)
+        found = wanted(value)
     except (TypeError, ValueError) as error:
         raise ValueError(words[wanted]) from error
+    if found != found:  # NaN, of which every comparison says no: checks of ranges would let it pass
+        raise ValueError(words[wanted])
+    return found

@@ -16,8 +16,9 @@ from rich.console import Console
 
 from outrider.cli import session
 from outrider.cli.options import ModelOptions, SamplingOptions, ShowDrafts, Target, with_groups
+from outrider.cli.prompt import checked_text
 from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
-from outrider.errors import OutriderError, did_you_mean
+from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line
 from outrider.stats import DecodeStats
@@ -47,6 +48,8 @@ def chat(
 ) -> int:
     """Talk with a model that has a chat template."""
     params = sampling.params()
+    if system is not None:
+        checked_text("--system", system)
     with session.load_llm(target, model) as llm:
         conversation = Conversation(llm, params, system, show_drafts)
         llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])  # no template: say so now
@@ -84,7 +87,7 @@ class Conversation:
 
     def answer(self, message: str) -> None:
         """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it got."""
-        asked = [*self.history, {"role": "user", "content": message}]
+        asked = [*self.history, {"role": "user", "content": checked_text("the message", message)}]
         printer: Printer = PlainText() if self._marks is None else MarkedText(self._marks)
         completion = run_stream(self._llm, self._llm.chat_prompt(asked), self._params, printer)
         self.history = [*asked, {"role": "assistant", "content": completion.text}]
@@ -125,6 +128,8 @@ def _read_message() -> str | None:
             if typed:
                 sys.stdout.write("\n")
             return None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"standard input is not UTF-8 text (byte {error.start} of a message).") from error
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise

@@ -25,6 +25,7 @@ VAIN = -1  # in place of a size: asked, and offered nothing
 LATEST = 16  # times kept per size
 OUTLIER = 1.5  # times the expected one: beyond it a time does not count
 STUBBORN = 3  # outliers in a row that are the new truth
+SPOILT = 5  # times the newest one: where so much was expected from fewer than STUBBORN times, these were of something else
 NOISE = 0.05  # relative error of a time, at first; then as measured, within these bounds
 LEAST_NOISE, MOST_NOISE, NOISE_SHARE = 0.02, 0.15, 0.05
 DRIFT = 0.02  # relative change of the whole machine from step to step
@@ -88,6 +89,8 @@ class CostCurve:
         """`age`: steps since the previous time, of other curves too. Steps of more than `most` nodes tell nothing."""
         if num_nodes >= len(self._line) - 1:
             return
+        if self._is_spoilt(num_nodes, seconds):
+            self._mean, self._times = None, {}
         self._times.setdefault(num_nodes, Times()).add(seconds)
         if self._mean is None:
             self._mean = self._line * (seconds / self._line[num_nodes])
@@ -143,6 +146,12 @@ class CostCurve:
         assert self._mean is not None
         scaled = min(DRIFT * age**0.5, ELSEWHEN) * self._mean
         self._spread += scaled[:, None] * scaled + (float(self._mean[0]) ** 2 / RENEWAL) * self._shape
+
+    def _is_spoilt(self, num_nodes: int, seconds: float) -> bool:
+        """Whether the few times so far, from which all sizes were guessed, say nothing: of a first step that built a program, or
+        of a machine that was asleep."""
+        few = sum(len(times.latest) for times in self._times.values()) < STUBBORN
+        return self._mean is not None and few and float(self._mean[num_nodes]) > SPOILT * seconds
 
     def _is_outlier(self, num_nodes: int, seconds: float) -> bool:
         """Whether a time does not count. Where too many do not, or one is far too low, what is known gives way: of this size

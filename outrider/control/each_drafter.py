@@ -29,8 +29,9 @@ class EachDrafter:
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
         self._owners = [self._first if row.drafter is None else row.drafter for row in rows]
-        sizes = {name: self.controls[name].next_size(len(rows)) for name in dict.fromkeys(self._owners)}
-        self._asked = [row.wish(sizes[name]) for row, name in zip(rows, self._owners, strict=True)]
+        free = [name for row, name in zip(rows, self._owners, strict=True) if not row.draft_fixed]  # others have their own number
+        sizes = {name: self.controls[name].next_size(len(rows)) for name in dict.fromkeys(free)}
+        self._asked = [row.wish(sizes.get(name, 0)) for row, name in zip(rows, self._owners, strict=True)]
         return self._asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:

@@ -3,12 +3,14 @@ it by load: 5 from one row on, 3 from four rows on, none from sixteen."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 
 MAX_DRAFT_TOKENS = 64
 AUTO_MAX_DRAFT_TOKENS = 8
+NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class DraftLength:
         if bound and word.isdecimal():
             return cls._of_table(str(asked))
         number = (bound or str(max(default, AUTO_MAX_DRAFT_TOKENS))) if is_auto else str(asked)
-        if not number.lstrip("-").isdigit() or (is_auto and ":" in str(asked) and not bound):
+        if not NUMBER.fullmatch(number.removeprefix("-")) or (is_auto and ":" in str(asked) and not bound):
             raise ConfigError(f"num_draft_tokens must be a number, 'auto' or 'auto:N', got '{asked}'")
         if not 1 <= int(number) <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}")
@@ -38,7 +40,7 @@ class DraftLength:
     @classmethod
     def _of_table(cls, text: str) -> DraftLength:
         pairs = [part.split(":") for part in text.split(",")]
-        if not all(len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal() for pair in pairs):
+        if not all(len(pair) == 2 and NUMBER.fullmatch(pair[0]) and NUMBER.fullmatch(pair[1]) for pair in pairs):
             raise ConfigError(_no_table(text))
         table = tuple((int(rows), int(nodes)) for rows, nodes in pairs)
         starts, most = [rows for rows, _ in table], max(nodes for _, nodes in table)

@@ -136,8 +136,10 @@ class Choice:
         return found
 
     def _text(self, update: Update) -> str:
-        """With the special tokens that begin calls, where there are tools."""
-        return update.text if self._use is None else self._use.text_of(update.token_ids, update.pieces)
+        """With the special tokens that begin calls, where there are tools and the text does not show them anyway."""
+        if self._use is None or self._body.skip_special_tokens is False:
+            return update.text
+        return self._use.text_of(update.token_ids, update.pieces)
 
     def _about(self, update: Update) -> dict[str, Any]:
         """What was asked for beside the text."""

@@ -38,6 +38,7 @@ from outrider.settings_file import read_settings
 
 TABLES = ("server", "models", "routes")
 IN_SECONDS = ("request_timeout", "drain_timeout")  # `_s` in Python only
+OF_TABLES = ("models", "rules")  # of `ServerSettings`: they have tables of their own
 Kind = TypeVar("Kind")
 
 
@@ -49,6 +50,7 @@ def read_config(path: Path, given: dict[str, Any]) -> ServerSettings:
     if not isinstance(server, dict):
         raise ConfigError(f"{path}: 'server' must be a table: [server]")
     server = {f"{name}_s" if name in IN_SECONDS else name: value for name, value in server.items()}
+    _check_keys(server, [name for name in _names(ServerSettings) if name not in OF_TABLES], f"{path} [server]")
     models = [_model(table, place) for table, place in _tables(content, "models", path)]
     rules = [_made(Rule, table, place) for table, place in _tables(content, "routes", path)]
     return _made(ServerSettings, {**server, **given, "models": tuple(models), "rules": tuple(rules)}, f"{path} [server]")

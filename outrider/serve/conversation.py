@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,11 @@ from outrider.serve.errors import ApiError
 from outrider.serve.schema.messages import Message, TemplateFields
 from outrider.serve.served import Served
 from outrider.serve.texts import Texts
+
+TAKEN = frozenset((  # set here, some by fields of their own: in `chat_template_kwargs` they would be ignored
+    "messages", "tools", "tokenize", "return_dict", "conversation", "chat_template", "add_generation_prompt",
+    "continue_final_message",
+))  # fmt: skip
 
 
 async def render(
@@ -19,7 +25,7 @@ async def render(
     """Token ids. Raises ApiError where the template cannot."""
     texts = served.texts
     options: dict[str, Any] = {**(fields.chat_template_kwargs or {})}
-    if taken := sorted(set(options) & {"messages", "tools", "tokenize", "return_dict", "conversation", "chat_template"}):
+    if taken := sorted(set(options) & TAKEN):
         raise ApiError(f"chat_template_kwargs cannot set {', '.join(taken)}", param="chat_template_kwargs")
     if reasoning_effort is not None:
         _check_known(texts, "reasoning_effort", served.name)
@@ -36,7 +42,7 @@ async def render(
 
 def _check_known(texts: Texts, name: str, model: str, param: str | None = None) -> None:
     """A variable that the template never reads would be accepted and ignored."""
-    if name not in (texts.chat_template or ""):
+    if not re.search(rf"\b{re.escape(name)}\b", texts.chat_template or ""):  # 'thinking' is not 'enable_thinking'
         raise ApiError(f"the chat template of '{model}' knows no '{name}'", param=param or name)
 
 
@@ -54,5 +60,5 @@ def _parsed(arguments: str) -> Any:
     """Templates write arguments as JSON themselves. Text that is no JSON is left to them as it is."""
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested deeper than any arguments are
         return arguments

@@ -88,8 +88,16 @@ class Exchange:
         """`usage` and `metrics`, once everything has finished."""
         asked = self.requests[0]  # they differ in nothing that matters here
         predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
-        number = None if asked.is_predicted else self.served.num_spec_tokens
-        return {"usage": usage(self.costs, predicted), "metrics": metrics(self.costs, number)}
+        return {"usage": usage(self.costs, predicted), "metrics": metrics(self.costs, self._num_spec_tokens(asked))}
+
+    def _num_spec_tokens(self, asked: Request) -> int | None:
+        """Draft tokens per step where that is one number: the request's, or the server's, which is about its first drafter."""
+        wish, usual = asked.speculation, self.served.num_spec_tokens
+        if wish.mode == "fixed":
+            return wish.max_draft_tokens
+        if usual is None or asked.is_predicted or wish.drafter not in (None, *self.served.engine.drafters[:1]):
+            return None
+        return min(usual, wish.max_draft_tokens or usual)
 
 
 async def make_exchange(

@@ -1,4 +1,5 @@
-"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; and the answer is counted.
+"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer is counted, and a
+refusal logged.
 
 Plain ASGI, so that streams pass through untouched and a client's leaving is noticed.
 """
@@ -19,6 +20,8 @@ from outrider.serve.refusals import answer
 
 log = logging.getLogger("outrider.serve")
 FAILED = ApiError("the server failed; its log says more", status=500, kind=SERVER, code="internal_error")
+URGENT = (429, 503)  # what an operator can do something about
+LONGEST_PATH = 100  # letters of it in the log
 PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # health, metrics and the page itself are open, as vLLM's are
 
 
@@ -100,4 +103,13 @@ class _Counting:
             route = getattr(self._scope.get("route"), "path", "other")
             self.begun = True
             self._metrics.answered(route, message["status"])
+            self._tell(message["status"])
         await self._send(message)
+
+    def _tell(self, status: int) -> None:
+        """Who is turned away has no line of a request that ends. Nothing about probes of health, which come every few seconds,
+        and about failures, which are told where they happen."""
+        path = self._scope["path"]
+        if status >= 400 and status != FAILED.status and path.startswith(PROTECTED):
+            level = logging.WARNING if status in URGENT else logging.INFO
+            log.log(level, "refused", extra={"status": status, "method": self._scope["method"], "path": path[:LONGEST_PATH]})

@@ -127,6 +127,7 @@ def _model_labels(engine: Watched) -> dict[str, str]:
 
 
 def _findings(tests: Mapping[str, SelfTest]) -> Iterator[dict[str, str]]:
-    for model, result in tests.items():
-        for finding in result.findings:
-            yield {"model_name": model, "finding": finding.code, "severity": finding.severity}
+    """Each series once, as the format wants it: several drafters, and several texts of one, may be found wanting alike."""
+    names = ("model_name", "finding", "severity", "drafter")
+    found = ((model, one.code, one.severity, one.drafter or "") for model, test in tests.items() for one in test.findings)
+    return (dict(zip(names, labels, strict=True)) for labels in dict.fromkeys(found))

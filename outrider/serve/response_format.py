@@ -97,6 +97,6 @@ def _schema(value: Any, name: str, whitespace: str | None = None) -> Spec:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{name} is no JSON: {error}") from error
     return json_schema(value, name, whitespace=whitespace)

@@ -218,9 +218,7 @@ def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
         return []
     has_model, stats, found = _has_model(engine, name), run.stats, []
     if not stats.drafted:
-        message = f"drafter '{name}' drafted nothing on {len(run.tokens)} prompts: " + (
-            "its draft is loaded but unused, and only costs memory" if has_model else "it needs texts that repeat themselves"
-        )
+        message = f"drafter '{name}' drafted nothing on {len(run.tokens)} prompts: {_why_unused(name, has_model=has_model)}"
         return [Finding("draft-unused", message, "warning" if has_model else "note", name)]
     if stats.tested >= LEAST_TESTED and (stats.alpha or 0.0) < NEAR_ZERO:
         message = (
@@ -235,6 +233,15 @@ def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
         message = f"drafter '{name}': {len(run.tokens) - same} of {len(run.tokens)} greedy texts differ from plain ones, {reason}"
         found.append(Finding("texts-differ", message, "warning" if exact else "note", name))
     return found
+
+
+def _why_unused(name: str, *, has_model: bool) -> str:
+    drafter_class = DRAFTERS.load(name)
+    if has_model:
+        return "its draft is loaded but unused, and only costs memory"
+    if drafter_class.takes_prediction(drafter_class.Settings()):
+        return "it drafts for requests that bring a prediction"
+    return "it needs texts that repeat themselves"
 
 
 def _judge_speed(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:

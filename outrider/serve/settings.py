@@ -51,9 +51,9 @@ class ServerSettings:
             raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
-        if self.request_timeout_s <= 0:
+        if not self.request_timeout_s > 0:  # NaN, which TOML can write, is neither: it would be no limit, without a word
             raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}")
-        if self.drain_timeout_s < 0:
+        if not self.drain_timeout_s >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout_s:g}")
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key must be ASCII text without spaces around it, and not empty")

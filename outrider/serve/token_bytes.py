@@ -10,6 +10,8 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from outrider.errors import CapabilityError
+
 SPACE = "\u2581"
 
 
@@ -17,9 +19,16 @@ class TokenBytes:
     """Bytes and text of single tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
+        """Raises CapabilityError for a tokenizer that does not say how its vocabulary is written."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise CapabilityError(
+                f"the server reads vocabularies of the tokenizers library, but this model's {type(tokenizer).__name__} is Python "
+                "code of its own: put a tokenizer.json beside the weights (transformers' convert_slow_tokenizer makes many)"
+            )
         self._tokenizer = tokenizer
         self._added = {int(number): str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-        decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder"))
+        decoder = json.dumps(json.loads(backend.to_str()).get("decoder"))
         self._letters = _byte_letters() if '"ByteLevel"' in decoder else None
         self._spaces = SPACE in decoder or '"Metaspace"' in decoder
         self._falls_back = '"ByteFallback"' in decoder

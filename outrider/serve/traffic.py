@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
@@ -23,6 +24,7 @@ from typing import Any
 
 from outrider.errors import ConfigError
 
+log = logging.getLogger("outrider.serve")
 OWNER_ONLY = 0o600
 
 
@@ -63,7 +65,10 @@ class TrafficLog:
     def close(self) -> None:
         """Write what is queued."""
         self._listener.stop()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            log.error("the last requests could not be written to %s: %s", self._file.baseFilename, error.strerror)
 
 
 class _PrivateFile(WatchedFileHandler):
@@ -72,6 +77,18 @@ class _PrivateFile(WatchedFileHandler):
     def _open(self) -> TextIOWrapper:
         number = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
         return TextIOWrapper(os.fdopen(number, "ab"), encoding=self.encoding)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Also where the file is gone and cannot be made again: the thread that writes must live, or all that follows waits for
+        it in memory."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name for it
+        """A full disk, mostly. Python's own way is to print the record, and so what people wrote, to standard error."""
+        log.error("a request could not be written to %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
 def _message(text: str | None) -> dict[str, str | None]:

@@ -104,9 +104,10 @@ def log_seconds(laps: Sequence[Lap], task: str | None = None) -> Laps:
 def summarise(
     laps: Sequence[Lap], plain: Configuration, *, greedy: bool, beliefs: Mapping[str, Belief] | None = None
 ) -> list[Confirmed]:
-    """Every finalist over plain decoding. `beliefs`: "all" and by task."""
+    """Every finalist over plain decoding, those left out whose first steps said everything: nothing of them was timed. `beliefs`:
+    "all" and by task."""
     base = {lap.group: lap for lap in laps if lap.configuration == plain.label}
-    labels = dict.fromkeys(lap.configuration for lap in laps if lap.configuration != plain.label)
+    labels = dict.fromkeys(lap.configuration for lap in laps if lap.configuration != plain.label and lap.tokens)
     return [
         _summary([lap for lap in laps if lap.configuration == label], base, beliefs or {}, greedy=greedy) for label in labels
     ]
@@ -144,11 +145,12 @@ def _speedup(laps: Sequence[Lap], base: dict[int, Lap], belief: Belief | None) -
 
 
 def paired_seconds(laps: Sequence[Lap], base: dict[int, Lap]) -> dict[int, tuple[float, float]]:
-    """Group -> seconds of plain decoding and of a configuration, both for the number of tokens that plain decoding wrote."""
+    """Group -> seconds of plain decoding and of a configuration, both for the number of tokens that plain decoding wrote; groups
+    that either said in its first step are left out."""
     return {
-        lap.group: (base[lap.group].seconds, lap.seconds / max(lap.tokens, 1) * base[lap.group].tokens)
+        lap.group: (base[lap.group].seconds, lap.seconds / lap.tokens * base[lap.group].tokens)
         for lap in laps
-        if lap.group in base
+        if lap.group in base and lap.tokens and base[lap.group].tokens
     }
 
 

@@ -31,13 +31,14 @@ class LoadStep(Record):
 def best_at(
     batch_size: int, families: Sequence[tuple[Family, Probe, Probe]], plain: Probe, shares: dict[str, float]
 ) -> LoadStep:
-    """`families`: each with the probe that knows its acceptance and the one that was timed at this batch size."""
+    """`families`: each with the probe that knows its acceptance and the one that was timed at this batch size. Where answers are
+    so short that no plain step could be timed, nothing is known to pay."""
     base = plain_tokens_per_s(plain, batch_size)
     found: list[Forecast] = []
-    for family, acceptance, timed in families:
+    for family, acceptance, timed in families if base else ():
         if (costs := step_costs(timed, batch_size)) is not None:
             found += forecast(family, acceptance, costs, base)
-    speedups = overall(found, shares, dict.fromkeys(shares, base))
+    speedups = overall(found, shares, dict.fromkeys(shares, base)) if base else {}
     best = max(speedups, key=lambda label: speedups[label], default=None)
     if best is None or speedups[best] < WORTH:
         return LoadStep(

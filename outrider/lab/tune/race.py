@@ -62,6 +62,10 @@ class Race:
         Raises what plain decoding raises."""
         self._progress.stage("confirming the best", len(self._groups) * (1 + self._rules.on_track))
         track = self._able([PLAIN, *first, *self._joining(self.belief(), list(first), gone=set())])
+        while track == [PLAIN] and (others := self._joining(self.belief(), [], gone=set())):
+            track = self._able([PLAIN, *others])
+        if track == [PLAIN]:  # of the others none can be built
+            return self.laps
         gone: set[str] = set()
         for number, group in enumerate(self._groups):
             for place in range(len(track)):

@@ -14,8 +14,8 @@ from outrider.errors import ConfigError
 from outrider.lab.bench.material import firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
-from outrider.lab.runner import Runner
-from outrider.lab.tune.drafts import ACCEPTANCE, MODEL, Drafts, read_drafts
+from outrider.lab.runner import MOST_ROWS, Runner
+from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
@@ -27,6 +27,7 @@ from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.machine import versions
+from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.load import resolve_device
 from outrider.sampling.params import SamplingParams
 
@@ -58,6 +59,8 @@ class TuneRequest:
         for what, number in (("batch sizes", min((self.batch_size, *self.load_sizes))), ("finalists", self.finalists)):
             if number < 1:
                 raise ConfigError(f"{what} must be 1 or more, got {number}")
+        if (largest := max((self.batch_size, *self.load_sizes))) > MOST_ROWS:
+            raise ConfigError(f"batch sizes must be at most {MOST_ROWS}, got {largest}")
         if not 0 < self.most_share <= 1:
             raise ConfigError(f"the share of the exhaustive cost must be above 0 and at most 1, got {self.most_share:g}")
 

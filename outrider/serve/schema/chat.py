@@ -83,6 +83,7 @@ class ChatBody(GenerationFields, TemplateFields):
     }
     only: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.only,
+        "add_special_tokens": (False,),  # the template writes them
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
@@ -102,7 +103,7 @@ class ChatBody(GenerationFields, TemplateFields):
             raise refusal("max_tokens", "'max_tokens' is the older name of 'max_completion_tokens': give one of them")
         if self.stream_options is not None and not self.stream:
             raise refusal("stream_options", "'stream_options' needs stream: true")
-        self.check_template()
+        self.check_template(self.messages, "reasoning_effort")
         self._check_tools()
         return self
 

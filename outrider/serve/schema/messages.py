@@ -89,7 +89,11 @@ class TemplateFields(Body):
         "mm_processor_kwargs": TEXT_ONLY,
     }
 
-    def check_template(self) -> None:
-        """The two ways to begin an answer exclude each other."""
+    def check_template(self, messages: list[Message] | None, *more: str) -> None:
+        """The two ways to begin an answer exclude each other; where no messages are rendered, fields that say how, and those
+        named `more`, would be ignored."""
         if self.continue_final_message and self.add_generation_prompt:
             raise refusal("continue_final_message", "'continue_final_message' and 'add_generation_prompt' contradict each other")
+        for name in (*TemplateFields.model_fields, *more) if messages is None else ():
+            if getattr(self, name) is not None:
+                raise refusal(name, f"'{name}' needs 'messages': it says how they are rendered")

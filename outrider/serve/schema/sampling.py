@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue
 
@@ -14,7 +14,7 @@ from outrider.serve.schema.speculation import SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
 MAX_CHOICES = 128
-MAX_WORDS = 1024  # bad_words: each is looked for at every draft token
+MAX_WORDS = 1024  # bad_words and stop: each is looked for at every token, in the thread that decodes for everybody
 REFUSED = {
     "use_beam_search": "answers are sampled or greedy",
     "length_penalty": "it belongs to beam search",
@@ -51,7 +51,9 @@ class GenerationFields(Body):
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> added to its logit, -100 to 100.")
     allowed_token_ids: list[int] | None = Field(None, description="No other token may be said.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text; answer i of n uses seed + i.")
-    stop: str | list[str] | None = Field(None, description="The text ends before the first of these.")
+    stop: str | Annotated[list[str], Field(max_length=MAX_WORDS)] | None = Field(
+        None, description="The text ends before the first of these."
+    )
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, description="The answer does not end before it has so many.")

@@ -23,7 +23,7 @@ class TokenizeBody(TemplateFields):
     def _check_together(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise refusal("prompt", "give either 'prompt' or 'messages'")
-        self.check_template()
+        self.check_template(self.messages, "tools")
         return self
 
 

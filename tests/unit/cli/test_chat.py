@@ -7,8 +7,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from outrider.cli import chat
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
+from outrider.sampling.params import SamplingParams
 
 
 def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
@@ -29,6 +32,18 @@ def test_commands(cli: Callable[..., Any], fake: Any) -> None:
     assert "5 tokens" in result.err
     assert "Did you mean '/reset'?" in result.err
     assert all(command in result.err for command in chat.COMMANDS)
+
+
+def test_messages_in_another_encoding(cli: Callable[..., Any], fake: Any) -> None:
+    """One line, no traceback; what was said before was answered. Python reads such bytes as an error or as halves of letters."""
+    result = cli("chat", "demo", stdin=b"M\xfcnchen\n")
+    assert (result.code, fake.prompts) == (2, [])
+    assert result.err.startswith("error: standard input is not UTF-8 text")
+    result = cli("chat", "demo", "--system", "M\udcfcnchen", stdin="first\n")
+    assert (result.code, result.err) == (2, "error: --system is not UTF-8 text (letter 2).\n")
+    conversation = chat.Conversation(fake, SamplingParams(), None, False)
+    with pytest.raises(ConfigError, match="the message is not UTF-8 text"):
+        conversation.answer("M\udcfcnchen")
 
 
 def test_system_message_survives_reset(cli: Callable[..., Any], fake: Any) -> None:

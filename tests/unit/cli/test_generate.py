@@ -154,6 +154,12 @@ def test_prompt_from_standard_input(cli: Callable[..., Any], fake: Any) -> None:
     assert fake.prompts == ["Where?", "Where?\n"]
 
 
+def test_a_prompt_in_another_encoding(cli: Callable[..., Any], fake: Any) -> None:
+    """What a shell hands over of `outrider generate demo $'M\\xfcnchen'`."""
+    result = cli("generate", "demo", "M\udcfcnchen")
+    assert (result.code, result.err, fake.asked) == (2, "error: the prompt is not UTF-8 text (letter 2).\n", [])
+
+
 def test_prompt_from_a_file(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("Wo ist München?\n", encoding="utf-8")

@@ -23,6 +23,25 @@ def test_ls_json(cli: Callable[..., Any]) -> None:
     assert {row["name"] for row in found["verifiers"] if not row["lossless"]} == {"typical", "top-k"}
 
 
+def test_ls_of_a_name_shows_its_settings(cli: Callable[..., Any]) -> None:
+    """Where a person finds what --drafter-option takes. Some names stand for a drafter and a verifier."""
+    out = cli("ls", "block").out
+    assert "settings of drafter block" in out
+    assert "stop_below" in out
+    assert "block verification" in out
+    assert "suffix" not in out
+    out = cli("ls", "typical").out
+    assert "settings of verifier typical" in out
+    assert "epsilon" in out
+    assert list(json.loads(cli("ls", "ngram", "--json").out)) == ["drafters"]
+
+
+def test_ls_of_an_unknown_name(cli: Callable[..., Any]) -> None:
+    result = cli("ls", "sufix")
+    assert result.code == 2
+    assert "nothing called 'sufix' to list. Did you mean 'suffix'" in result.err
+
+
 def test_an_entry_that_cannot_be_imported_is_listed() -> None:
     """One broken plug-in must not hide all others."""
     rows = describe(Registry("drafter", {"bad": Entry("no.such:Thing", "broken")}), ("lossless",))

@@ -40,6 +40,13 @@ def test_what_is_no_table(text: str) -> None:
         DraftLength.parse(text, 5)
 
 
+@pytest.mark.parametrize("text", ["--5", "²", "auto:--5", "auto:²", "9" * 5000, "1:" + "9" * 5000, "5.0", "", "-"])
+def test_what_only_looks_like_a_number(text: str) -> None:
+    """Python's int() takes none of these, and says so with a traceback."""
+    with pytest.raises(ConfigError, match="num_draft_tokens must be a number, 'auto' or 'auto:N', got"):
+        DraftLength.parse(text, 5)
+
+
 @pytest.mark.parametrize("text", ["1:0", "1:65,2:3", "1:0,4:0"])
 def test_a_table_out_of_range(text: str) -> None:
     with pytest.raises(ConfigError, match="between 1 and 64 at some load"):

@@ -115,6 +115,18 @@ def test_a_spoilt_first_time_is_repaired_by_the_next() -> None:
     assert curve.seconds(0) == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize("times", [10, 1e3, 1e5])
+@pytest.mark.parametrize("again", [0, 3])
+def test_a_spoilt_first_time_of_all_does_not_spoil_the_other_sizes(times: float, again: int) -> None:
+    """A program that is built, a laptop that was asleep: the only time there is, and all sizes are guessed from it. Guards
+    against sizes that are dear for ever, and against covariances that rounding turns negative."""
+    curve = CostCurve(8, Slope(0.05, 0.2))
+    curve.observe(3, 1.15 * times)
+    for size in [again, *[0, 1, 2, 3, 4, 3, 5, 4, 6, 5] * 8]:
+        curve.observe(size, 1 + 0.05 * size)
+    assert curve.seconds_of(range(9)) == pytest.approx([1 + 0.05 * size for size in range(9)], rel=0.1)
+
+
 def test_wider_steps_than_can_be_asked_for_tell_nothing() -> None:
     curve = told()
     before = curve.seconds_of(range(9))

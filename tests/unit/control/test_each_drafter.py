@@ -72,6 +72,20 @@ def test_the_time_of_a_mixed_step_is_nobodys() -> None:
         assert rates[0] == pytest.approx(2.0, rel=0.1), name
 
 
+def test_rows_with_a_number_of_their_own_are_nobodys_choice() -> None:
+    """Drafting is off, or fixed: a report of what was chosen, and of what that lost, must not count such steps."""
+    each, alpha = control(), {"model": True, "copy": True}
+    for _ in range(20):
+        rows = rows_of("model", "model")
+        for row, size in zip(rows, (0, 3), strict=True):
+            row.draft_bound, row.draft_fixed = size, True
+        assert step(each, rows, alpha) == [0, 3]
+    assert each.summary()["chosen"] == {}
+    for _ in range(20):
+        step(each, rows_of("model", "model"), alpha)
+    assert sum(each.summary()["chosen"].values()) == 20
+
+
 def test_rows_that_name_nobody_are_the_first_drafters() -> None:
     each = control()
     for _ in range(40):

@@ -123,7 +123,8 @@ class _Speech:
 
     def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
         self._engine, self._request, self._listener = engine, request, listener
-        self._text = Detokenizer(engine.tokenizer, request.prompt)
+        special = not request.params.skip_special_tokens
+        self._text = Detokenizer(engine.tokenizer, request.prompt, special=special, silent=frozenset({EOS} if special else ()))
         self._stops = StopStrings(request.params.stop, include=request.params.include_stop_str_in_output)
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
         self._said = 0

@@ -45,6 +45,19 @@ def test_speculation_is_counted_in_vllms_names() -> None:
     assert answer["metrics"]["timing"] == timing
 
 
+@pytest.mark.parametrize(
+    ("wish", "number"),
+    [
+        ({"mode": "fixed", "max_draft_tokens": 2}, 2), ({"max_draft_tokens": 2}, 2),
+        ({"drafter": "draft-model"}, 3), ({"drafter": "ngram"}, None), ({}, 3),
+    ],
+)  # fmt: skip
+def test_the_number_of_draft_tokens_is_the_one_that_was_asked_for(wish: dict[str, Any], number: int | None) -> None:
+    """The server's own is about its first drafter, and about requests that name no other number."""
+    found = ask(FakeEngine(), speculation=wish)["metrics"]["speculative_decoding"]
+    assert found["num_spec_tokens"] == number
+
+
 def test_defaults_are_openais() -> None:
     engine = FakeEngine()
     with serving(engine) as client:

@@ -22,6 +22,7 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),
     ({"stop": [""]}, "stop", "non-empty"),
+    ({"stop": ["x"] * 2000}, "stop", "at most 1024 items"),
     ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
     ({"functions": []}, "functions", "use 'tools'"),
@@ -36,6 +37,8 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"verbosity": "low"}, "verbosity", "can only be"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "knows no"),
     ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "knows no"),
+    ({"chat_template_kwargs": {"shou": True}}, "chat_template_kwargs", "knows no 'shou'"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs", "cannot set"),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "cannot set"),
     ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens", "can only be true"),
     ({"min_tokens": 30, "max_tokens": 20}, "min_tokens", "between 0 and max_tokens (20)"),
@@ -49,6 +52,9 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "older name"),
     ({"messages": []}, "messages", "empty"),
     ({"messages": None}, "messages", "either"),
+    ({"add_special_tokens": True}, "add_special_tokens", "can only be false"),
+    ({"messages": None, "prompt_token_ids": [1], "chat_template_kwargs": {}}, "chat_template_kwargs", "needs 'messages'"),
+    ({"messages": None, "prompt_token_ids": [1], "reasoning_effort": "low"}, "reasoning_effort", "needs 'messages'"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "needs 'content'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "text only"),
@@ -89,6 +95,7 @@ REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"use_beam_search": True}, "use_beam_search", "sampled or greedy"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, None, "give one"),
     ({"seed": 2**64}, "seed", "less than"),
+    ({"guided_json": "[" * 100_000}, None, "guided_json is no JSON"),
 ]  # fmt: skip
 
 
@@ -99,6 +106,15 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, s
     assert said in error["message"], error
     if param is not None:
         assert error["param"] == param, error
+
+
+def test_arguments_that_no_parser_takes_are_left_to_the_template() -> None:
+    """A client hands back what a model wrote, and models write anything."""
+    for arguments in ("[" * 100_000, "{", ""):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+        with serving(FakeEngine()) as client:
+            assert client.post(CHAT, json={"messages": messages}).status_code == 200
 
 
 def test_half_a_character_is_no_text() -> None:

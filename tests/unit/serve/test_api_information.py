@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.errors import CapabilityError
 from outrider.serve.rules import Rule
 from outrider.serve.token_bytes import TokenBytes
 from outrider.version import __version__
 from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
+from tests.unit.serve.written_tools import TOOLS
 
 
 def test_models_are_listed_with_what_they_can() -> None:
@@ -33,6 +39,9 @@ def test_tokenize_and_detokenize_are_inverse() -> None:
         assert client.post("/detokenize", json={"tokens": rendered}).json()["prompt"] == "<user>Hi<assistant>"
         assert error_of(client.post("/detokenize", json={"tokens": [257]}), 400)["param"] == "tokens"
         assert error_of(client.post("/tokenize", json={}), 400)["param"] == "prompt"
+        for unread in ({"tools": TOOLS}, {"add_generation_prompt": False}):
+            (name,) = unread
+            assert error_of(client.post("/tokenize", json={"prompt": "x", **unread}), 400)["param"] == name
 
 
 def test_health_is_about_life_and_ready_about_taking_requests() -> None:
@@ -118,3 +127,5 @@ def test_bytes_of_tokens() -> None:
     assert TokenBytes(tokenizer).text(0) == "<|end|>"
     assert TokenBytes(tokenizer).of(100_000) == b""
     assert TokenBytes(word_tokenizer(5)).of(3) == b"w3"
+    with pytest.raises(CapabilityError, match="this model's SimpleNamespace is Python code of its own"):
+        TokenBytes(SimpleNamespace(added_tokens_decoder={}))

@@ -179,7 +179,7 @@ def test_extras_that_are_installed_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     unit = (DEPLOY / "outrider.service").read_text()
     for text in (DOCKERFILE, unit):
-        (names,) = re.findall(r"(?:outrider|\")\.?\[([a-z,]+)\]", text)
+        (names,) = re.findall(r"(?:outrider|['\"])\.?\[([a-z,]+)\]", text)
         assert set(names.split(",")) <= set(extras)
 
 

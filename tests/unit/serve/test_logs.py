@@ -7,7 +7,7 @@ import json
 import logging
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from outrider.serve.telemetry import Telemetry
 from outrider.serve.traffic import TrafficLog
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
-from tests.unit.serve.served_app import state_of
+from tests.unit.serve.served_app import chat, serving, state_of
 
 
 def request() -> Request:
@@ -46,6 +46,68 @@ def written(style: str, *ends: Finish, level: str = "info") -> str:
     finally:
         running.close()
     return stream.getvalue()
+
+
+def test_who_is_turned_away_is_told() -> None:
+    """A full queue and a wrong key at night: without a line, the log says that nobody asked. Probes of health say nothing."""
+    stream = io.StringIO()
+    running = Logging("json", "info", stream)
+    try:
+        with serving(FakeEngine(max_queue=0), api_keys=("right",)) as client:
+            for key, path in (("right", "/v1/chat/completions"), ("wrong", "/v1/models"), ("right", "/v1/models/none")):
+                headers = {"Authorization": f"Bearer {key}"}
+                client.post(path, json=chat(), headers=headers) if "chat" in path else client.get(path, headers=headers)
+            client.state.draining = True
+            assert client.get("/ready").status_code == 503
+    finally:
+        running.close()
+    lines = [entry for entry in map(json.loads, stream.getvalue().splitlines()) if entry["event"] == "refused"]
+    assert [(one["status"], one["level"], one["path"]) for one in lines] == [
+        (429, "warning", "/v1/chat/completions"), (401, "info", "/v1/models"), (404, "info", "/v1/models/none")
+    ]  # fmt: skip
+    assert "right" not in stream.getvalue()
+
+
+def test_a_full_disk_is_told_without_what_people_wrote(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against texts in the server's log, and against a server that ends with a traceback for its last line."""
+    traffic = TrafficLog(Path("/dev/full"))
+    with caplog.at_level(logging.ERROR, "outrider.serve"):
+        for _ in range(2):
+            body = {"prompt": "SECRET " * 2000}
+            traffic.add(request_id="cmpl-1", url="/v1/completions", body=body, texts=["SECRET"])
+        traffic.close()
+    said = capsys.readouterr()
+    assert "SECRET" not in said.err + said.out + caplog.text
+    assert "could not be written to /dev/full: " in caplog.text
+    assert "No space left" in caplog.text
+
+
+def test_traffic_goes_on_when_its_folder_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a thread that dies of one failure: nothing would be written any more, and the queue grow for ever."""
+    file = tmp_path / "logs" / "traffic.jsonl"
+    file.parent.mkdir()
+    traffic = TrafficLog(file)
+    for number in range(3):
+        if number == 1:
+            file.unlink()
+            file.parent.rmdir()
+        if number == 2:
+            wait_until(lambda: "could not be written" in caplog.text)
+            file.parent.mkdir()
+        traffic.add(request_id=f"cmpl-{number}", url="/v1/completions", body={"prompt": "x"}, texts=["y"])
+        if number == 0:
+            wait_until(lambda: file.stat().st_size > 0)
+    traffic.close()
+    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["cmpl-2"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 5
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert condition()
 
 
 def test_request_is_one_line_of_json() -> None:

@@ -224,8 +224,18 @@ def test_facts_have_no_paths_and_findings_are_named() -> None:
     page = metrics.render()[0].decode()
     assert "secret" not in page
     assert f'version="{__version__}"' in page
-    assert value(metrics, "self_test_finding_info", finding="no-acceptance", severity="warning") == 1
+    labels = {"finding": "no-acceptance", "severity": "warning", "drafter": "draft-model"}
+    assert value(metrics, "self_test_finding_info", **labels) == 1
     assert value(metrics, "http_responses_total", route="/v1/completions", status="200") == 2
+
+
+def test_no_series_is_on_the_page_twice() -> None:
+    """Two drafters with the same fault, one of them twice: a scraper that is strict takes nothing of a page with doubles."""
+    metrics = ServerMetrics()
+    found = [Finding("context-too-long", "too long", drafter=name) for name in ("suffix", "eagle3", "eagle3")]
+    metrics.tested("m", SelfTest(found))
+    lines = [line for line in metrics.render()[0].decode().splitlines() if "self_test_finding_info{" in line]
+    assert len(lines) == len(set(lines)) == 2
 
 
 def test_lab_reads_our_page_as_it_reads_vllms() -> None:

@@ -180,6 +180,15 @@ def test_draft_that_drafts_nothing_is_unused() -> None:
     assert (found.code, found.severity) == ("draft-unused", "warning")
 
 
+def test_drafter_that_waits_for_predictions_is_no_look_up() -> None:
+    """What to do about it would be wrong advice."""
+    engine = Scripted(drafted=0, accepted=0, drafter="prediction", draft=None)
+    engine.drafters = ["prediction"]
+    found = only(self_test(engine))
+    assert (found.code, found.severity) == ("draft-unused", "note")
+    assert "that bring a prediction" in found.message
+
+
 def test_other_text_than_plain_is_told_as_bad_as_it_is() -> None:
     engine = Scripted()
     engine.text = [8]

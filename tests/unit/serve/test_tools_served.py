@@ -47,6 +47,20 @@ def test_calls_are_answers(name: str) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.markers])
+def test_marks_that_are_special_tokens(name: str, skip: bool) -> None:
+    """Left out of the text or shown in it, as the client wants: its calls are read all the same. Guards against marks that are
+    there twice."""
+    fake = engine(name, written(name, CALLS))
+    fake.tokenizer.add_special_tokens({"additional_special_tokens": list(FORMATS[name].markers)})
+    with serving(fake) as client:
+        (choice,) = client.post(URL, json=chat(tools=TOOLS, skip_special_tokens=skip)).json()["choices"]
+    calls = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == CALLS
+    assert choice["message"]["content"] is None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_half_a_call_is_an_answer_too(name: str, stream: bool) -> None:

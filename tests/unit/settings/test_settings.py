@@ -52,6 +52,13 @@ def test_values_of_every_type(field: str, given: Any, value: Any) -> None:
     assert type(found) is type(value)
 
 
+@pytest.mark.parametrize("value", ["nan", float("nan")])
+def test_nan_is_no_number(value: Any) -> None:
+    """Neither below a bound nor above it: `if share <= 0` takes it."""
+    with pytest.raises(ConfigError, match="option share must be a number, got 'nan'"):
+        parse(share=value)
+
+
 def test_nothing_given_is_the_defaults() -> None:
     assert parse() == Example()
 

@@ -109,6 +109,36 @@ def test_who_cannot_be_built_is_told_and_the_others_race(journal: Journal) -> No
     assert one.failures == {SLOW.label: "no"}
 
 
+def test_nobody_but_plain_decoding_can_be_built(journal: Journal) -> None:
+    """A head whose folder is gone when an interrupted tuning goes on: every member fails, each is told, nothing is raised."""
+    plain = FakeContender(Configuration(PLAIN), 0.010, 0)
+
+    def open_one(label: str) -> FakeContender:
+        if label != PLAIN:
+            raise CapabilityError("no such folder")
+        return plain
+
+    members = [Member(PLAIN, None, 1, 1.0, 0.0), Member(FAST.label, "a", 4, 1.5, 0.1), Member(SLOW.label, "b", 4, 1.5, 0.1)]
+    one = Race(members, open_one, [[s] for s in samples(12)], 1, journal, Quiet(), Rules())  # type: ignore[arg-type]
+    assert summarise(one.run(), Configuration(PLAIN), greedy=True) == []
+    assert one.failures == dict.fromkeys((FAST.label, SLOW.label), "no such folder")
+
+
+def lap(configuration: str, group: int, seconds: float, tokens: int) -> Lap:
+    return Lap(
+        configuration=configuration, group=group, task="code", seconds=seconds, tokens=tokens, steps=tokens, texts=["a"],
+        other_cpu=0.0,
+    )  # fmt: skip
+
+
+def test_an_answer_that_the_first_step_says_has_no_speed() -> None:
+    """Short answers, long drafts: nothing is left to time. That is neither a gain without end nor a division by zero."""
+    plain, fast = [lap(PLAIN, group, 0.23, 23) for group in range(2)], [lap(FAST.label, 0, 0.046, 23), lap(FAST.label, 1, 0.0, 0)]
+    (found,) = summarise([*plain, *fast], Configuration(PLAIN), greedy=True)
+    assert found.speedup.value == pytest.approx(5.0)
+    assert summarise([*plain, *[lap(FAST.label, group, 0.0, 0) for group in range(2)]], Configuration(PLAIN), greedy=True) == []
+
+
 def test_different_texts_are_seen(journal: Journal) -> None:
     plain, other = FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 1, text=8)
     laps = race(plain, [other], [[one] for one in samples(3)], journal)

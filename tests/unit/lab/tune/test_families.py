@@ -128,6 +128,12 @@ def test_only_what_is_named() -> None:
     }  # fmt: skip
 
 
+def test_naming_one_does_not_undo_another_wish() -> None:
+    """--no-trees and --no-own-weights would be ignored; what is left out is then refused by name."""
+    assert labels(drafters=frozenset({"recycling", "ngram"}), trees=False) == ["ngram"]
+    assert labels(drafters=frozenset({"early-exit", "quantised", "ngram"}), own_weights=False, num_layers=8) == ["ngram"]
+
+
 def test_some_take_part_only_when_they_are_named() -> None:
     assert not any(one.startswith("universal") for one in labels())
     assert labels(drafters=frozenset({"universal"})) == ["universal"]

@@ -54,6 +54,15 @@ def test_survival_is_the_law_of_the_drafter() -> None:
     assert curve == pytest.approx([0.8, 0.64, 0.512, 0.41], abs=0.03)
 
 
+def test_where_no_plain_step_was_timed_nothing_pays() -> None:
+    """Answers of one word: every step is one of a run's first ones."""
+    short, timed = probe([note(0, 0, steady=False)], family=PLAIN_FAMILY), probe(chain_steps(0.8, 30))
+    assert plain_tokens_per_s(short, 4) == 0
+    for families in ([], [(CHAIN, timed, timed)]):
+        found = best_at(4, families, short, {"code": 1.0})
+        assert (found.configuration, found.size, found.speedup) == ("none", 0, 1.0)
+
+
 def test_a_drafter_that_offers_less_keeps_less() -> None:
     """An empty offer is a token that was not kept, not a step that says nothing."""
     steps = chain_steps(0.8, 6000, offers=0.5)

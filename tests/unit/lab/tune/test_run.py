@@ -98,6 +98,13 @@ def test_wishes_that_cannot_be(root: Path, names: tuple[str, ...], drafters: tup
         choose_space(options(root), request, read_drafts(options(root), [str(root / name) for name in names]))
 
 
+@pytest.mark.parametrize("sizes", [{"batch_size": 5000}, {"load_sizes": (4, 5000)}])
+def test_a_load_that_no_decoder_takes_is_refused_before_the_work(sizes: dict[str, Any]) -> None:
+    """Other loads are tried last."""
+    with pytest.raises(ConfigError, match="batch sizes must be at most 4096, got 5000"):
+        TuneRequest(SamplingParams(), **sizes)
+
+
 def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last of several --draft must not win without a word."""
     assert run(["tune", str(root / "target"), "--draft", str(root / "draft"), "--draft", "org/other"]) == 2
