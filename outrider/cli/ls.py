@@ -1,4 +1,4 @@
-"""`outrider ls [drafters|verifiers]`: what is registered, third-party entries included."""
+"""`outrider ls [drafters|verifiers|NAME]`: what is registered, third-party entries included; of one name also its settings."""
 
 from __future__ import annotations
 
@@ -15,23 +15,40 @@ from outrider.settings import NoSettings, describe_settings
 if TYPE_CHECKING:
     from outrider.registry import Registry
 
-What = Annotated[str | None, typer.Argument(help="drafters or verifiers; default: both.", show_default=False)]
+What = Annotated[
+    str | None,
+    typer.Argument(help="drafters, verifiers, or the name of one, with its settings; default: all.", show_default=False),
+]
 FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("lossless", "shape")}
 
 
 def ls(what: What = None, as_json: AsJson = False) -> int:
-    """List drafters and verifiers."""
-    from outrider.report.tables import registry_table, show
+    """List drafters and verifiers, or the settings of one of them."""
+    from outrider.report.tables import facts_table, registry_table, show
 
-    if what is not None and what not in FACTS:
-        raise ConfigError(f"nothing called '{what}' to list.{did_you_mean(what, FACTS)}")
-    found = {kind: describe(_registry(kind), FACTS[kind]) for kind in FACTS if what in (None, kind)}
+    found = {kind: describe(_registry(kind), FACTS[kind]) for kind in FACTS if what not in FACTS or what == kind}
+    is_name = what is not None and what not in FACTS
+    if is_name:
+        found = _only(found, str(what))
     if as_json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
     for kind, rows in found.items():
         show(registry_table(kind, FACTS[kind], rows))
+        for row in rows if is_name else ():
+            settings = {name: text.removeprefix(": ") for name, text in row.get("settings", {}).items()}  # an empty default
+            if settings:
+                show(facts_table(f"settings of {kind[:-1]} {row['name']}", settings))
     return 0
+
+
+def _only(found: dict[str, list[dict[str, Any]]], name: str) -> dict[str, list[dict[str, Any]]]:
+    """The entries called so, in each registry that has one. Raises ConfigError where none has."""
+    named = {kind: [row for row in rows if row["name"] == name] for kind, rows in found.items()}
+    if not any(named.values()):
+        known = {*FACTS, *(row["name"] for rows in found.values() for row in rows)}
+        raise ConfigError(f"nothing called '{name}' to list.{did_you_mean(name, known)}")
+    return {kind: rows for kind, rows in named.items() if rows}
 
 
 def describe(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]:

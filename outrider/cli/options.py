@@ -53,19 +53,20 @@ class MachineOptions:
     """How models are loaded and where they run; `draft` is the draft model of every drafter that wants one."""
 
     draft: Annotated[
-        str | None, option(DRAFTING, "Draft model for --drafter draft-model.", show_default=False)
+        str | None, option(DRAFTING, "A smaller model that drafts: a local folder or a hub id.", show_default=False)
     ] = None
     dtype: Annotated[str, option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
     device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
-    compile: Annotated[CompileMode, option(MODEL, "Compiled passes: made once per model, then cached.")] = (
-        "auto"
-    )
+    compile: Annotated[
+        CompileMode,
+        option(MODEL, "on: compile the passes, once per model and machine (minutes). auto: use what was compiled before."),
+    ] = "auto"
     max_model_len: Annotated[
         int | None, option(MODEL, "Longest prompt plus answer.", show_default="the model's")
     ] = None
     revision: Annotated[
-        str | None, option(MODEL, "Branch, tag or commit on the hub.", show_default=False)
+        str | None, option(MODEL, "The target's branch, tag or commit on the hub.", show_default=False)
     ] = None
     trust_remote_code: Annotated[
         bool, option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
@@ -82,33 +83,57 @@ class MachineOptions:
 class ModelOptions(MachineOptions):
     """Which model runs where, and who drafts for it: the arguments of `outrider.LLM`."""
 
+    draft: Annotated[
+        str | None,
+        option(
+            DRAFTING, "A smaller model that drafts; with --drafter eagle, eagle3, medusa or block the folder of the head.",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
     settings: Annotated[
         Path | None,
         option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
     ] = None
-    drafter: Annotated[str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'.")] = "auto"
+    drafter: Annotated[
+        str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model where there is a draft, else ngram.")
+    ] = "auto"
     num_draft_tokens: Annotated[
         str | None,
-        option(DRAFTING, "Draft tokens per target pass: 5, auto, auto:12, by load 1:5,8:0.", show_default="the drafter's"),
-    ] = None
+        option(
+            DRAFTING, "Draft tokens per target pass: 5; auto, auto:12: as many as pay; 1:5,8:0: 5, and none from 8 requests on.",
+            show_default="the drafter's",
+        ),
+    ] = None  # fmt: skip
     drafter_option: Annotated[
         list[str] | None,
-        option(DRAFTING, "A setting of the drafter; may be given again.", metavar="NAME=VALUE", show_default=False),
-    ] = None
+        option(
+            DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
     tree: Annotated[
-        str | None, option(DRAFTING, "Shape of the draft: the drafter's option 'tree'.", show_default=False)
-    ] = None
+        str | None,
+        option(
+            DRAFTING, "Shape of the draft, like best-first, sequoia, 4x2x1; look-ups: true. The drafter's setting 'tree'.",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
     exit_layer: Annotated[
         str | None, option(DRAFTING, "For --drafter early-exit: layers that draft, or auto.", show_default=False)
     ] = None
     corpus: Annotated[
         str | None, option(DRAFTING, "For --drafter retrieval: text to copy from.", metavar="FILE", show_default=False)
     ] = None
-    verifier: Annotated[str, option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'.")] = "auto"
+    verifier: Annotated[
+        str, option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal.")
+    ] = "auto"
     verifier_option: Annotated[
         list[str] | None,
-        option(DRAFTING, "A setting of the verifier; may be given again.", metavar="NAME=VALUE", show_default=False),
-    ] = None
+        option(
+            DRAFTING, "A setting of the verifier ('outrider ls VERIFIER' lists them); may be given again.", metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
     lossy: Annotated[bool, option(DRAFTING, "Allow a verifier that changes the text.", "--lossy")] = False
 
     def llm_arguments(self) -> dict[str, Any]:

@@ -120,7 +120,10 @@ class TrainingOptions:
     ] = None
     kind_option: Annotated[
         list[str] | None,
-        option(TRAINING, "A setting of the kind; may be given again.", "--option", metavar="NAME=VALUE", show_default=False),
+        option(
+            TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", "--option", metavar="NAME=VALUE",
+            show_default=False,
+        ),
     ] = None
     epochs: Annotated[int | None, option(TRAINING, "Passes over the texts.", show_default="by the target's size")] = None
     batch_size: Annotated[int | None, option(TRAINING, "Texts per step.", show_default="by the target's size")] = None

@@ -1,0 +1,218 @@
+"""What the documentation names exists: links, anchors, files, commands with their options, settings, variables.
+
+Pages are read as text. A page that was left behind by a change of the code is found here, not by its first reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from outrider.cli.app import build_app
+from outrider.drafters import DRAFTERS
+from outrider.engine.settings import EngineSettings
+from outrider.registry import Registry
+from outrider.serve.rules import Rule
+from outrider.settings import describe_settings
+from outrider.train.config import CONFIG_FIELDS
+from outrider.train.kinds import KINDS
+from outrider.verifiers import VERIFIERS
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("README.md", "CHANGELOG.md", "docs/**/*.md", "benchmarks/*.md", "examples/*/*.md", "outrider/demo/models/**/*.md")
+PAGES = sorted({page for pattern in OURS for page in ROOT.glob(pattern)})
+LINK = re.compile(r"\[(?:[^][]|\[[^]]*\])*\]\(([^()\s]+)\)")
+SPAN = re.compile(r"``(.+?)``|`([^`\n]+)`")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+FOLDERS = ("outrider", "tests", "docs", "benchmarks", "deploy", "examples")
+OUR_FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]+")
+COMMAND = re.compile(r"(?<!from )\boutrider ([a-z]+)\b([^`\n]*)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@cache
+def text_of(page: Path) -> str:
+    """With lines that end in a backslash joined to the next ones."""
+    return page.read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+)$", FENCE.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """(file, anchor) of every link that stays in the repository."""
+    for target in LINK.findall(FENCE.sub("", text_of(page))):
+        if "://" not in target and not target.startswith("mailto:"):
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+def spans(page: Path) -> Iterator[str]:
+    """What stands between backticks, outside of code blocks."""
+    for double, single in SPAN.findall(FENCE.sub("", text_of(page))):
+        yield double or single
+
+
+@cache
+def known_options() -> dict[str, set[str]]:
+    """Of each verb."""
+    group: Any = typer.main.get_command(build_app())
+    return {
+        name: {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        for name, verb in group.commands.items()
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [
+        f"{file}#{anchor}"
+        for file, anchor in links(page)
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file))
+    ]
+    assert not broken
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    """A page that nothing leads to is not read."""
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.suffix == ".md" and page.is_file():
+            reached.add(page)
+            waiting.extend(file for file, _ in links(page))
+    alone = sorted(name_of(page) for page in set(PAGES) - reached)
+    assert not alone
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Paths from the top of the repository between backticks; stars may stand for several."""
+    named = [path for span in spans(page) for path in OUR_FILE.findall(span) if span.startswith(FOLDERS)]
+    missing = [path for path in named if not any(ROOT.glob(path.rstrip("/.")))]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_results_that_are_named_exist(page: Path) -> None:
+    """By their dates: whoever doubts a number looks there."""
+    named = re.findall(r"\b[a-z][a-z-]*-\d{4}-\d\d-\d\d\.json", text_of(page))
+    missing = sorted(name for name in {*named} if not (ROOT / "benchmarks" / "results" / name).is_file())
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    """Whatever stands behind `outrider VERB` on a line of code or between backticks."""
+    verbs, wrong = known_options(), []
+    for verb, rest in COMMAND.findall("\n".join([*FENCE.findall(text_of(page)), *spans(page), *_indented(page)])):
+        if verb not in verbs:
+            wrong.append(f"outrider {verb}")
+        else:
+            wrong += [f"outrider {verb} {option}" for option in OPTION.findall(rest) if option not in verbs[verb]]
+    assert not wrong
+
+
+def _indented(page: Path) -> list[str]:
+    """Lines of code blocks that are marked by four spaces."""
+    return [line.strip() for line in text_of(page).splitlines() if line.startswith("    ")]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=name_of)
+def test_options_in_passing_exist(page: Path) -> None:
+    """An option alone between backticks is one of some verb."""
+    known = set().union(*known_options().values())
+    strangers = {"--num_processes", "--rehearse"}  # accelerate's; benchmarks/tune.py's
+    named = {option for span in spans(page) if span.startswith("--") for option in OPTION.findall(span)}
+    unknown = sorted(named - known - strangers)
+    assert not unknown
+
+
+def test_the_readme_names_every_verb() -> None:
+    text = text_of(ROOT / "README.md")
+    missing = [verb for verb in known_options() if not re.search(rf"`(?:outrider )?{verb}\b", text)]
+    assert not missing
+
+
+def pages_of_drafters() -> dict[str, Path]:
+    """From the README's table."""
+    rows = re.findall(r"^\| \[(`[^]]+)\]\(([^)]+)\)", text_of(ROOT / "README.md"), re.MULTILINE)
+    return {name: ROOT / page for names, page in rows for name in re.findall(r"`([^`]+)`", names)}
+
+
+def test_the_readme_names_every_drafter() -> None:
+    assert set(pages_of_drafters()) == set(DRAFTERS.names()) - {"none"}
+
+
+def words_of(pages: set[Path]) -> set[str]:
+    """All words between backticks or in code blocks."""
+    code = [part for page in pages for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page))]
+    return set(re.findall(r"\w+", " ".join(code)))
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAFTERS.names()) - {"none"}))
+def test_settings_of_drafters_are_described(name: str) -> None:
+    """On the drafter's page, or on one that it links to."""
+    page = pages_of_drafters()[name]
+    near = {page, *(file for file, _ in links(page) if file.suffix == ".md" and file.parent.name == "algorithms")}
+    missing = sorted(_settings(DRAFTERS, name) - words_of(near))
+    assert not missing
+
+
+@pytest.mark.parametrize("name", VERIFIERS.names())
+def test_verifiers_and_their_settings_are_described(name: str) -> None:
+    pages = set((ROOT / "docs" / "algorithms").glob("*.md"))
+    assert any(re.search(rf"`(?:--verifier )?{name}`", text_of(page)) for page in pages)
+    missing = sorted(_settings(VERIFIERS, name) - words_of(pages))
+    assert not missing
+
+
+@pytest.mark.parametrize("name", KINDS.names())
+def test_settings_of_training_are_described(name: str) -> None:
+    missing = sorted((_settings(KINDS, name) | {*CONFIG_FIELDS}) - words_of({ROOT / "docs" / "train.md"}))
+    assert not missing
+
+
+def _settings(registry: Registry, name: str) -> set[str]:
+    found: Any = registry.load(name).Settings
+    return set(describe_settings(found))
+
+
+def test_what_only_a_configuration_file_can_say_is_described() -> None:
+    """No `--help` lists it."""
+    words = words_of({ROOT / "docs" / "serve.md"})
+    missing = sorted({field.name for kind in (EngineSettings, Rule) for field in fields(kind)} - words)
+    assert not missing
+
+
+def test_every_alert_is_explained() -> None:
+    """Whoever is woken up looks for its name."""
+    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy" / "alerts.yaml").read_text(encoding="utf-8"))
+    missing = sorted(set(alerts) - words_of({ROOT / "docs" / "serve.md"}))
+    assert alerts
+    assert not missing
+
+
+def test_variables_that_are_named_are_read() -> None:
+    """By the code, or by the files of `deploy/`."""
+    files = [*(ROOT / "outrider").rglob("*.py"), *(file for file in (ROOT / "deploy").rglob("*") if file.is_file())]
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    named = {name for page in PAGES for name in re.findall(r"\bOUTRIDER_[A-Z_]+", text_of(page))}
+    unknown = sorted(name for name in named if name not in code)
+    assert named
+    assert not unknown
