@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,10 +19,11 @@ from outrider.decode import Decoder
 from outrider.demo import demo_head, demo_heads, demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
-from outrider.errors import ConfigError
+from outrider.errors import CheckpointError, ConfigError
 from outrider.models import compile as compiling
 from outrider.models import native
 from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import (
     LoadedModel,
@@ -166,6 +168,8 @@ def choose(options: Options) -> tuple[Options, Parts]:
         raise ConfigError(f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
     if options.draft is not None and not parts.wants_draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
+    if parts.wants_draft and (kind := _head_in(options.draft)) is not None:
+        raise ConfigError(f"'{options.draft}' is a trained head, not a draft model: {how_to_draft(kind, str(options.draft))}")
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     return options, parts
@@ -246,8 +250,23 @@ def _with_head(options: Options, drafter: str) -> Options:
 
 
 def _best_drafter(options: Options) -> str:
-    """What drafter 'auto' means: a draft model where there is one, else n-gram lookup."""
+    """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, else n-gram
+    lookup."""
+    kind = _head_in(options.draft)
+    if kind is not None and kind in DRAFTERS.names() and DRAFTERS.load(kind).needs_head:
+        return kind
     return "draft-model" if options.draft is not None or options.target == DEMO else "ngram"
+
+
+def _head_in(draft: str | None) -> str | None:
+    """Which kind of trained head lies in the folder that --draft names. None: no head, no folder, or a damaged one, of which
+    whoever loads it says more."""
+    if draft is None or draft == DEMO or not Path(draft).is_dir():
+        return None
+    try:
+        return head_kind(Path(draft))
+    except CheckpointError:
+        return None
 
 
 def _resolve_names(options: Options, needs: Needs) -> Options:

@@ -86,7 +86,7 @@ class ModelOptions(MachineOptions):
     draft: Annotated[
         str | None,
         option(
-            DRAFTING, "A smaller model that drafts; with --drafter eagle, eagle3, medusa or block the folder of the head.",
+            DRAFTING, "A smaller model that drafts, or the folder of a trained head (eagle, eagle3, medusa, block).",
             show_default=False,
         ),
     ] = None  # fmt: skip
@@ -95,7 +95,7 @@ class ModelOptions(MachineOptions):
         option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
     ] = None
     drafter: Annotated[
-        str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model where there is a draft, else ngram.")
+        str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else ngram.")
     ] = "auto"
     num_draft_tokens: Annotated[
         str | None,

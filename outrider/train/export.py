@@ -27,7 +27,7 @@ from outrider.models.heads.block import BlockConfig
 from outrider.models.heads.block_files import export_block, load_block
 from outrider.models.heads.eagle import EagleConfig, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
-from outrider.models.heads.kinds import ACCEPTANCE, has_tokenizer, head_kind
+from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft
 from outrider.models.heads.medusa_files import export_medusa, load_medusa
 from outrider.models.heads.tensors import HeadTensors
 from outrider.models.load import UNKNOWN_CONTEXT, load_config, load_module, load_tokenizer, resolve_dtype
@@ -143,9 +143,8 @@ def writer_for(source: Path, layout: str) -> tuple[str, Writer]:
         raise ConfigError(f"unknown layout '{layout}'.{did_you_mean(layout, LAYOUTS)}")
     writers = WRITERS.get(kind, {})
     if not writers:
-        stop = f"draft-model --drafter-option stop={ACCEPTANCE} --drafter-option acceptance_head={source}"
-        use = stop if kind == ACCEPTANCE else kind
-        raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with --drafter {use}")
+        use = how_to_draft(kind, str(source))
+        raise CapabilityError(f"'{source}' is of kind '{kind}', which no other program reads; use it with {use}")
     if layout not in writers:
         raise ConfigError(f"'{source}' is of kind '{kind}', whose layouts are {', '.join(writers)}; got '{layout}'")
     return kind, writers[layout]

@@ -32,6 +32,14 @@ def head_kind(folder: Path) -> str | None:
     return None  # of pickled weights whole models would have to be read
 
 
+def how_to_draft(kind: str, folder: str) -> str:
+    """Options of the command line that use a head of this kind."""
+    if kind == ACCEPTANCE:
+        option = f"stop={ACCEPTANCE} --drafter-option acceptance_head={folder}"
+        return f"--drafter draft-model --draft MODEL --drafter-option {option}"
+    return f"--drafter {kind} --drafter-option head={folder}" if kind == EARLY_EXIT else f"--drafter {kind} --draft {folder}"
+
+
 def has_tokenizer(folder: Path) -> bool:
     """As a whole model has."""
     return any((folder / file).exists() for file in TOKENIZERS)
