@@ -156,7 +156,8 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
 
 def choose(options: Options) -> tuple[Options, Parts]:
     """The parts that options ask for, before any model is read; the options with the head's folder where its drafter wants it."""
-    drafter = options.drafter if options.drafter != "auto" else _best_drafter(options)
+    head = _head_in(options.draft)
+    drafter = options.drafter if options.drafter != "auto" else _best_drafter(options, head)
     options = _with_head(options, drafter)
     parts = choose_parts(
         drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
@@ -168,8 +169,8 @@ def choose(options: Options) -> tuple[Options, Parts]:
         raise ConfigError(f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
     if options.draft is not None and not parts.wants_draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
-    if parts.wants_draft and (kind := _head_in(options.draft)) is not None:
-        raise ConfigError(f"'{options.draft}' is a trained head, not a draft model: {how_to_draft(kind, str(options.draft))}")
+    if parts.wants_draft and options.draft is not None and head is not None:
+        raise ConfigError(f"'{options.draft}' is a trained head, not a draft model: {how_to_draft(head, options.draft)}")
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     return options, parts
@@ -249,12 +250,11 @@ def _with_head(options: Options, drafter: str) -> Options:
     return _replace(options, draft=None, drafter_options=kind.with_head(options.drafter_options, part, options.draft))
 
 
-def _best_drafter(options: Options) -> str:
+def _best_drafter(options: Options, head: str | None) -> str:
     """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, else n-gram
     lookup."""
-    kind = _head_in(options.draft)
-    if kind is not None and kind in DRAFTERS.names() and DRAFTERS.load(kind).needs_head:
-        return kind
+    if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).needs_head:
+        return head
     return "draft-model" if options.draft is not None or options.target == DEMO else "ngram"
 
 

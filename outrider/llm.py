@@ -29,6 +29,7 @@ from outrider.outputs import Completion, StreamChunk
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
+from outrider.wellformed import checked_text
 
 Prompt = str | Sequence[int]
 Prediction = str | Sequence[int]  # what an answer is expected to be
@@ -207,7 +208,7 @@ class LLM:
         if isinstance(prompt, str):
             if not prompt:  # some tokenizers make a begin token out of nothing
                 raise RequestError(f"{called} is empty: there is nothing to continue")
-            prompt = self.tokenizer(_text(called, prompt))["input_ids"]
+            prompt = self.tokenizer(checked_text(called, prompt))["input_ids"]
         return new_row(self._built, number, [int(t) for t in prompt], params, with_text=streaming, called=called)
 
     def _predict(self, row: Row, prediction: Prediction | None) -> None:
@@ -219,7 +220,7 @@ class LLM:
                 "'composite' with it among the parts"
             )
         if isinstance(prediction, str):
-            prediction = self.tokenizer(_text("the prediction", prediction), add_special_tokens=False)["input_ids"]
+            prediction = self.tokenizer(checked_text("the prediction", prediction), add_special_tokens=False)["input_ids"]
         vocab_size = self._built.target.lm.shape.vocab_size
         row.prediction = checked_prediction([int(token) for token in prediction], vocab_size, self._built.context)
 
@@ -242,15 +243,6 @@ class LLM:
         ends = row.stop_tokens & self._built.target.eos_token_ids
         detokenizer = detokenizer_for(self.tokenizer, row.tokens[: row.num_prompt], row.params, ends)
         return "".join([*(detokenizer.push(token) for token in row.output), detokenizer.flush()])
-
-
-def _text(called: str, text: str) -> str:
-    """The same text; RequestError for halves of letters, which a string may hold and no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{called} is no text: letter {error.start + 1} is half of a surrogate pair") from error
-    return text
 
 
 def _time(row: Row, now_s: float) -> None:

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from outrider.cli import session
 from outrider.cli.options import ModelOptions, SamplingOptions, ShowDrafts, Target, with_groups
-from outrider.cli.prompt import checked_text
 from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
 from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line
 from outrider.stats import DecodeStats
+from outrider.wellformed import checked_text
 
 if TYPE_CHECKING:
     from outrider.llm import LLM

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from outrider.errors import ConfigError, RequestError
+from outrider.wellformed import checked_text
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -16,16 +17,6 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if not text:
         raise RequestError("the prompt is empty: there is nothing to continue.")
     return checked_text("the prompt", text)
-
-
-def checked_text(name: str, text: str) -> str:
-    """The same text. ConfigError where it was typed or handed over in another encoding: Python then keeps bytes that are no UTF-8
-    as halves of letters, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name} is not UTF-8 text (letter {error.start + 1}).") from error
-    return text
 
 
 def _read(file: Path | None) -> str:

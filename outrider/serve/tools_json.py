@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from outrider.serve.tools_values import is_text
+from outrider.wellformed import is_text
 
 ARGUMENTS = ("arguments", "parameters")
 

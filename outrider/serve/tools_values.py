@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from outrider.wellformed import is_text
+
 TEXT = frozenset(["string"])
 MAX_REFERENCES = 20  # one behind the other; more is a circle
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # what json and ast raise for odd texts
@@ -96,15 +98,6 @@ def as_json(value: Any) -> str:
     """JSON that can be sent. Raises ValueError or TypeError for what is none."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_text(text) else json.dumps(value)
-
-
-def is_text(text: str) -> bool:
-    """Whether it can be sent: escapes in JSON and Python can make half a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:

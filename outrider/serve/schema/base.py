@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from outrider.errors import did_you_mean
+from outrider.wellformed import is_text
 
 SHOWN = 60  # characters of a wrong value in a message
 
@@ -57,13 +58,7 @@ def _is_text(value: Any) -> bool:
     """JSON can escape one half of a pair, which is no character and which no tokenizer takes. Objects check themselves."""
     if isinstance(value, list):
         return all(map(_is_text, value))
-    if not isinstance(value, str) or value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not isinstance(value, str) or is_text(value)
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import chat
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import RequestError
 from outrider.sampling.params import SamplingParams
 
 
@@ -40,9 +40,9 @@ def test_messages_in_another_encoding(cli: Callable[..., Any], fake: Any) -> Non
     assert (result.code, fake.prompts) == (2, [])
     assert result.err.startswith("error: standard input is not UTF-8 text")
     result = cli("chat", "demo", "--system", "M\udcfcnchen", stdin="first\n")
-    assert (result.code, result.err) == (2, "error: --system is not UTF-8 text (letter 2).\n")
+    assert (result.code, result.err) == (2, "error: --system is not UTF-8 text: letter 2 is half of a surrogate pair\n")
     conversation = chat.Conversation(fake, SamplingParams(), None, False)
-    with pytest.raises(ConfigError, match="the message is not UTF-8 text"):
+    with pytest.raises(RequestError, match="the message is not UTF-8 text"):
         conversation.answer("M\udcfcnchen")
 
 

@@ -16,9 +16,9 @@ def test_halves_of_letters_are_no_text(tmp_path: Path) -> None:
     """Bytes of another encoding, as Python keeps them: the tokenizer's TypeError says nothing of the prompt."""
     folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
     llm = LLM(folder, drafter="prediction", compile="off")
-    with pytest.raises(RequestError, match="prompt 1 is no text: letter 2 is half of a surrogate pair"):
+    with pytest.raises(RequestError, match="prompt 1 is not UTF-8 text: letter 2 is half of a surrogate pair"):
         llm.generate(["ok", "M\udcfcnchen"])
-    with pytest.raises(RequestError, match="the prediction is no text"):
+    with pytest.raises(RequestError, match="the prediction is not UTF-8 text"):
         llm.generate("ok", prediction="\ud800")
 
 

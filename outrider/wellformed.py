@@ -1,0 +1,28 @@
+"""Whether a string is text: Python, and escapes in JSON, can make halves of surrogate pairs, which no tokenizer or client takes.
+
+Bytes that are no UTF-8 become such halves, too, when they come from the command line.
+"""
+
+from __future__ import annotations
+
+from outrider.errors import RequestError
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be encoded, and so sent, written and tokenized."""
+    return text.isascii() or _first_half(text) is None
+
+
+def checked_text(called: str, text: str) -> str:
+    """The same text. Raises RequestError where it is none; `called`: what the message calls it."""
+    if not text.isascii() and (place := _first_half(text)) is not None:
+        raise RequestError(f"{called} is not UTF-8 text: letter {place + 1} is half of a surrogate pair")
+    return text
+
+
+def _first_half(text: str) -> int | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
