@@ -15,6 +15,7 @@ against `LLM.generate`, and how much of a busy engine's time is not spent in mod
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -46,6 +47,8 @@ from outrider.lab.server.types import Answer, Level
 from outrider.lab.workload.types import Request
 
 READY_S = 600
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1  # of Linux
 PLAIN = "off"
 TURNS = 3  # answers per place in a window: most of it at the load it is named after, not filling up or running dry
 
@@ -61,9 +64,12 @@ class Setting:
 
 @contextmanager
 def serving(command: Sequence[str], port: int, ready: str, log: Path, **environment: str) -> Iterator[str]:
-    """A server process, from the moment it is ready; ended with SIGTERM."""
+    """A server process, from the moment it is ready; ended with SIGTERM, also when we are killed (Linux)."""
     with log.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, **environment})
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=stream, env={**os.environ, **environment},
+            preexec_fn=_end_with_us if sys.platform == "linux" else None,
+        )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(READY_S):
@@ -76,6 +82,11 @@ def serving(command: Sequence[str], port: int, ready: str, log: Path, **environm
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def _end_with_us() -> None:
+    """In the child, before it becomes the server: the kernel is to end it with the thread that started it, our main one."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _answers(url: str) -> bool:

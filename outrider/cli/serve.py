@@ -55,6 +55,10 @@ class ListenOptions:
     drain_timeout: Annotated[
         float | None, option(SERVER, "Seconds that running requests have to finish after SIGTERM.", show_default="30")
     ] = None
+    hang_timeout: Annotated[
+        float | None,
+        option(SERVER, "Seconds after which /health fails while an engine is stuck in a step; 0: never.", show_default="60"),
+    ] = None
     log_format: Annotated[Literal["human", "json"] | None, option(WATCHING, "human or json.", show_default="human")] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
@@ -79,6 +83,7 @@ class ListenOptions:
         values |= {
             "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
             "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
+            "hang_timeout_s": values.pop("hang_timeout"),
             "self_test": False if values.pop("no_self_test") else None,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,5 @@
-"""Where other threads meet the engine's: who is alive, what is to be done, whether more is taken. All under one lock.
+"""Where other threads meet the engine's: who is alive, what is to be done, whether more is taken, whether it still comes round.
+All under one lock.
 
 Other threads put commands here; the engine's hears them between two turns, and is the only one that changes anything else.
 """
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from outrider.engine.live import Live
+from outrider.engine.pulse import Pulse
 
 Command = Callable[[], None]
 
@@ -21,6 +23,7 @@ class Desk:
         self.lock = threading.Condition(threading.RLock())
         self.draining = self.stopping = False
         self.failed: str | None = None  # why the engine's thread died
+        self.pulse = Pulse()
         self._alive: dict[str, Live] = {}  # by request id
         self._commands: deque[Command] = deque()
 
@@ -62,13 +65,16 @@ class Desk:
         """In the engine's thread, soon."""
         with self.lock:
             self._commands.append(command)
+            self.pulse.wake()
             self.lock.notify_all()
 
     def hear(self, *, wait: bool) -> deque[Command]:
         """What came in since the last time. `wait`: sleep until there is something, or the end."""
         with self.lock:
             if wait:
+                self.pulse.rest()
                 self.lock.wait_for(lambda: self._commands or self.stopping)
+            self.pulse.beat()
             commands, self._commands = self._commands, deque()
         return commands
 

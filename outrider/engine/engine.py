@@ -42,7 +42,7 @@ class Engine:
         self._lineup, self._settings = lineup, settings
         observer = observer or Silent()
         self._desk = Desk()
-        self._places = Places(lineup, settings, observer)
+        self._places = Places(lineup, settings, observer, self._desk.pulse)
         self._batch = self._places.batch
         self._loop = Loop(self._desk, self._places, observer)
         self._arrivals = 0
@@ -95,6 +95,22 @@ class Engine:
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{self.name}", daemon=True)
         self._thread.start()
 
+    def check_room(self, count: int) -> None:
+        """To be asked before so many requests are made that belong together. Raises RequestError for more than may ever wait,
+        QueueFullError for more than may wait beside those that do."""
+        most, waiting, ran_s = self._settings.max_queue, self._num_waiting(), self._loop.ran_s
+        if count > most:
+            raise RequestError(
+                f"{count} answers are asked for at once, and at most {most} requests may wait here (--max-queue): "
+                "ask for fewer, or in several requests"
+            )
+        if waiting + count > most:
+            seconds = sum(ran_s) / len(ran_s) * (waiting + count) / self._settings.max_num_seqs
+            raise QueueFullError(
+                f"{waiting} requests are waiting of {most} that may, too many for {count} more; try again later",
+                min(max(seconds, 1), 60),
+            )
+
     def submit(self, request: Request, listener: Listener) -> None:
         """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot be honoured, QueueFullError
         when too many wait, UnavailableError when the engine ends; then `listener` is never called."""
@@ -141,7 +157,7 @@ class Engine:
             kv_tokens=sum(self._batch.kv.lengths), kv_capacity=places.room.positions,
             prefix_pages=pool.used, prefix_capacity=pool.num_pages, prefix_queries=pool.queries, prefix_hits=pool.hits,
             preemptions=places.preemptions, steps=self._loop.steps, draining=desk.draining or desk.stopping, failed=desk.failed,
-            control=self._loop.control,
+            turn_age_s=desk.pulse.age_s, control=self._loop.control,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
@@ -154,10 +170,7 @@ class Engine:
             raise UnavailableError(f"'{self.name}' takes no new requests: {self._desk.failed or 'it is shutting down'}")
         if self._desk.find(request.id) is not None:
             raise RequestError(f"a request with id '{request.id}' is running already; ids must be unique")
-        waiting, ran_s = self._num_waiting(), self._loop.ran_s
-        if waiting >= self._settings.max_queue:
-            seconds = sum(ran_s) / len(ran_s) * (waiting + 1) / self._settings.max_num_seqs
-            raise QueueFullError(f"{waiting} requests are waiting, as many as may; try again later", min(max(seconds, 1), 60))
+        self.check_room(1)
 
     def _num_waiting(self) -> int:
         return max(0, len(self._desk) - self._places.num_started)

@@ -58,6 +58,7 @@ class Loop:
             raise
         finally:
             self._end_all(None if desk.failed is None else UnavailableError(desk.failed))
+            desk.pulse.rest()  # dead is not hung
 
     def enqueue(self, live: Live) -> None:
         """It waits for its turn, unless it has ended before it was heard of, with all the others."""
@@ -90,6 +91,7 @@ class Loop:
         """One chunk beside a running batch; without one, until somebody can join."""
         batch, prefiller = self._places.batch, self._places.prefiller
         while len(prefiller):
+            self._desk.pulse.beat()  # a long prompt is many passes
             batch.control.rest()  # reading is no part of a step's price
             try:
                 ready = prefiller.advance()

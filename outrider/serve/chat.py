@@ -54,7 +54,7 @@ class Chat:
             return [await render(served, body.messages, body, tools=rendered, reasoning_effort=body.reasoning_effort)]
 
         asked = Asked(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
-        route = await choose(state, asked, read)
+        route = await choose(state, asked, body.num_choices, read)
         use = use_of(route.served)
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:

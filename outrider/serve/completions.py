@@ -42,7 +42,7 @@ class Completion:
 
         form = form_of(body)
         asked = Asked(model_named(state, body.model), "completions", tools=False, structured=form is not None)
-        route = await choose(state, asked, read)
+        route = await choose(state, asked, len(body.prompts()) * body.num_generated, read)
         wants = body.logprobs if not body.is_ranked else body.logprobs or 0  # ranking needs the tokens' own
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:

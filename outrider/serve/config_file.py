@@ -37,7 +37,7 @@ from outrider.serve.settings import ServedModel, ServerSettings
 from outrider.settings_file import read_settings
 
 TABLES = ("server", "models", "routes")
-IN_SECONDS = ("request_timeout", "drain_timeout")  # `_s` in Python only
+IN_SECONDS = ("request_timeout", "drain_timeout", "hang_timeout")  # `_s` in Python only
 OF_TABLES = ("models", "rules")  # of `ServerSettings`: they have tables of their own
 Kind = TypeVar("Kind")
 

@@ -51,7 +51,7 @@ def information_routes(state: ServerState) -> APIRouter:
 
     @router.get("/health", responses=UNAVAILABLE)
     async def health() -> Health:
-        """200 while the process and every engine's thread live; a server that fails this should be started again."""
+        """200 while the process and every engine's thread live and come round; start a server again that fails this."""
         _check_alive(state)
         return Health()
 
@@ -80,6 +80,10 @@ def _check_alive(state: ServerState) -> None:
     dead = [f"'{name}': {reason}" for name, reason in state.failures().items()]
     if dead:
         raise unavailable(f"engines have failed: {'; '.join(dead)}", "engine_dead")
+    hung = [f"'{name}' has work and has not come round for {seconds:.0f} s" for name, seconds in state.hung().items()]
+    if hung:
+        limit = f"more than {state.settings.hang_timeout_s:g} s are not allowed (--hang-timeout)"
+        raise unavailable(f"engines hang: {'; '.join(hung)}; {limit}. Where steps take that long, allow more", "engine_hung")
 
 
 def _card(state: ServerState, name: str) -> ModelCard:

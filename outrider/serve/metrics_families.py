@@ -66,6 +66,7 @@ GAUGES = {
     "prefix_cache_usage_perc": "Share of the prefix cache's pages in use, 0 to 1.",
     "engine_up": "1 while the engine works, 0 after its thread died.",
     "engine_draining": "1 while the engine takes nothing new.",
+    "engine_turn_age_seconds": "Seconds since the engine's loop came round; 0 while it has nothing to do.",
 }
 SNAPSHOT_COUNTERS = {
     "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -167,6 +168,7 @@ def _gauges(now: EngineSnapshot) -> dict[str, float]:
         "prefix_cache_usage_perc": now.prefix_pages / now.prefix_capacity if now.prefix_capacity else 0.0,
         "engine_up": float(now.failed is None),
         "engine_draining": float(now.draining),
+        "engine_turn_age_seconds": now.turn_age_s,
     }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.errors import did_you_mean
+from outrider.errors import QueueFullError, RequestError, did_you_mean
 from outrider.serve.errors import ApiError, unavailable
-from outrider.serve.rules import Asked, candidates
+from outrider.serve.rules import Asked, Rule, candidates
 from outrider.serve.served import Served, ServerState
 
 Prompts = list[list[int]]
@@ -45,8 +45,12 @@ def check_open(state: ServerState) -> None:
         raise unavailable("the server is shutting down", "shutting_down")
 
 
-async def choose(state: ServerState, asked: Asked, read: Read) -> Route:
-    """The first rule that fits decides. `read` makes the prompts with a model's own tokenizer."""
+async def choose(state: ServerState, asked: Asked, num_requests: int, read: Read) -> Route:
+    """The first rule that fits decides. `read` makes the prompts with a model's own tokenizer, unless nobody could queue all of
+    `num_requests`: a body may ask for a hundred thousand, and refusing must cost less than answering.
+
+    Raises ApiError where no model is left, and what an engine's `check_room` raises.
+    """
     prompts: dict[str, Prompts] = {}
 
     async def prompts_of(served: Served) -> Prompts:
@@ -54,15 +58,38 @@ async def choose(state: ServerState, asked: Asked, read: Read) -> Route:
             prompts[served.name] = await read(served)
         return prompts[served.name]
 
+    possible = _possible(state, asked)
+    _check_room((served for _, served in possible), num_requests)
+    for rule, served in possible:
+        if rule is None or rule.fits_length(max(map(len, await prompts_of(served)))):
+            served.engine.check_room(num_requests)
+            return Route(served, {} if rule is None else rule.defaults, await prompts_of(served))
+    raise ApiError(f"no route fits this request for '{asked.model}'", status=404, param="model", code="model_not_found")
+
+
+def _possible(state: ServerState, asked: Asked) -> list[tuple[Rule | None, Served]]:
+    """Who may answer, as the prompt's length will decide; None: by no rule."""
+    found: list[tuple[Rule | None, Served]] = []
     for rule in candidates(state.settings.rules, asked):
         name = rule.to or asked.model
-        if name not in state.models:
-            continue  # a rule about drafting, for a name that another rule leads on
-        served = state.models[name]
-        longest = max(map(len, await prompts_of(served)))
-        if rule.fits_length(longest):
-            return Route(served, rule.defaults, await prompts_of(served))
-    if asked.model not in state.models:
-        raise ApiError(f"no route fits this request for '{asked.model}'", status=404, param="model", code="model_not_found")
-    served = state.models[asked.model]
-    return Route(served, {}, await prompts_of(served))
+        if name in state.models:  # else a rule about drafting, for a name that another rule leads on
+            found.append((rule, state.models[name]))
+            if not rule.needs_length:
+                return found
+    if asked.model in state.models:
+        found.append((None, state.models[asked.model]))
+    return found
+
+
+def _check_room(possible: Iterable[Served], num_requests: int) -> None:
+    """Raises the refusal when all of them refuse; one that may be over later, where there is one."""
+    refusals: list[QueueFullError | RequestError] = []
+    for served in possible:
+        try:
+            served.engine.check_room(num_requests)
+        except (QueueFullError, RequestError) as error:
+            refusals.append(error)
+        else:
+            return
+    if refusals:
+        raise next((one for one in refusals if isinstance(one, QueueFullError)), refusals[0])

@@ -28,6 +28,8 @@ class Serves(Tested, Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
 
+    def check_room(self, count: int) -> None: ...
+
     def cancel(self, request_id: str) -> None: ...
 
     def snapshot(self) -> EngineSnapshot: ...
@@ -90,6 +92,12 @@ class ServerState:
         """Model -> why its engine is dead."""
         snapshots = {name: served.engine.snapshot() for name, served in self.models.items()}
         return {name: snapshot.failed for name, snapshot in snapshots.items() if snapshot.failed is not None}
+
+    def hung(self) -> dict[str, float]:
+        """Model -> seconds since its engine's loop came round, where they are more than they may be."""
+        limit = self.settings.hang_timeout_s
+        ages = {name: served.engine.snapshot().turn_age_s for name, served in self.models.items()}
+        return {name: age for name, age in ages.items() if 0 < limit < age}
 
 
 def _check_drafter(rule: Rule, models: Mapping[str, Served]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class ServerSettings:
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
+    hang_timeout_s: float = 60.0  # longest a busy engine may not come round and be called healthy; 0: for ever
     self_test: bool = True
     log_format: str = "human"
     log_level: str = "info"
@@ -55,6 +57,8 @@ class ServerSettings:
             raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}")
         if not self.drain_timeout_s >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout_s:g}")
+        if not 0 <= self.hang_timeout_s < math.inf:
+            raise ConfigError(f"hang_timeout must be at least 0 seconds (0: never), and finite, got {self.hang_timeout_s:g}")
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key must be ASCII text without spaces around it, and not empty")
         self._check_files()

@@ -143,6 +143,10 @@ class Traced:
     def lossless(self) -> bool:
         return self._engine.lossless
 
+    def check_room(self, count: int) -> None:
+        """Raises what the engine raises."""
+        self._engine.check_room(count)
+
     def cancel(self, request_id: str) -> None:
         self._engine.cancel(request_id)
 

@@ -39,7 +39,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     done = cli(
         "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
         "--kv-memory", "2MiB", "--extra-drafter", "suffix", "--allow-lossy", "typical", "--port", "0", "--api-key", "a",
-        "--api-key", "b", "--request-timeout", "7", "--no-self-test", "--cors-origin", "*",
+        "--api-key", "b", "--request-timeout", "7", "--hang-timeout", "90", "--no-self-test", "--cors-origin", "*",
     )  # fmt: skip
     assert done.code == 0, done.err
     (settings,) = started
@@ -49,7 +49,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     assert (model.engine.max_num_seqs, model.engine.kv_memory, model.engine.max_queue) == (3, 2 << 20, 256)
     assert (model.extra_drafters, model.allow_lossy) == (("suffix",), ("typical",))
     assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (0, ("a", "b"), 7.0, False)
-    assert settings.cors_origins == ("*",)
+    assert (settings.cors_origins, settings.hang_timeout_s) == (("*",), 90.0)
 
 
 def test_defaults_are_safe(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
@@ -90,6 +90,7 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
         (["demo", "--ssl-keyfile", "no.pem", "--ssl-certfile", "no.pem"], "does not exist"),
         (["demo", "--api-key", " "], "API key"),
         (["demo", "--request-timeout", "0"], "above 0"),
+        (["demo", "--hang-timeout", "-1"], "hang_timeout must be at least 0 seconds (0: never)"),
         (["demo", "--config", "no.toml"], "leave out the target"),
         (["--config", "no.toml"], "cannot be read"),
         (["demo", "--prot", "1"], "Did you mean '--port'?"),

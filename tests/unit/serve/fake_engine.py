@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Finish, FinishReason, Listener, Request, Update
-from outrider.errors import OutriderError, QueueFullError
+from outrider.errors import OutriderError, QueueFullError, RequestError
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from tests.helpers import EOS, byte_tokenizer
@@ -38,6 +38,7 @@ class FakeEngine:
     drafters: list[str] = field(default_factory=lambda: ["draft-model", "ngram"])
     gate: threading.Semaphore | None = None
     failed: str | None = None
+    turn_age_s: float = 0.0
     cached: int = 0
     tokenizer: Any = field(default_factory=byte_tokenizer)
     seen: list[Request] = field(default_factory=list)
@@ -60,6 +61,12 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
 
+    def check_room(self, count: int) -> None:
+        if count > max(1, self.max_queue):  # 0: a queue that is always full
+            raise RequestError(f"{count} answers, and at most {self.max_queue} requests may wait")
+        if len(self._alive) + count > self.max_queue:
+            raise QueueFullError(f"{self.max_queue} requests wait already", retry_after_s=2.5)
+
     def submit(self, request: Request, listener: Listener) -> None:
         if len(self._alive) >= self.max_queue:
             raise QueueFullError(f"{self.max_queue} requests wait already", retry_after_s=2.5)
@@ -72,7 +79,7 @@ class FakeEngine:
             self.cancelled.append(request_id)
 
     def snapshot(self) -> EngineSnapshot:
-        return EngineSnapshot(running=len(self._alive), failed=self.failed)
+        return EngineSnapshot(running=len(self._alive), failed=self.failed, turn_age_s=self.turn_age_s)
 
     def drain(self, timeout_s: float) -> bool:
         self.drained = timeout_s

@@ -176,8 +176,10 @@ def test_unknown_model_names_the_nearest() -> None:
     assert missing["param"] == "model"
 
 
-def test_full_queue_is_a_429_with_retry_after() -> None:
+def test_a_queue_that_fills_meanwhile_is_a_429_with_retry_after() -> None:
+    """There was room when it was asked for, and somebody else came first."""
     with serving(FakeEngine(max_queue=2)) as client:
+        client.state.models["fake"].engine.check_room = lambda count: None
         response = client.post(CHAT, json=chat(n=3))
         streamed = client.post(CHAT, json=chat(n=3, stream=True))
         engine = client.state.models["fake"].engine

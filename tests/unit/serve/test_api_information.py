@@ -63,6 +63,25 @@ def test_health_is_about_life_and_ready_about_taking_requests() -> None:
         assert "RuntimeError: gone" in error_of(client.get("/health"), 503)["message"]
 
 
+def test_an_engine_that_hangs_fails_health_and_ready_until_it_comes_round() -> None:
+    """It says which one, for how long, and what is allowed; 0 allows everything."""
+    engine = FakeEngine(turn_age_s=59.0)
+    with serving(engine, FakeEngine(name="other")) as client:
+        assert client.get("/health").status_code == 200
+        engine.turn_age_s = 61.0
+        for path in ("/health", "/ready"):
+            error = error_of(client.get(path), 503)
+            assert error["code"] == "engine_hung"
+            assert "'fake' has work and has not come round for 61 s; more than 60 s" in error["message"]
+            assert "--hang-timeout" in error["message"]
+            assert "other" not in error["message"]
+        engine.turn_age_s = 0.0
+        assert [client.get(path).status_code for path in ("/health", "/ready")] == [200, 200]
+    engine = FakeEngine(turn_age_s=1e6)
+    with serving(engine, hang_timeout_s=0.0) as client:
+        assert client.get("/health").status_code == 200
+
+
 def test_version_metrics_page_and_document() -> None:
     with serving(FakeEngine()) as client:
         assert client.get("/version").json() == {"version": __version__}

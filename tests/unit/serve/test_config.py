@@ -77,6 +77,8 @@ MODEL = '[[models]]\ntarget = "demo"\n'
         ("[server]\nport = 99999\n" + MODEL, "between 0"),
         ("[server]\nrequest_timeout = nan\n" + MODEL, "request_timeout must be above 0"),
         ("[server]\ndrain_timeout = nan\n" + MODEL, "drain_timeout must be at least 0"),
+        ("[server]\nhang_timeout = nan\n" + MODEL, "hang_timeout must be at least 0"),
+        ("[server]\nhang_timeout = inf\n" + MODEL, "and finite, got inf"),
         ('[server]\nrules = [{to = "demo"}]\n' + MODEL, "unknown key 'rules'"),
         ("", "no model to serve"),
         ("[[models]]\nname = 'a'", "'target' is missing"),

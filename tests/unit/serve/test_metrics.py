@@ -199,12 +199,13 @@ def test_gauges_are_those_of_the_engine_at_the_scrape() -> None:
     metrics.watch(engine)
     engine.now = EngineSnapshot(
         running=3, waiting=7, prefilling=1, kv_tokens=25, kv_capacity=100, prefix_pages=1, prefix_capacity=4, prefix_queries=50,
-        prefix_hits=20, preemptions=2, draining=True, failed="it broke", control=CONTROL,
+        prefix_hits=20, preemptions=2, draining=True, failed="it broke", turn_age_s=1.5, control=CONTROL,
     )  # fmt: skip
     expected = {
         "num_requests_running": 4, "num_requests_waiting": 7, "num_requests_prefilling": 1, "kv_cache_usage_perc": 0.25,
         "prefix_cache_usage_perc": 0.25, "prefix_cache_queries_total": 50, "prefix_cache_hits_total": 20,
         "num_preemptions_total": 2, "engine_up": 0, "engine_draining": 1, "kv_cache_capacity_tokens": 100,
+        "engine_turn_age_seconds": 1.5,
     }  # fmt: skip
     assert {name: value(metrics, name) for name in expected} == expected
     control = {
