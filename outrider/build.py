@@ -19,12 +19,10 @@ from outrider.decode import Decoder
 from outrider.demo import demo_head, demo_heads, demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
-from outrider.errors import CheckpointError, ConfigError
-from outrider.models import compile as compiling
-from outrider.models import native
-from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.errors import CapabilityError, CheckpointError, ConfigError
+from outrider.models.compiled import CompiledModel
+from outrider.models.graphs import use_graphs
 from outrider.models.heads.kinds import head_kind, how_to_draft
-from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import (
     LoadedModel,
     Tables,
@@ -36,10 +34,8 @@ from outrider.models.load import (
     load_tokenizer,
     resolve_device,
     resolve_dtype,
-    use_native,
 )
 from outrider.models.memory import MemoryReport, estimate_memory
-from outrider.models.probe import check_compiled, probe_logits
 from outrider.models.workshop import Workshop
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
@@ -293,7 +289,8 @@ class _Loader:
         self.options, self.needs, self.device, self.status = options, needs, device, status
         self._labels = labels  # what the user called each model
         self.notes: list[str] = []
-        self._compiled = True
+        self._compiled = device.type == "cpu"
+        self._recorded = False  # CUDA graphs
 
     def _names(self) -> list[str]:
         return [name for name in (self.options.target, self.options.draft) if name is not None]
@@ -331,7 +328,7 @@ class _Loader:
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         lm = build_lm(module, name, dtype, self.device)
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
-        compiled = self._compile(loaded, module, loop_vocab)
+        compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab)
         finish(lm, module, pack=not compiled)
         if self._is_target(name) and self.needs.module:
             loaded.module = module
@@ -343,33 +340,32 @@ class _Loader:
 
     def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
-        mode, lm, count = self.options.compile, loaded.lm, self.needs.loop_tokens
-        self._compiled = self._compiled and mode != "off" and self.device.type == "cpu"
+        self._compiled = self._compiled and self.options.compile != "off"
         if not self._compiled:
             return False
         signals = self._signals(loaded) if self._is_target(loaded.name) else ()
-        pass_path = compiling.package_path(lm, module, compiling.pass_purpose(signals))
-        loop_path = None if loop_vocab is None else compiling.package_path(lm, module, f"draft{count}")
-        native_path = compiling.native_path() if native.is_supported(lm.device, lm.dtype) else None
-        missing = [p for p in (native_path, pass_path, loop_path) if p is not None and not p.exists()]
-        if missing and mode == "auto":
-            self._compiled = False
-            self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
-            return False
-        if missing:
+        model = CompiledModel(loaded, module, signals, self.needs.loop_tokens, loop_vocab)
+        if model.missing():
+            if self.options.compile == "auto":
+                self._compiled = False
+                self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
+                return False
             self.status(f"compiling {self._labels[loaded.name]}: once per model and machine, a minute or so")
-        expected = probe_logits(lm)
-        if native_path is not None:
-            use_native(lm, module, native_path)
-        if pass_path in missing:
-            compiling.compile_pass(lm, module, pass_path, signals)
-        if loop_path is not None and loop_vocab is not None:
-            if loop_path in missing:
-                compile_draft_loop(lm, module, count, loop_vocab, loop_path)
-            loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), count)
-        lm.run = compiling.load_pass(pass_path, signals)
-        advise_huge_pages()
-        check_compiled(lm, loaded.name, expected)
+        model.use()
+        return True
+
+    def _record(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
+        """On CUDA, replay passes and the drafting loop as CUDA graphs, unless told not to or the model cannot be recorded."""
+        if self.device.type != "cuda" or self.options.compile == "off":
+            return False
+        try:
+            use_graphs(loaded, module, self.needs.loop_tokens, loop_vocab)
+        except CapabilityError as error:
+            if self.options.compile == "on":
+                raise
+            self.notes.append(f"running without CUDA graphs: {error}")
+            return False
+        self._recorded = True
         return True
 
     def _signals(self, target: LoadedModel) -> tuple[int, ...]:
@@ -388,7 +384,7 @@ class _Loader:
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),
             threads=torch.get_num_threads(),
-            compile="on" if self._compiled else "off",
+            compile="on" if self._compiled or self._recorded else "off",
             max_model_len=context,
         )
 

@@ -60,7 +60,11 @@ class MachineOptions:
     threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
     compile: Annotated[
         CompileMode,
-        option(MODEL, "on: compile the passes, once per model and machine (minutes). auto: use what was compiled before."),
+        option(
+            MODEL,
+            "on: compile the passes, once per model and machine (minutes). auto: use what was compiled before. On CUDA both "
+            "replay passes as CUDA graphs.",
+        ),
     ] = "auto"
     max_model_len: Annotated[
         int | None, option(MODEL, "Longest prompt plus answer.", show_default="the model's")

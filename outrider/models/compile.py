@@ -42,9 +42,9 @@ ONE_THREAD = {"cpp.threads": 1}  # for programs whose kernels are shorter than a
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
 # Files of this folder whose code is compiled in.
 MODEL_SOURCES = (
-    "attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py", "ops.py", "panel.py", "signals.py",
+    "attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py", "ops.py", "panel.py", "picking.py", "signals.py",
 )  # fmt: skip
-HEAD_SOURCES = ("picking.py", "vocabulary.py", "workshop.py")
+HEAD_SOURCES = ("vocabulary.py", "workshop.py")
 
 
 class PassProgram(nn.Module):

@@ -22,6 +22,7 @@ from outrider.models.attention import PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
+from outrider.models.picking import inverse_cdf
 from outrider.models.vocabulary import fit_width
 
 MAX_SMALL_PARAMETERS = 8_000_000  # below this, a second thread costs the fused kernels more than it does
@@ -56,7 +57,7 @@ class DraftLoopProgram(nn.Module):
         tokens, laws = [], []
         for node in range(self.num_tokens):
             width = self.later_width if node else WIDTH
-            offsets = torch.arange(width)
+            offsets = torch.arange(width, device=starts.device)
             masks = [
                 attention_mask(starts, width, key_positions.shape[0], keys[0].dtype, window)
                 for window in ((None,) if self.window is None else (None, self.window))
@@ -76,7 +77,7 @@ class DraftLoopProgram(nn.Module):
 
 
 class DraftLoop:
-    """The compiled loop with the host's part: inputs from the cache, commits to it.
+    """The compiled or recorded loop with the host's part: inputs from the cache, commits to it.
 
     `num_tokens` is the length of the program. A fixed draft length is one call; with a program of one token any length is
     drafted, at some 50 microseconds more per token (what `--num-draft-tokens auto` uses).
@@ -114,7 +115,8 @@ class DraftLoop:
             torch.tensor(kv.lengths, device=device),
             torch.arange(len(pending), device=device) * kv.capacity,
             torch.arange(num_keys, device=device),
-            kv.keys, kv.values, greedy, temperature, uniforms.contiguous(),  # read by the strides of the example
+            kv.keys, kv.values, greedy.to(device), temperature.to(device),
+            uniforms.contiguous().to(device),  # read by the strides of the example
         )  # fmt: skip
         for row, missing in enumerate(pending):
             kv.advance(row, len(missing) + self.num_tokens - 1)
@@ -150,11 +152,10 @@ def example(lm: LM, num_tokens: int) -> tuple[tuple, tuple]:
 
 
 def _pick(logits: Tensor, greedy: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """One token (B,) and its law (B, V) per row, from logits (B, V). The CDF is summed in fp64, as in `rng.inverse_cdf`."""
+    """One token (B,) and its law (B, V) per row, from logits (B, V)."""
     scores = logits.float()
     best = scores.argmax(dim=-1)
     law = torch.softmax(scores / temperature[:, None], dim=-1)
-    cumulative = law.double().cumsum(dim=-1)
-    drawn = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(dim=-1)
+    drawn = inverse_cdf(law, uniforms)
     point = torch.zeros_like(law).scatter(-1, best[:, None], 1.0)
     return torch.where(greedy, best, drawn), torch.where(greedy[:, None], point, law)

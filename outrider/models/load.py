@@ -61,15 +61,20 @@ class LoadedModel:
 
 
 def resolve_device(device: str) -> torch.device:
-    """'auto' means CUDA where there is one. Raises ConfigError on a device torch does not know or does not have."""
+    """'auto' means CUDA where there is one. With its number, as tensors say it: "cuda" and "cuda:0" are not equal to torch.
+
+    Raises ConfigError on a device torch does not know, CapabilityError on one it does not have.
+    """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise CapabilityError(f"device '{device}' was asked for, but this torch sees no CUDA device. Use cpu or auto.")
+    if device == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
     return resolved
 
 

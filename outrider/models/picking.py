@@ -26,6 +26,10 @@ def pick_all(logits: Tensor, drawing: Tensor, temperature: Tensor, uniforms: Ten
 
 
 def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
-    """As `sampling.rng.inverse_cdf`: the first token whose cumulative mass, summed in fp64, exceeds uniform * total."""
+    """As `sampling.rng.inverse_cdf`, in operations that fuse: the first token whose cumulative mass, summed in fp64, exceeds
+    uniform * total."""
     cumulative = law.double().cumsum(dim=-1)
-    return (cumulative <= uniforms[..., None] * cumulative[..., -1:]).sum(dim=-1)
+    threshold = uniforms[..., None] * cumulative[..., -1:]
+    if law.device.type == "cpu":
+        return (cumulative <= threshold).sum(dim=-1)
+    return ((cumulative > threshold) & (law > 0)).to(torch.uint8).argmax(dim=-1)  # a parallel sum need not be monotone

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from outrider.errors import CapabilityError, ConfigError, OutriderError, QueueFullError, RequestError
+from outrider.errors import CapabilityError, ConfigError, OutriderError, QueueFullError, RequestError, UnavailableError
 
 INVALID, LIMITED, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
@@ -49,6 +49,8 @@ def as_api_error(error: OutriderError) -> ApiError:
         case QueueFullError():
             after = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
             return ApiError(message, status=429, kind=LIMITED, code="queue_full", headers=after)
+        case UnavailableError():
+            return unavailable(message, "engine_unavailable")
         case RequestError() | ConfigError() | CapabilityError():
             return ApiError(message, param=_named(message))
         case _:

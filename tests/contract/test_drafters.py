@@ -111,6 +111,8 @@ class Bench:
     """The models, loaded twice: once to work with, once to start afresh beside them."""
 
     root: Path
+    device: str = "cpu"
+    compile: str = "off"
     built: dict[tuple[str | None, int, bool], Built] = field(default_factory=dict)
     plain_rows: dict[tuple[int, str], Row] = field(default_factory=dict)
     predictions: list[list[int]] = field(default_factory=list)  # by prompt: what every row carries, whoever drafts
@@ -119,11 +121,12 @@ class Bench:
     def models(self, draft: str | None, copy: int = 0, *, module: bool = False) -> Built:
         """The target and this draft, loaded once per copy; with the target's own module where the drafter wants it."""
         if (draft, copy, module) not in self.built:
-            name = "draft-model" if draft else "quantised" if module else "none"
+            name = "draft-model" if draft else "early-exit" if module else "none"
             path = None if draft is None else str(self.root / draft)
             options = Options(
-                target=str(self.root / "target"), dtype="float32", compile="off", threads=1, drafter=name, draft=path
-            )
+                target=str(self.root / "target"), dtype="float32", device=self.device, compile=self.compile, threads=1,
+                drafter=name, draft=path,
+            )  # fmt: skip
             self.built[draft, copy, module] = build(options)
         return self.built[draft, copy, module]
 
@@ -174,9 +177,9 @@ class Bench:
         return self.plain_rows[key]
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    root, tokenizer = tmp_path_factory.mktemp("models"), byte_tokenizer()
+def save_models(root: Path) -> None:
+    """A target, every draft model, and every head for it."""
+    tokenizer = byte_tokenizer()
     target = tiny_llama(257, sharpness=2.0)
     near = disturbed(target, 0.05)
     stranger = tiny_llama(257, seed=9, sharpness=3.0, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
@@ -192,6 +195,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         save_checkpoint(root / name, model, tokenizer)
     for name, write in {**HEADS, **ACCEPTANCE}.items():
         write(target, root / "heads" / name)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    root = tmp_path_factory.mktemp("models")
+    save_models(root)
     threads = torch.get_num_threads()
     made = Bench(root)
     made.predict()

@@ -1,0 +1,178 @@
+"""CUDA graphs: what runs again with the same shapes is launched as one recording.
+
+A pass of a few tokens is hundreds of kernels of some microseconds each; launched one by one from Python the device waits for
+the host most of the time. A graph is recorded once for each combination of shapes and caches, and then replayed: inputs are
+copied to where the recording read them, one launch, results copied out before the next replay overwrites them.
+
+A shape is recorded the second time it comes: prompts bring many lengths that never come again, decoding brings few that always
+do. The same arithmetic without graphs is the reference (`--compile off`); what a loaded model's graphs give is compared with it
+before the first token (`probe.check_compiled`), and `tests/unit/models/test_graphs.py` does so on a simulated device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError
+from outrider.models.attention import PassPlan
+from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
+from outrider.models.lm import Run
+from outrider.models.load import LoadedModel, first_line
+from outrider.models.probe import check_compiled, probe_logits
+
+MAX_TOKENS = 512  # of a pass, rows times tokens: beyond this the kernels are long enough to hide their launches
+MAX_GRAPHS = 64  # kept at once; each holds its inputs, all share the memory of what lies between
+WARM_UPS = 2  # runs before recording: libraries choose kernels and take memory, which a recording must not
+
+
+def use_graphs(loaded: LoadedModel, module: nn.Module, loop_tokens: int, loop_vocab: int | None) -> None:
+    """Switch a model on CUDA to replays of its passes and, with `loop_vocab`, of a drafting loop over that vocabulary.
+
+    Raises CapabilityError, and changes nothing, when it cannot be recorded (it looks at its own numbers on the host, say) or
+    its replays do not reproduce its logits.
+    """
+    lm, plain, expected = loaded.lm, loaded.lm.run, probe_logits(loaded.lm)
+    loop = None if loop_vocab is None else GraphedLoop(DraftLoopProgram(lm, module, loop_tokens, loop_vocab))
+    lm.run = GraphedPass(plain)
+    try:
+        probe_logits(lm)  # two passes of one shape: the second is recorded
+        check_compiled(lm, loaded.name, expected)
+    except (CapabilityError, RuntimeError) as error:
+        lm.run = plain
+        reason = first_line(error).rstrip(".")
+        raise CapabilityError(f"{loaded.name} does not run as CUDA graphs: {reason}. Use --compile off.") from error
+    if loop is not None:
+        loaded.draft_loop = DraftLoop(lm, loop, loop_tokens)
+
+
+class Graphs:
+    """Recordings of functions of tensors, the least recently used dropped beyond `most`."""
+
+    def __init__(self, most: int = MAX_GRAPHS) -> None:
+        self._most = most
+        self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()  # met once, not yet recorded
+        self._pool: Any = None  # device memory of all recordings: they never run at the same time
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def run(self, key: Hashable, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """`call(*inputs)`, a list of new tensors. What else the call depends on, shapes and memory included, must be in `key`.
+
+        The call may write to tensors it reaches otherwise (a cache), with the same result if it runs twice.
+        """
+        key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
+        recording = self._recordings.get(key)
+        if recording is None and key not in self._seen:
+            self._remember(key)
+            return list(call(*inputs))
+        if recording is None:
+            del self._seen[key]
+            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+            recording = self._recordings[key] = _Recording(call, inputs, self._pool)
+            if len(self._recordings) > self._most:
+                self._recordings.popitem(last=False)
+        self._recordings.move_to_end(key)
+        return recording.replay(inputs)
+
+    def _remember(self, key: Hashable) -> None:
+        self._seen[key] = None
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+
+
+class _Recording:
+    """One graph, with the tensors it reads and writes."""
+
+    def __init__(self, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], pool: Any) -> None:
+        with torch.inference_mode(False):  # written to by every replay, in inference mode or not
+            self._inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+        self._warm_up(call)
+        self._graph = torch.cuda.CUDAGraph()
+        # "thread_local": other threads (another model's engine) may use the device meanwhile
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._outputs = list(call(*self._inputs))
+
+    def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        for place, tensor in zip(self._inputs, inputs, strict=True):
+            place.copy_(tensor)
+        self._graph.replay()
+        return [tensor.clone() for tensor in self._outputs]
+
+    def _warm_up(self, call: Callable[..., Sequence[Tensor]]) -> None:
+        """On a stream of its own, as recording will be."""
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                call(*self._inputs)
+        current.wait_stream(side)
+
+
+class GraphedPass:
+    """A `Run` whose short passes are replayed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.graphs = Graphs()
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        if ids.numel() > MAX_TOKENS:
+            return self._run(ids, positions, plan, columns)
+        return self._replayed(ids, positions, plan, columns, ())[0]
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and the hidden states (B, T, H) of these layers."""
+        if ids.numel() > MAX_TOKENS:
+            return self._run.with_hidden(ids, positions, plan, columns, layers)
+        logits, *hidden = self._replayed(ids, positions, plan, columns, layers)
+        return logits, hidden
+
+    def _replayed(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> list[Tensor]:
+        masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
+
+        def call(ids: Tensor, positions: Tensor, places: Tensor, columns: Tensor, *masks: Tensor) -> list[Tensor]:
+            own = plan._replace(places=places, mask=masks[0], window_mask=masks[1] if len(masks) > 1 else None)
+            if not layers:
+                return [self._run(ids, positions, own, columns)]
+            logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
+            return [logits, *hidden]
+
+        key = (layers, memory_of([*plan.keys, *plan.values]))
+        return self.graphs.run(key, call, [ids, positions, plan.places, columns, *masks])
+
+
+class GraphedLoop:
+    """A whole drafting loop as one recording: what `DraftLoop` calls, in place of a compiled program."""
+
+    def __init__(self, program: DraftLoopProgram) -> None:
+        self._program = program
+        self.graphs = Graphs()
+
+    def __call__(
+        self, ids: Tensor, last: Tensor, starts: Tensor, slot_starts: Tensor, key_positions: Tensor,
+        keys: list[Tensor], values: list[Tensor], greedy: Tensor, temperature: Tensor, uniforms: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See `DraftLoopProgram.forward`."""
+
+        def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return self._program(*inputs[:5], keys, values, *inputs[5:])
+
+        inputs = (ids, last, starts, slot_starts, key_positions, greedy, temperature, uniforms)
+        tokens, laws = self.graphs.run(memory_of([*keys, *values]), call, inputs)
+        return tokens, laws
+
+
+def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:
+    """Where a cache lies: a recording reads and writes there, whatever lies there by then."""
+    return (stores[0].shape, *(store.data_ptr() for store in stores))

@@ -1,0 +1,259 @@
+"""A CUDA device on a machine that has none: tensors that say they are on `cuda:0` and are computed on the CPU.
+
+What it shows without a GPU: that no operation mixes host and device (what CUDA refuses is refused here), how often a step waits
+for the device (`syncs`), and that a recorded graph replays what it should. A recorded graph is the list of its operations with
+the very tensors they ran on, as a CUDA graph is: what Python computed while recording is frozen, what is not copied into the
+graph's own inputs is stale. What it cannot show: that CUDA's kernels exist for these operations, their bits, and any speed.
+
+    with SimulatedCuda() as cuda:
+        llm = LLM(folder, device="cuda", ...)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("cuda", 0)
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default  # one kernel on CUDA, whatever it is made of here
+# Operations after which the host knows something of the device's numbers: it has waited for them.
+WAITS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
+# Operations that CUDA lets read host tensors beside device ones: copies, and indexing by host positions (which are copied).
+MAY_MIX = {"copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_"}
+
+
+class DeviceTensor(Tensor):
+    """Numbers on the simulated device. To C++ it is a CPU tensor without memory of its own: a real CUDA device would make it call
+    the driver. To Python, and so to all code under test, it is on CUDA."""
+
+    inner: Tensor  # the same numbers on the CPU; views share memory as they would on a device
+
+    @staticmethod
+    def __new__(cls: type[DeviceTensor], inner: Tensor) -> DeviceTensor:
+        with torch.inference_mode(False):  # an ordinary tensor, whatever mode it is used in
+            made = torch.Tensor._make_wrapper_subclass(
+                cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device="cpu"
+            )
+        made.inner = inner
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def tolist(self) -> Any:
+        return _on_host(self).tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+        return _on_host(self).numpy()
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _on_host(self)
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """C++ believes the tensor is on the CPU already, and outside of inference mode nobody asks further."""
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, (str, torch.device)) and torch.device(device).type == "cpu":
+            dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+            return _on_host(self).to(dtype=dtype or self.dtype)
+        return super().to(*args, **kwargs)
+
+    def __repr__(self, *args: Any, **kwargs: Any) -> str:
+        return f"cuda({self.inner!r})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to and len(args) > 1 and isinstance(args[1], DeviceTensor):  # C++ would ask `other` for its device
+            args = (args[0], DEVICE, args[1].dtype, *args[2:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} on a simulated tensor outside of SimulatedCuda")
+
+
+class SimulatedGraph:
+    """`torch.cuda.CUDAGraph`: what ran while it was recorded, to be run again on the same memory."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, Any, Any, Any]] = []  # operation, arguments, keyword arguments, results: all on the CPU
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        for func, args, kwargs, results in self.steps:
+            again = func(*args, **kwargs)
+            if any(r.alias_info is not None for r in func._schema.returns):
+                continue  # a view, or written in place: the memory is the recorded one
+            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
+                if isinstance(old, Tensor):
+                    old.copy_(new)
+
+
+class SimulatedCuda(TorchDispatchMode):
+    """The device, for as long as the block lasts. `syncs` counts, by operation, how often the host waited; `launches` kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: Counter[str] = Counter()
+        self.launches = 0
+        self.graphs: list[SimulatedGraph] = []
+        self._recording: SimulatedGraph | None = None
+        self._depth = 0
+        self._composite = 0  # depth within operations that are made of others
+        self._undo = ExitStack()
+
+    def __enter__(self) -> SimulatedCuda:
+        if self._depth == 0:
+            self._replace_torch_cuda()
+        self._depth += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._depth -= 1
+        if self._depth == 0:
+            self._undo.close()
+
+    def _replace_torch_cuda(self) -> None:
+        replaced = {
+            "is_available": lambda: True, "_lazy_init": lambda: None, "device_count": lambda: 1, "current_device": lambda: 0,
+            "synchronize": self._synchronize, "mem_get_info": lambda device=None: (64 << 30, 80 << 30),
+            "get_device_name": lambda device=None: "simulated",
+            "Stream": _Stream, "current_stream": lambda device=None: _Stream(), "stream": lambda stream: nullcontext(),
+            "CUDAGraph": SimulatedGraph, "graph": self._graph, "graph_pool_handle": object,
+            "is_current_stream_capturing": lambda: self._recording is not None,
+        }  # fmt: skip
+        patch = self._undo.enter_context(pytest.MonkeyPatch.context())
+        for name, value in replaced.items():
+            patch.setattr(torch.cuda, name, value)
+        future = torch.__future__  # module.to: new parameters, instead of device memory put into the old ones
+        self._undo.callback(
+            future.set_overwrite_module_params_on_conversion, future.get_overwrite_module_params_on_conversion()
+        )
+        future.set_overwrite_module_params_on_conversion(True)
+        self._undo.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda"): made on the host, then copied
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        here = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            wanted = torch.device(wanted)
+            if self._composite:  # C++ asks for the device it believes its arguments to be on
+                wanted = kwargs["device"] = DEVICE
+        if not here and (wanted is None or wanted.type != "cuda"):
+            return func(*args, **kwargs)
+        if func._schema.name == "aten::to":  # its own C++ asks the driver for the device
+            return self._to(func, args, kwargs)
+        if func.has_kernel_for_dispatch_key(COMPOSITE) and func is not ATTENTION:  # made of others: look at those
+            return self._decomposed(func, args, kwargs)
+        self._check(func, here, tensors, wanted)
+        args, kwargs = tree_map(_bare, (args, kwargs))
+        if wanted is not None and wanted.type == "cuda":
+            kwargs["device"] = torch.device("cpu")
+        with torch.inference_mode(False), torch.no_grad():
+            result = func(*args, **kwargs)
+        self.launches += 1
+        if self._recording is not None:
+            self._recording.steps.append((func, args, kwargs, result))
+        if here and wanted is not None and wanted.type == "cpu":
+            return result
+        return tree_map(lambda leaf: self._on_device(leaf, here), result)
+
+    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        self._composite += 1
+        try:
+            with self:
+                return func.decompose(*args, **kwargs)
+        finally:
+            self._composite -= 1
+
+    def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`Tensor.to`: the tensor itself where nothing changes, else a copy."""
+        named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+        source, other = named["self"], named.get("other")
+        device, dtype = (other.device, other.dtype) if other is not None else (named.get("device"), named.get("dtype"))
+        device = source.device if device is None else torch.device(device)
+        dtype = source.dtype if dtype is None else dtype
+        if device.type == source.device.type and dtype == source.dtype and not named.get("copy"):
+            return source
+        with self:
+            return torch.ops.aten._to_copy.default(source, dtype=dtype, device=device)
+
+    def _check(self, func: Any, here: list[DeviceTensor], tensors: list[Tensor], wanted: torch.device | None) -> None:
+        """What CUDA would refuse, and what it would wait for."""
+        name = func._schema.name.removeprefix("aten::")
+        host = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
+        if here and name not in MAY_MIX and any(tensor.dim() for tensor in host):
+            shapes = [tuple(tensor.shape) for tensor in host]
+            raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {shapes} on cpu beside cuda:0")
+        if name == "copy_" and not isinstance(tensors[0], DeviceTensor) and here:
+            self._wait(f"{name} to cpu")
+        elif name in MAY_MIX and (host or not here):
+            self._wait(f"{name} from cpu")  # from pageable memory: the host waits until it has been read
+        elif name == "_to_copy" and wanted is not None and wanted.type == "cpu":
+            self._wait("to cpu")
+        elif name in WAITS:
+            self._wait(name)
+
+    def _wait(self, what: str) -> None:
+        if self._recording is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+        self.syncs[what] += 1
+
+    def _synchronize(self, device: Any = None) -> None:
+        self._wait("synchronize")
+
+    @contextmanager
+    def _graph(self, graph: SimulatedGraph, pool: object = None, capture_error_mode: str = "global") -> Iterator[None]:
+        assert self._recording is None, "graphs do not nest"
+        self.graphs.append(graph)
+        self._recording = graph
+        try:
+            yield
+        finally:
+            self._recording = None
+
+    @staticmethod
+    def _on_device(leaf: Any, here: list[DeviceTensor]) -> Any:
+        """The result as a device tensor; an argument written in place is the same object again."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        same = [tensor for tensor in here if tensor.inner is leaf]
+        return same[0] if same else DeviceTensor(leaf)
+
+
+class _Stream:
+    def wait_stream(self, other: _Stream) -> None:
+        """One after the other is how everything runs here."""
+
+
+def _on_host(tensor: DeviceTensor) -> Tensor:
+    return torch.ops.aten._to_copy.default(tensor, device=torch.device("cpu"))
+
+
+def _bare(leaf: Any) -> Any:
+    return leaf.inner if isinstance(leaf, DeviceTensor) else leaf
