@@ -21,7 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -232,6 +232,12 @@ class Plan:
     mlp: int
     max_other_cpu: float
     compile: str
+    verifier: str  # of all configurations of the cells; "auto": each its own
+
+    def configuration(self, name: str) -> Configuration:
+        """As it takes part in cells."""
+        chosen = CONFIGURATIONS[name]
+        return chosen if self.verifier == "auto" else replace(chosen, verifier=self.verifier)
 
     def cells(self) -> list[tuple[str, str, float]]:
         return list(itertools.product(self.pairs, self.workloads, self.temperatures))
@@ -296,7 +302,7 @@ def measure_cell(
     for turn in range(plan.rounds * len(prompts)):
         number, index = divmod(turn, len(prompts))
         if index == 0:
-            decoders = {name: bench.decoder(CONFIGURATIONS[name]) for name in names}
+            decoders = {name: bench.decoder(plan.configuration(name)) for name in names}
         order = deque(names)
         order.rotate(-ROTATION * turn)
         for name in order:
@@ -342,6 +348,9 @@ def main(
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.1,
     compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
+    verifier: Annotated[
+        str, typer.Option(help="Of all configurations; with 'gumbel' every length writes the same sampled text, too.")
+    ] = "auto",
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "drafters",
     resume: Annotated[bool, typer.Option(help="Go on after the last finished cell of an interrupted run.")] = False,
     render: Annotated[Path | None, typer.Option(exists=True, help="Only print the tables of this result.")] = None,
@@ -353,7 +362,7 @@ def main(
     plan = Plan(
         _named("pair", pairs, PAIRS), _named("workload", workloads, WORKLOADS), [float(t) for t in temperatures.split(",")],
         _named("configuration", configs, CONFIGURATIONS), bool(configs), prompts, max_tokens, rounds, gain_prompts, gain_seeds,
-        threads, mlp, max_other_cpu, compile,
+        threads, mlp, max_other_cpu, compile, verifier,
     )  # fmt: skip
     unfinished = Unfinished.open(PEERS / f"{name}.unfinished.json", plan, resume=resume)
     try:
@@ -361,12 +370,12 @@ def main(
     except KeyboardInterrupt:
         console().print("interrupted; the same command with --resume goes on after the last finished cell")
         raise typer.Exit(130) from None
-    content = results(unfinished.content, {name: asdict(CONFIGURATIONS[name]) for name in plan.configurations})
+    content = results(unfinished.content, {name: asdict(plan.configuration(name)) for name in plan.configurations})
     path = write_result(name, content, threads)
     unfinished.path.unlink()
     print(markdown(json.loads(path.read_text(encoding="utf-8"))))
     print(f"written to benchmarks/results/{path.name}")
-    sys.exit(1 if content["failures"] or content["greedy_texts_that_differ"] else 0)
+    sys.exit(1 if content["failures"] or content["texts_that_differ"] else 0)
 
 
 def _named(kind: str, given: str, known: Sequence[str] | dict[str, Any]) -> list[str]:
@@ -422,7 +431,7 @@ def _warm_up(bench: Bench, plan: Plan, failures: dict[str, str], pair: str) -> d
     costs = {}
     for name in plan.configurations:
         try:
-            decoder = bench.decoder(CONFIGURATIONS[name])
+            decoder = bench.decoder(plan.configuration(name))
         except OutriderError as error:
             failures[f"{pair}: {name}"] = str(error).replace(f"{REPOSITORY.parent}/", "../")
             continue

@@ -23,15 +23,16 @@ BEST_FIXED_FLOOR, PLAIN_FLOOR = 0.97, 0.98
 
 def results(measured: dict[str, Any], configurations: dict[str, Any]) -> dict[str, Any]:
     """What is stored: per cell and configuration its summary and runs, regrets, floors, gains. Five digits of everything."""
-    cells = [_summarised(cell, measured["plan"]["max_other_cpu"]) for cell in measured["cells"]]
+    invariant = measured["plan"]["verifier"] == "gumbel"  # then sampled texts are plain decoding's, too
+    cells = [_summarised(cell, measured["plan"]["max_other_cpu"], invariant=invariant) for cell in measured["cells"]]
     regrets = [regret for cell in measured["cells"] for regret in _regrets(cell, configurations)]
     return _rounded({
         "plan": measured["plan"],
         "pairs": measured["pairs"],
         "configurations": configurations,
         "failures": measured["failures"],
-        "greedy_texts_that_differ": [
-            f"{cell['pair']} {cell['workload']}: {name}"
+        "texts_that_differ": [
+            f"{_cell_name(cell)}: {name}"
             for cell in cells
             for name, row in cell["summary"].items()
             if row["identical_to_plain"] is False
@@ -55,10 +56,10 @@ def _rounded(value: Any) -> Any:
 # ---------------------------------------------------------------- one cell
 
 
-def _summarised(cell: dict[str, Any], max_other_cpu: float) -> dict[str, Any]:
+def _summarised(cell: dict[str, Any], max_other_cpu: float, *, invariant: bool) -> dict[str, Any]:
     plain = cell["runs"]["none"]
     summary = {
-        name: _summary(runs, plain, greedy=cell["temperature"] == 0, max_other_cpu=max_other_cpu)
+        name: _summary(runs, plain, same=invariant or cell["temperature"] == 0, max_other_cpu=max_other_cpu)
         for name, runs in cell["runs"].items()
     }
     return {**cell, "summary": summary, "runs": {name: [*map(_line, runs)] for name, runs in cell["runs"].items()}}
@@ -69,7 +70,7 @@ def _line(run: Run) -> str:
     return " ".join(str(_rounded(run[column])) for column in STORED)
 
 
-def _summary(runs: list[Run], plain: list[Run], *, greedy: bool, max_other_cpu: float) -> dict[str, Any]:
+def _summary(runs: list[Run], plain: list[Run], *, same: bool, max_other_cpu: float) -> dict[str, Any]:
     def total(name: str) -> float:
         return sum(run[name] for run in runs)
 
@@ -88,7 +89,7 @@ def _summary(runs: list[Run], plain: list[Run], *, greedy: bool, max_other_cpu: 
         "accepted_at_position": [count / total("steps") for count in positions],  # share of all steps
         "step_s": per("seconds", "steps"),
         "phase_s": {phase: sum(run["time_s"][phase] for run in runs) / total("steps") for phase in runs[0]["time_s"]},
-        "identical_to_plain": [run["text"] for run in runs] == [run["text"] for run in plain] if greedy else None,
+        "identical_to_plain": [run["text"] for run in runs] == [run["text"] for run in plain] if same else None,
         "disturbed_runs": sum(run["other_cpu"] > max_other_cpu for run in runs),
     }
 
@@ -247,8 +248,8 @@ def markdown(result: dict[str, Any]) -> str:
     parts += ["**known gains, by tau**\n\n" + _gain_table(result["gains"])] if result["gains"] else []
     parts += [_floor_lines(result["floors"])] if result["regrets"] else []
     parts += [_disturbed(result["cells"])]
-    for label in ("failures", "greedy_texts_that_differ"):
-        parts += [f"{label}: {result[label]}"] if result[label] else []
+    for label in ("failures", "texts_that_differ"):
+        parts += [f"{label}: {result[label]}"] if result.get(label) else []
     return "\n\n".join(parts)
 
 

