@@ -152,9 +152,9 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
 
 def choose(options: Options) -> tuple[Options, Parts]:
     """The parts that options ask for, before any model is read; the options with the head's folder where its drafter wants it."""
-    head = _head_in(options.draft)
-    drafter = options.drafter if options.drafter != "auto" else _best_drafter(options, head)
-    options = _with_head(options, drafter)
+    head = head_in(options.draft)
+    options = named_drafter(options, head)
+    drafter = options.drafter
     parts = choose_parts(
         drafter, options.drafter_options, options.verifier, options.verifier_options, options.num_draft_tokens,
         lossy=options.lossy,
@@ -170,6 +170,13 @@ def choose(options: Options) -> tuple[Options, Parts]:
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     return options, parts
+
+
+def named_drafter(options: Options, head: str | None) -> Options:
+    """Drafter 'auto' by its name, and the folder of a head that is given as the draft where its drafter looks for it. `head`: see
+    `head_in`."""
+    drafter = options.drafter if options.drafter != "auto" else _best_drafter(options, head)
+    return _with_head(_replace(options, drafter=drafter), drafter)
 
 
 def target_config(options: Options) -> Any:
@@ -254,7 +261,7 @@ def _best_drafter(options: Options, head: str | None) -> str:
     return "draft-model" if options.draft is not None or options.target == DEMO else "ngram"
 
 
-def _head_in(draft: str | None) -> str | None:
+def head_in(draft: str | None) -> str | None:
     """Which kind of trained head lies in the folder that --draft names. None: no head, no folder, or a damaged one, of which
     whoever loads it says more."""
     if draft is None or draft == DEMO or not Path(draft).is_dir():

@@ -39,9 +39,11 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from outrider.build import Options, head_in, named_drafter
 from outrider.decode import Decoder
 from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
+from outrider.models.heads.kinds import how_to_draft
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.load import LoadedModel, Tables, build_lm, finish, load_config, load_module, resolve_dtype
 from outrider.parts import Parts, choose_parts
@@ -74,14 +76,21 @@ def speculative(
 ) -> Speculative:  # fmt: skip
     """What to give to `model.generate(custom_generate=...)`. Keep it: probes and a named draft are reused.
 
-    `draft` is a loaded model (borrowed as the target is), a local folder or a hub id. Drafter "auto" is
-    "draft-model" with a draft, else "ngram". Raises ConfigError on names and combinations that do not exist.
+    `draft` is a loaded model (borrowed as the target is), a local folder or a hub id; also the folder of a trained head.
+    Drafter "auto" is "draft-model" with a draft, what drafts with the head where it is one, else "ngram". Raises ConfigError
+    on names and combinations that do not exist.
     """
-    if drafter == "auto":
-        drafter = "ngram" if draft is None else "draft-model"
-    parts = choose_parts(
-        drafter, drafter_options or {}, verifier, verifier_options or {}, num_draft_tokens, lossy=lossy
-    )
+    folder = str(draft) if isinstance(draft, str | Path) else None
+    if drafter == "auto" and folder is None and draft is not None:
+        drafter = "draft-model"
+    head = head_in(folder)
+    options = named_drafter(Options("", drafter, folder, drafter_options=drafter_options or {}), head)
+    if folder is not None and options.draft is None:
+        draft = None  # a head, which is among its drafter's options now
+    drafter = options.drafter
+    parts = choose_parts(drafter, options.drafter_options, verifier, verifier_options or {}, num_draft_tokens, lossy=lossy)
+    if parts.wants_draft and head is not None and folder is not None:
+        raise ConfigError(f"'{folder}' is a trained head, not a draft model: {how_to_draft(head, folder)}")
     if parts.wants_draft and draft is None:
         raise ConfigError(f"drafter '{drafter}' needs draft=: a model, a folder or a hub id")
     if draft is not None and not parts.wants_draft:

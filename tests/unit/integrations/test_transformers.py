@@ -32,6 +32,7 @@ from transformers.generation import (
 from outrider.errors import CapabilityError, ConfigError, OutriderError, RequestError
 from outrider.integrations import transformers as bridge
 from outrider.integrations.transformers import Speculative, speculative
+from tests.heads import HEADS
 from tests.helpers import EOS, disturbed, save_checkpoint, tiny_llama, word_tokenizer
 
 V = 24
@@ -404,3 +405,16 @@ def test_wrong_options_speak_before_the_call(options: dict[str, Any], named: str
     """A misspelt name that only shows up inside generate."""
     with pytest.raises(ConfigError, match=named):
         speculative(**options)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "block"])
+def test_a_trained_head_as_the_draft(target: LlamaForCausalLM, tmp_path: Path, kind: str) -> None:
+    """Its folder says who drafts; as a draft model it is refused with the words that use it."""
+    HEADS[kind](target, tmp_path / kind)
+    loop = speculative(draft=tmp_path / kind)
+    plain = target.generate(ids(PROMPT), max_new_tokens=20, do_sample=False)
+    assert target.generate(ids(PROMPT), max_new_tokens=20, do_sample=False, custom_generate=loop).equal(plain)
+    assert loop.stats is not None
+    assert loop.stats.drafted > 0
+    with pytest.raises(ConfigError, match=f"is a trained head, not a draft model: .*{kind}"):
+        speculative(draft=tmp_path / kind, drafter="draft-model")
