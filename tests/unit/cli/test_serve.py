@@ -38,7 +38,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
 def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
     done = cli(
         "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
-        "--kv-memory", "2MiB", "--extra-drafter", "suffix", "--allow-lossy", "typical", "--port", "0", "--api-key", "a",
+        "--kv-memory", "2MiB", "--prefix-share", "0", "--extra-drafter", "suffix", "--allow-lossy", "typical", "--port", "0",
+        "--api-key", "a",
         "--api-key", "b", "--request-timeout", "7", "--hang-timeout", "90", "--no-self-test", "--cors-origin", "*",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -47,6 +48,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     assert (model.name, model.options.target) == ("tiny", "demo")
     assert (model.options.drafter, model.options.num_draft_tokens) == ("ngram", "4")
     assert (model.engine.max_num_seqs, model.engine.kv_memory, model.engine.max_queue) == (3, 2 << 20, 256)
+    assert model.engine.prefix_share == 0
     assert (model.extra_drafters, model.allow_lossy) == (("suffix",), ("typical",))
     assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (0, ("a", "b"), 7.0, False)
     assert (settings.cors_origins, settings.hang_timeout_s) == (("*",), 90.0)
@@ -85,6 +87,8 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
         (["demo", "--port", "70000"], "port must be between"),
         (["demo", "--kv-memory", "lots"], "--kv-memory takes bytes like 4GiB"),
         (["demo", "--kv-memory", "1"], "at least 1 MiB"),
+        (["demo", "--prefix-share", "1"], "prefix_share must be at least 0 and below 1"),
+        (["demo", "--prefix-share", "nan"], "prefix_share must be at least 0 and below 1"),
         (["demo", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["demo", "--ssl-keyfile", "key.pem"], "TLS needs both"),
         (["demo", "--ssl-keyfile", "no.pem", "--ssl-certfile", "no.pem"], "does not exist"),
