@@ -118,8 +118,8 @@ class Decoder:
 
 
 class _Clock:
-    """Wall-clock seconds per phase of one step. A device that works on its own is waited for at the end of each phase: a step
-    reads results at every one of these places anyway, and time is charged to who took it."""
+    """Wall-clock seconds per phase of one step. CUDA is waited for at the end of each phase, where a step reads results anyway;
+    the step's queue, not the device: that would break a CUDA graph which another model's thread is recording."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
@@ -128,7 +128,7 @@ class _Clock:
 
     def lap(self, phase: str) -> None:
         if self._device is not None:
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
         now = time.perf_counter()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now

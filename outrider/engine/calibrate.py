@@ -30,6 +30,7 @@ from outrider.types import Draft, Verdict
 BUDGET_S = 8.0  # after that, what is known must do
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
 WARM_UP, REPEATS = 2, 4  # steps per number of rows, and per size
+RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
 LEAST_SIZES = 3  # that are timed whatever it takes
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
 PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer something, too
@@ -95,12 +96,13 @@ def _times(
     control, began = decoder.control, time.perf_counter()
     pattern = probe_tokens(built.target.lm.shape.vocab_size, PATTERN, "cpu")[0].tolist()
     prompt = (pattern * TIMES)[: max(1, built.context // 2)]
-    timer = decoder.control = _Timer(sizes)
+    warm_up = WARM_UP + (RECORDED * len(sizes) if decoder.target.device.type == "cuda" else 0)
+    timer = decoder.control = _Timer(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
     try:
         for number in range(count):
             decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
-        for _ in range(WARM_UP + REPEATS * len(sizes)):
+        for _ in range(warm_up + REPEATS * len(sizes)):
             if any(row.finish_reason for row in decoder.rows):  # a very short context
                 break
             if time.perf_counter() - began > budget_s and len(timer.seconds) >= LEAST_SIZES:
@@ -116,9 +118,10 @@ def _times(
 class _Timer:
     """A `Control` that goes round the sizes."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes: list[int], skip: int) -> None:
+        """`skip`: steps at the beginning that are not timed."""
         self._turns = self._round(sizes)
-        self._skip = WARM_UP
+        self._skip = skip
         self._size = 0
         self.seconds: dict[int, list[float]] = {}
 

@@ -5,15 +5,18 @@ the host most of the time. A graph is recorded once for each combination of shap
 copied to where the recording read them, one launch, results copied out before the next replay overwrites them.
 
 A shape is recorded the second time it comes: prompts bring many lengths that never come again, decoding brings few that always
-do. The same arithmetic without graphs is the reference (`--compile off`); what a loaded model's graphs give is compared with it
-before the first token (`probe.check_compiled`), and `tests/unit/models/test_graphs.py` does so on a simulated device.
+do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (`--compile off`); what a
+loaded model's graphs give is compared with it before the first token (`probe.check_compiled`), and
+`tests/unit/models/test_graphs.py` does so on simulated devices.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +24,15 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError
 from outrider.models.attention import PassPlan
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
-from outrider.models.lm import Run
+from outrider.models.lm import PREFILL_CHUNK, Run
 from outrider.models.load import LoadedModel, first_line
 from outrider.models.probe import check_compiled, probe_logits
 
-MAX_TOKENS = 512  # of a pass, rows times tokens: beyond this the kernels are long enough to hide their launches
-MAX_GRAPHS = 64  # kept at once; each holds its inputs, all share the memory of what lies between
+log = logging.getLogger("outrider.models")
+# Of a pass, rows times tokens. Chunks of a prompt hide their launches, and each cache length comes twice a prompt: recording them
+# would cost more than reading, and take the places of the recordings that decoding needs.
+MAX_TOKENS = PREFILL_CHUNK - 1
+MAX_GRAPHS = 64  # kept at once; each holds its inputs and results, all share the memory of what lies between
 WARM_UPS = 2  # runs before recording: libraries choose kernels and take memory, which a recording must not
 
 
@@ -44,20 +50,28 @@ def use_graphs(loaded: LoadedModel, module: nn.Module, loop_tokens: int, loop_vo
         check_compiled(lm, loaded.name, expected)
     except (CapabilityError, RuntimeError) as error:
         lm.run = plain
-        reason = first_line(error).rstrip(".")
+        reason = first_line(_first(error)).rstrip(".")
         raise CapabilityError(f"{loaded.name} does not run as CUDA graphs: {reason}. Use --compile off.") from error
     if loop is not None:
         loaded.draft_loop = DraftLoop(lm, loop, loop_tokens)
 
 
+def _first(error: BaseException) -> BaseException:
+    """What broke a recording: torch raises once more when it ends a broken one, with less to say."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
 class Graphs:
-    """Recordings of functions of tensors, the least recently used dropped beyond `most`."""
+    """Recordings of functions of tensors on one device, the least recently used dropped beyond `most`."""
 
     def __init__(self, most: int = MAX_GRAPHS) -> None:
         self._most = most
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()  # met once, not yet recorded
         self._pool: Any = None  # device memory of all recordings: they never run at the same time
+        self._stream: Any = None  # on which all are recorded: another could not have its memory
 
     def __len__(self) -> int:
         return len(self._recordings)
@@ -69,35 +83,64 @@ class Graphs:
         """
         key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
         recording = self._recordings.get(key)
-        if recording is None and key not in self._seen:
+        if recording is None and key in self._seen and self._most:
+            recording = self._record(key, call, inputs)
+        if recording is None:
             self._remember(key)
             return list(call(*inputs))
-        if recording is None:
-            del self._seen[key]
-            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-            recording = self._recordings[key] = _Recording(call, inputs, self._pool)
-            if len(self._recordings) > self._most:
-                self._recordings.popitem(last=False)
         self._recordings.move_to_end(key)
         return recording.replay(inputs)
 
     def _remember(self, key: Hashable) -> None:
         self._seen[key] = None
-        if len(self._seen) > self._most:
+        if len(self._seen) > MAX_GRAPHS:
             self._seen.popitem(last=False)
+
+    def _record(self, key: Hashable, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Recording | None:
+        """None where the device has no memory for it: then all recordings go, and from now on half as many are kept."""
+        del self._seen[key]
+        try:
+            recording = self._made(call, inputs)
+        except torch.OutOfMemoryError:
+            self._most = len(self._recordings) // 2
+            self._recordings.clear()
+            log.warning("no memory for another CUDA graph: the pass runs without, and %d are kept from now on", self._most)
+            return None
+        self._recordings[key] = recording
+        if len(self._recordings) > self._most:
+            self._recordings.popitem(last=False)
+        return recording
+
+    def _made(self, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Recording:
+        """On the device of the inputs: the thread's own, where streams and recordings go by themselves, may be another."""
+        device = inputs[0].device
+        with _Recording.alone, torch.cuda.device(device):
+            if self._pool is None:
+                self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+            try:
+                return _Recording(call, inputs, self._pool, self._stream)
+            except BaseException:
+                self._pool = None  # torch refuses to record into the memory of a recording that broke
+                raise
 
 
 class _Recording:
-    """One graph, with the tensors it reads and writes."""
+    """One graph, with the tensors it reads and writes. Made on the current device."""
 
-    def __init__(self, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], pool: Any) -> None:
+    # Held while one is made: recording begins by waiting for the device, which breaks whatever another thread is recording.
+    alone: ClassVar = threading.Lock()
+
+    def __init__(self, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], pool: Any, stream: Any) -> None:
         with torch.inference_mode(False):  # written to by every replay, in inference mode or not
             self._inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
-        self._warm_up(call)
         self._graph = torch.cuda.CUDAGraph()
-        # "thread_local": other threads (another model's engine) may use the device meanwhile
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._outputs = list(call(*self._inputs))
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):  # around the recording's own: one that breaks never leaves that
+                self._record(call, pool, stream)
+        finally:
+            current.wait_stream(stream)
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         for place, tensor in zip(self._inputs, inputs, strict=True):
@@ -105,14 +148,13 @@ class _Recording:
         self._graph.replay()
         return [tensor.clone() for tensor in self._outputs]
 
-    def _warm_up(self, call: Callable[..., Sequence[Tensor]]) -> None:
-        """On a stream of its own, as recording will be."""
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                call(*self._inputs)
-        current.wait_stream(side)
+    def _record(self, call: Callable[..., Sequence[Tensor]], pool: Any, stream: Any) -> None:
+        """Warmed up on the same stream, whose work space libraries then have already."""
+        for _ in range(WARM_UPS):
+            call(*self._inputs)
+        # "thread_local": other threads (another model's engine) may use the device meanwhile, but not wait for all of it
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._outputs = list(call(*self._inputs))
 
 
 class GraphedPass:

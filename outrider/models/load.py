@@ -63,7 +63,8 @@ class LoadedModel:
 def resolve_device(device: str) -> torch.device:
     """'auto' means CUDA where there is one. With its number, as tensors say it: "cuda" and "cuda:0" are not equal to torch.
 
-    Raises ConfigError on a device torch does not know, CapabilityError on one it does not have.
+    Raises ConfigError on a device torch does not know, CapabilityError on one it does not have or that we cannot use: Apple's has
+    no fp64, in which sampling sums, and no other was ever tried.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,8 +72,13 @@ def resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
+    if resolved.type not in ("cpu", "cuda"):
+        raise CapabilityError(f"device '{device}' is not supported. Use auto, cpu, cuda or cuda:N.")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise CapabilityError(f"device '{device}' was asked for, but this torch sees no CUDA device. Use cpu or auto.")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise CapabilityError(f"device '{device}' was asked for, but the last CUDA device here is cuda:{last}.")
     if device == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return resolved

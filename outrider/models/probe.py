@@ -124,14 +124,15 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
 
 @torch.inference_mode()
 def probe_logits(lm: LM) -> Tensor:
-    """Logits (1, 6, V) of a short pass behind a short prefix: what a change of the arithmetic must reproduce."""
+    """Logits (1, 12, V) of a short prefix and a short pass behind it: what a change of the arithmetic must reproduce. Both, so
+    that a pass that gives what the one before it gave (a CUDA graph that recorded nothing) is found out."""
     tokens = probe_tokens(lm.shape.vocab_size, 12, lm.device)
     lm.kv.add_row()
-    lm.forward(tokens[:, :6])
+    prefix = lm.forward(tokens[:, :6])
     lm.kv.advance(0, 6)
-    logits = lm.forward(tokens[:, 6:])
+    behind = lm.forward(tokens[:, 6:])
     lm.kv.swap_remove(0)
-    return logits
+    return torch.cat([prefix, behind], dim=1)
 
 
 def check_compiled(lm: LM, name: str, expected: Tensor) -> None:

@@ -1,21 +1,29 @@
-"""Recording and replaying, on a simulated device; and the simulation itself, which must refuse what CUDA refuses."""
+"""Recording and replaying, on simulated devices; and the simulation itself, which must refuse what CUDA refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from outrider.build import Options, build
+from outrider.decode import _Clock
+from outrider.engine import calibrate as calibrating
 from outrider.errors import CapabilityError
 from outrider.models import graphs as graphs_module
 from outrider.models.graphs import GraphedPass, Graphs
-from outrider.models.lm import ModuleRun
+from outrider.models.lm import PREFILL_CHUNK, ModuleRun
+from outrider.models.load import resolve_device
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
-from tests.simulated_cuda import SimulatedCuda
+from tests.simulated_cuda import SimulatedCuda, SimulatedGraph
 
 
 @pytest.fixture
@@ -29,12 +37,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257, sharpness=2.0), byte_tokenizer())
 
 
-def options(folder: Path, mode: str) -> Options:
-    return Options(target=str(folder), dtype="float32", device="cuda", compile=mode, drafter="none")
+def options(folder: Path, mode: str, device: str = "cuda", **more: Any) -> Options:
+    return Options(target=str(folder), dtype="float32", device=device, compile=mode, **{"drafter": "none", **more})
 
 
-def on_device(*numbers: float) -> Tensor:
-    return torch.tensor(numbers, device="cuda:0")
+def on_device(*numbers: float, device: str = "cuda:0") -> Tensor:
+    return torch.tensor(numbers, device=device)
+
+
+def in_a_thread(cuda: SimulatedCuda, call: Callable[[], Any]) -> Any:
+    """What it returns or raises."""
+
+    def run() -> Any:
+        with cuda:
+            return call()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 class TestSimulation:
@@ -64,9 +83,42 @@ class TestSimulation:
 
     @pytest.mark.parametrize("wait", [lambda t: t.tolist(), lambda t: t.sum().item(), lambda t: t + torch.ones(2).to("cuda")])
     def test_a_recording_must_not_wait(self, cuda: SimulatedCuda, wait: object) -> None:
+        """And like torch it says so twice: where it waits, and, less telling, where it ends."""
         place, graph = on_device(1.0, 2.0), torch.cuda.CUDAGraph()
-        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+        with pytest.raises(RuntimeError, match="previous error during capture") as caught, torch.cuda.graph(graph):
             wait(place)  # type: ignore[operator]
+        assert "not permitted when stream is capturing" in str(caught.value.__context__)
+
+    def test_two_devices_do_not_mix(self, cuda: SimulatedCuda) -> None:
+        first, second = on_device(1.0), on_device(2.0, device="cuda:1")
+        with pytest.raises(RuntimeError, match="same device"):
+            first + second
+        assert (first.to("cuda:1") + second).tolist() == [3.0]
+        assert str((second * 2).device) == "cuda:1"
+
+    def test_a_recording_is_of_one_device(self, cuda: SimulatedCuda) -> None:
+        """What runs on another is not recorded, but done at once: torch warns of an empty graph."""
+        graph, place = torch.cuda.CUDAGraph(), on_device(1.0, device="cuda:1")
+        with torch.cuda.graph(graph):
+            out = place * 2
+        place.copy_(on_device(5.0))
+        graph.replay()
+        assert out.tolist() == [2.0]
+        assert not graph.steps
+
+    def test_waiting_for_a_device_breaks_what_any_thread_records(self, cuda: SimulatedCuda) -> None:
+        """Waiting for one's own stream does not."""
+        place = on_device(1.0)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            place * 2
+            in_a_thread(cuda, lambda: torch.cuda.current_stream().synchronize())
+
+        def record() -> None:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match="synchronize"):
+                in_a_thread(cuda, torch.cuda.synchronize)
+
+        with pytest.raises(RuntimeError, match="previous error"):
+            record()
 
 
 class TestGraphs:
@@ -108,24 +160,106 @@ class TestGraphs:
         with torch.inference_mode(False):
             assert graphs.run("double", lambda t: [t * 2], [on_device(7.0)])[0].tolist() == [14.0]
 
+    def test_on_a_device_that_is_not_the_threads_own(self, cuda: SimulatedCuda) -> None:
+        """Streams and recordings go by the current device: a recording there would hold nothing, and give the first result for
+        ever."""
+        for device in ("cuda:0", "cuda:1"):
+            graphs = Graphs()
+            for n in range(4):
+                (out,) = graphs.run("double", lambda t: [t * 2], [on_device(float(n), device=device)])
+                assert out.tolist() == [2.0 * n], device
+                assert str(out.device) == device
+            assert cuda.graphs[-1].num_replays == 3
+            assert cuda.graphs[-1].steps
+        assert torch.cuda.current_device() == 0
+
+    def test_a_recording_that_breaks_leaves_all_as_it_was(self, cuda: SimulatedCuda) -> None:
+        """The thread on its own stream, the others' recordings at work, and the next one possible."""
+        graphs, stream = Graphs(), torch.cuda.current_stream()
+
+        def double(n: float) -> list[float]:
+            return graphs.run("double", lambda t: [t * 2], [on_device(n)])[0].tolist()
+
+        def look() -> Tensor:
+            return graphs.run("look", lambda t: [t * float(t.sum())], [on_device(3.0)])[0]
+
+        assert [double(1.0), double(2.0)] == [[2.0], [4.0]]
+        look()
+        with pytest.raises(RuntimeError, match="previous error"):
+            look()
+        assert torch.cuda.current_stream() is stream
+        assert double(3.0) == [6.0]
+        for n in range(3):
+            assert graphs.run("add", lambda t: [t + 1], [on_device(float(n))])[0].tolist() == [n + 1.0]
+        assert len(graphs) == 2
+
+    def test_without_memory_for_a_recording(
+        self, cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The pass runs all the same; older recordings make room, and fewer are kept from then on."""
+        graphs = Graphs()
+
+        def add(size: int) -> None:
+            assert graphs.run("add", lambda t: [t + 1], [torch.zeros(size, device="cuda")])[0].tolist() == [1.0] * size
+
+        for size in (1, 1, 2, 2, 3, 3, 4, 4, 5):
+            add(size)
+        assert len(graphs) == 4
+
+        def full() -> SimulatedGraph:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="outrider.models"):
+            patch.setattr(torch.cuda, "CUDAGraph", full)
+            add(5)
+        assert "no memory for another CUDA graph" in caplog.text
+        assert len(graphs) == 0
+        for size in (1, 1, 2, 2, 3, 3, 4, 4):
+            add(size)
+        assert len(graphs) == 2
+
+    def test_two_models_never_record_at_once(self, cuda: SimulatedCuda) -> None:
+        """A recording begins by waiting for the device, which breaks whatever another thread is recording."""
+        inside = threading.Event()
+
+        def slow(numbers: Tensor) -> list[Tensor]:
+            if torch.cuda.is_current_stream_capturing():
+                inside.set()
+                time.sleep(0.2)  # for the other one to come in
+            return [numbers * 2]
+
+        def second() -> list[float]:
+            graphs = Graphs()
+            inside.wait(10)
+            with cuda:
+                return [graphs.run("add", lambda t: [t + 1], [on_device(float(n))])[0].item() for n in range(3)]
+
+        first = Graphs()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(second)
+            found = [first.run("double", slow, [on_device(float(n))])[0].item() for n in range(3)]
+            assert other.result(10) == [1.0, 2.0, 3.0]
+        assert found == [0.0, 2.0, 4.0]
+
 
 class TestPasses:
     """Against the plain run of the same model: other tokens, other lengths, a tree, a cache that grew, hidden states."""
 
-    def test_same_logits(self, folder: Path) -> None:
+    @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+    def test_same_logits(self, folder: Path, device: str) -> None:
         with SimulatedCuda() as cuda, torch.inference_mode():
-            lm = build(options(folder, "on")).target.lm
+            lm = build(options(folder, "on", device)).target.lm
             assert isinstance(lm.run, GraphedPass)
-            plain = build(options(folder, "off")).target.lm
+            plain = build(options(folder, "off", device)).target.lm
             assert isinstance(plain.run, ModuleRun)
             generator = torch.Generator().manual_seed(1)
             for one in (lm, plain):
                 one.kv.add_row()
                 one.kv.add_row()
-            parents = torch.tensor([[-1, 0, 0], [-1, -1, 1]], device="cuda")
+            parents = torch.tensor([[-1, 0, 0], [-1, -1, 1]], device=device)
             for step in range(16):
                 lm.capture = plain.capture = (0, -1) if step % 4 < 2 else ()
-                tokens = torch.randint(257, (2, 4), generator=generator).to("cuda")
+                tokens = torch.randint(257, (2, 4), generator=generator).to(device)
                 tree = parents if step % 2 else None
                 assert torch.equal(lm.forward(tokens, tree), plain.forward(tokens, tree)), step
                 for layer, states in plain.hidden.items():
@@ -145,6 +279,55 @@ class TestPasses:
             for _ in range(3):
                 lm.forward(torch.zeros(1, graphs_module.MAX_TOKENS + 8, dtype=torch.int64, device="cuda"))
             assert len(cuda.graphs) == recorded
+
+    def test_chunks_of_a_prompt_are_not_recorded(self, folder: Path) -> None:
+        """Two of them have the same shapes in every prompt, and in the next one, too."""
+        with SimulatedCuda() as cuda, torch.inference_mode():
+            lm = build(options(folder, "on")).target.lm
+            recorded = len(cuda.graphs)
+            lm.kv.add_row()
+            lm.catch_up([[7] * (6 * PREFILL_CHUNK + 1)])
+            assert lm.kv.lengths == [6 * PREFILL_CHUNK]
+            assert len(cuda.graphs) == recorded
+
+
+class TestTiming:
+    def test_a_lap_breaks_no_other_models_recording(self, cuda: SimulatedCuda) -> None:
+        place, clock = on_device(1.0), _Clock(torch.device("cuda", 0))
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            place * 2
+            in_a_thread(cuda, lambda: clock.lap("target"))
+        assert cuda.syncs["synchronize"] == 2  # before recording, and the lap
+
+    def test_steps_are_timed_once_they_are_replayed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first of a shape runs as it is, the second one is recorded: neither is what a step costs."""
+        recorded: set[int] = set()
+        observe = calibrating._Timer.observe
+
+        def spy(timer: calibrating._Timer, *rest: Any) -> None:
+            timed = sum(map(len, timer.seconds.values()))
+            observe(timer, *rest)
+            if sum(map(len, timer.seconds.values())) > timed:
+                recorded.add(len(cuda.graphs))
+
+        monkeypatch.setattr(calibrating._Timer, "observe", spy)
+        with SimulatedCuda() as cuda:
+            built = build(options(folder, "on", drafter="draft-model", draft=str(folder), num_draft_tokens="auto:3"))
+            seconds = calibrating._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)
+        assert set(seconds) == {0, 1, 3}
+        assert len(recorded) == 1
+
+
+class TestDevices:
+    def test_what_is_not_there(self, cuda: SimulatedCuda) -> None:
+        assert resolve_device("cuda") == torch.device("cuda", 0)
+        assert resolve_device("cuda:1") == torch.device("cuda", 1)
+        with pytest.raises(CapabilityError, match=r"last CUDA device here is cuda:1"):
+            resolve_device("cuda:2")
+
+    def test_what_we_cannot_use(self) -> None:
+        with pytest.raises(CapabilityError, match=r"'mps' is not supported. Use auto, cpu, cuda or cuda:N"):
+            resolve_device("mps")
 
 
 class TestModelsThatCannotBeRecorded:
@@ -181,5 +364,11 @@ class TestModelsThatCannotBeRecorded:
         monkeypatch.setattr(
             graphs_module._Recording, "replay", lambda self, inputs: [out.flip(-1) for out in replay(self, inputs)]
         )
+        with SimulatedCuda(), pytest.raises(CapabilityError, match="differ by"):
+            build(options(folder, "on"))
+
+    def test_recordings_of_nothing_are_noticed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Their results are those of the pass that was recorded, whatever is asked."""
+        monkeypatch.setattr(SimulatedGraph, "replay", lambda self: None)
         with SimulatedCuda(), pytest.raises(CapabilityError, match="differ by"):
             build(options(folder, "on"))
