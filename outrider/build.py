@@ -218,7 +218,9 @@ def assemble(models: Models, parts: Parts) -> Built:
     if not decoder.verifier.lossless:
         notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     if not target.lm.limits.exact_rows:
-        notes.append("exact up to rounding here, not to the bit: its experts multiply the tokens of a pass together")
+        on_cpu = target.lm.device.type == "cpu"
+        why = "its experts multiply the tokens of a pass together" if on_cpu else "kernels there differ with the size of a pass"
+        notes.append(f"exact up to rounding here, not to the bit: {why}")
     if parts.draws_trees and not target.lm.limits.exact_trees:
         notes.append("trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)")
     options = _replace(

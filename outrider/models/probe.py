@@ -202,12 +202,21 @@ def find_pass_limits(lm: LM, vocab_size: int, projection_sizes: Collection[int] 
     small = [width for width in WIDTHS if width <= QUERY_BLOCK]
     granularity, agreed = (2, small) if is_even and agree(small) else (QUERY_BLOCK, [QUERY_BLOCK])
     if not (torch.equal(beside, alone[QUERY_BLOCK]) and torch.equal(late, alone[longest][:, -QUERY_BLOCK:])):
-        return PassLimits(granularity, QUERY_BLOCK, exact_trees, exact_rows)
+        return _on(lm.device, PassLimits(granularity, QUERY_BLOCK, exact_trees, exact_rows))
     for width in (w for w in WIDTHS if w > QUERY_BLOCK and (granularity == 2 or w % QUERY_BLOCK == 0)):
         if not agree([*agreed, width]):
             break
         agreed = [*agreed, width]
-    return PassLimits(granularity, agreed[-1], exact_trees, exact_rows)
+    return _on(lm.device, PassLimits(granularity, agreed[-1], exact_trees, exact_rows))
+
+
+def _on(device: torch.device, found: PassLimits) -> PassLimits:
+    """On an accelerator a pass over many rows is never split for its bits: every part would read all weights again. Whether rows
+    keep their bits all the same was measured, in passes up to the longest of WIDTHS."""
+    if device.type == "cpu":
+        return found
+    agree = found.max_tokens_per_pass >= max(WIDTHS)
+    return PassLimits(found.granularity, exact_trees=found.exact_trees, exact_rows=found.exact_rows and agree)
 
 
 def _neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:

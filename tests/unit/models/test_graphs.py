@@ -330,6 +330,19 @@ class TestDevices:
             resolve_device("mps")
 
 
+def test_a_batch_is_one_pass(folder: Path) -> None:
+    """Catches limits made for a CPU's bits: 40 rows in several passes, each of which reads all weights."""
+    with SimulatedCuda(), torch.inference_mode():
+        built = build(options(folder, "off"))
+        lm, calls, plain = built.target.lm, [], built.target.lm.run
+        lm.run = lambda ids, *rest: calls.append(ids.shape[0]) or plain(ids, *rest)  # type: ignore[assignment,func-returns-value]
+        for _ in range(40):
+            lm.kv.add_row()
+        lm.forward(torch.zeros(40, 6, dtype=torch.int64, device="cuda"))
+    assert calls == [40]
+    assert lm.limits.exact_rows or any("kernels there differ with the size of a pass" in note for note in built.notes)
+
+
 class TestModelsThatCannotBeRecorded:
     @pytest.fixture
     def waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
