@@ -96,8 +96,8 @@ REMARKS: dict[str, list[str]] = {  # what the numbers cannot say themselves; non
         "language to them, "
         "they fall behind the draft model, whose recipe read GSM8K's training split: train on the traffic that will come.",
         "By region: before, nothing is kept anywhere; after, numbers and punctuation of worked steps gain most, words least.",
-        "The embedded block head has since been trained on (outrider/demo/models/heads/README.md): on unseen demo problems, k = 7, its tau "
-        "rose from 5.72 to 6.52, and it leads the demo's table. The numbers here are of the heads before.",
+        "The embedded block head has since been trained on (outrider/demo/models/heads/README.md): on unseen demo problems, "
+        "k = 7, its tau rose from 5.72 to 6.52, and it leads the demo's table. The numbers here are of the heads before.",
         "Limits: 14M parameters, 6000 answers, two or three epochs on one core; the learning curves have not flattened where a "
         "run's last epoch is its best.",
     ],
