@@ -208,7 +208,7 @@ def test_plain_is_transformers(subject: Subject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches compiled programs whose bits depend on the pass, and a compiled drafting loop that leaves something behind.
 
