@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.sampling import rng
+
 
 def pick(logits: Tensor, drawing: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row (B,) from logits (B, V): the likeliest, or, for the rows `drawing` (R,), the one drawn at `uniforms`
@@ -28,8 +30,7 @@ def pick_all(logits: Tensor, drawing: Tensor, temperature: Tensor, uniforms: Ten
 def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
     """As `sampling.rng.inverse_cdf`, in operations that fuse: the first token whose cumulative mass, summed in fp64, exceeds
     uniform * total."""
+    if law.device.type != "cpu":
+        return rng.inverse_cdf(law, uniforms)
     cumulative = law.double().cumsum(dim=-1)
-    threshold = uniforms[..., None] * cumulative[..., -1:]
-    if law.device.type == "cpu":
-        return (cumulative <= threshold).sum(dim=-1)
-    return ((cumulative > threshold) & (law > 0)).to(torch.uint8).argmax(dim=-1)  # a parallel sum need not be monotone
+    return (cumulative <= uniforms[..., None] * cumulative[..., -1:]).sum(dim=-1)

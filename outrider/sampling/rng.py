@@ -161,15 +161,15 @@ class RowStreams:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds uniform * total: weights (B, V), uniforms (B,) ->
-    (B,) int64.
+    """The first token whose cumulative weight exceeds uniform * total: weights (..., V), uniforms (...) ->
+    (...) int64.
 
     A token of zero weight is never returned: it does not raise the cumulative sum, and u < 1 keeps the
     threshold below the total. Sums run in fp64. A parallel (CUDA) sum need not be monotone, so there zero
     weights are masked as well.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    threshold = uniforms[:, None] * cumulative[:, -1:]
+    threshold = uniforms[..., None] * cumulative[..., -1:]
     if weights.device.type == "cpu":
-        return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+        return torch.searchsorted(cumulative, threshold, right=True)[..., 0]
     return ((cumulative > threshold) & (weights > 0)).to(torch.uint8).argmax(dim=-1)
