@@ -101,29 +101,52 @@ def _children(parents: list[int], length: int) -> list[list[int]]:
     return children
 
 
-@dataclass
 class Verdict:
-    """What the verifier keeps of a draft, and the one token it adds (correction after a rejection, else bonus)."""
+    """What the verifier keeps of a draft, and the one token it adds (correction after a rejection, else bonus).
 
-    path: Tensor  # (B, D) int64: kept node indices root -> leaf, -1 padded
-    num_accepted: Tensor  # (B,) int64
-    next_token: Tensor  # (B,) int64
-    all_accepted: Tensor  # (B,) bool: the kept path ends at a leaf, nothing was rejected there (next_token is a bonus)
+    Reached as tensors or on the host; the other form is made when somebody asks for it, which in a greedy step nobody does.
+    """
 
-    @cached_property
-    def lists(self) -> VerdictLists:
-        """The same on the host, where rows and caches live."""
-        tensors = (self.path, self.num_accepted, self.next_token, self.all_accepted)
-        return VerdictLists(*(tensor.tolist() for tensor in tensors))
+    def __init__(self, path: Tensor, num_accepted: Tensor, next_token: Tensor, all_accepted: Tensor) -> None:
+        """path (B, D) int64: kept node indices root -> leaf, -1 padded. num_accepted (B,) int64. next_token (B,) int64.
+        all_accepted (B,) bool: the kept path ends at a leaf, nothing was rejected there (next_token is a bonus)."""
+        self._tensors = (path, num_accepted, next_token, all_accepted)
+        self._origin = (path.shape[1], path.device)
 
     @classmethod
     def of_lists(cls, lists: VerdictLists, num_nodes: int, device: torch.device) -> Verdict:
         """A verdict reached on the host."""
-        lines = [[*path, *rest] for path, *rest in zip(*lists, strict=True)]
-        packed = torch.tensor(lines, dtype=torch.int64, device=device)  # one tensor: each costs as much as all
-        verdict = cls(packed[:, :num_nodes], packed[:, -3], packed[:, -2], packed[:, -1].bool())
-        verdict.lists = lists
+        verdict = cls.__new__(cls)
+        verdict.lists, verdict._origin = lists, (num_nodes, device)
         return verdict
+
+    @property
+    def path(self) -> Tensor:
+        return self._tensors[0]
+
+    @property
+    def num_accepted(self) -> Tensor:
+        return self._tensors[1]
+
+    @property
+    def next_token(self) -> Tensor:
+        return self._tensors[2]
+
+    @property
+    def all_accepted(self) -> Tensor:
+        return self._tensors[3]
+
+    @cached_property
+    def lists(self) -> VerdictLists:
+        """On the host, where rows and caches live."""
+        return VerdictLists(*(tensor.tolist() for tensor in self._tensors))
+
+    @cached_property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        num_nodes, device = self._origin
+        lines = [[*path, *rest] for path, *rest in zip(*self.lists, strict=True)]
+        packed = torch.tensor(lines, dtype=torch.int64, device=device)  # one tensor: each costs as much as all
+        return packed[:, :num_nodes], packed[:, -3], packed[:, -2], packed[:, -1].bool()
 
 
 class VerdictLists(NamedTuple):

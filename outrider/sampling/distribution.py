@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from outrider.sampling.history import History, path_counts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
+
+MANY_SCORES = 1 << 16
 
 __all__ = ["BatchSampling", "History", "distribution", "greedy_choice"]
 
@@ -120,7 +123,7 @@ def greedy_choice(
 ) -> Tensor:  # (B, M) int64
     """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law."""
     _check_arguments(logits, sampling, history)
-    peak, best = _adjusted(logits, sampling, history, draft, torch.float32, 0).max(dim=-1)
+    peak, best = _first_max(_adjusted(logits, sampling, history, draft, torch.float32, 0))
     if not math.isfinite(sum(map(sum, peak.tolist()))):  # sync: the caller reads the choice next
         _refuse(peak, draft, 0)
     return best
@@ -138,11 +141,21 @@ def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype) -> tuple
 
 
 def _point_mass(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # `max` returns the first index among equals and lets NaN win, so the peak tells whether the scores are
-    # usable
-    peak, best = scores.max(dim=-1, keepdim=True)
-    law = torch.zeros(scores.shape, dtype=dtype, device=scores.device).scatter_(-1, best, 1.0)
-    return law, peak[..., 0]
+    peak, best = _first_max(scores)
+    law = torch.zeros(scores.shape, dtype=dtype, device=scores.device).scatter_(-1, best[..., None], 1.0)
+    return law, peak
+
+
+def _first_max(scores: Tensor) -> tuple[Tensor, Tensor]:
+    # (..., V) -> peaks and their places (...): the first among equals, and NaN wins, so that the peak tells whether the scores
+    # are usable. torch looks at one score after the other on the CPU, NumPy at a vector of them, which pays for the way there
+    # where there are many: a third of the time at six outputs of 150,000 scores
+    if scores.device.type != "cpu" or scores.numel() < MANY_SCORES:
+        peak, best = scores.max(dim=-1)
+        return peak, best
+    known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()  # NumPy has no bfloat16
+    best = torch.from_numpy(np.asarray(known.numpy().argmax(axis=-1)))
+    return scores.gather(-1, best[..., None])[..., 0], best
 
 
 def _adjusted(
