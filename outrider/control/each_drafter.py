@@ -25,14 +25,31 @@ class EachDrafter:
         self._first = next(iter(self.controls))
         self._owners: list[str] = []  # of the present step, by row
         self._asked: list[int] = []
+        self._free: dict[str, list[int]] = {}  # of the present step: whose length is chosen here, by owner
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
         self._owners = [self._first if row.drafter is None else row.drafter for row in rows]
-        free = [name for row, name in zip(rows, self._owners, strict=True) if not row.draft_fixed]  # others have their own number
-        sizes = {name: self.controls[name].next_size(len(rows)) for name in dict.fromkeys(free)}
-        self._asked = [row.wish(sizes.get(name, 0)) for row, name in zip(rows, self._owners, strict=True)]
+        self._asked = [row.wish(0) for row in rows]  # what rows ask for that have their own number
+        self._free = {}
+        for index, (row, name) in enumerate(zip(rows, self._owners, strict=True)):
+            if not row.draft_fixed:
+                self._free.setdefault(name, []).append(index)
+        for name, indices in self._free.items():
+            for index, count in zip(indices, self.controls[name].ask([rows[i] for i in indices], len(rows)), strict=True):
+                self._asked[index] = count
         return self._asked
+
+    def waive(self, ready: list[int]) -> list[int]:
+        """What is asked for where `ready` can be drafted of it: nothing in rows whose texts are not read yet, and nothing at all
+        for a drafter with so many of them that drafting for the others does not pay."""
+        for name, indices in self._free.items():
+            mine = [index for index in indices if self._asked[index]]
+            able = [index for index in mine if ready[index]]
+            if len(able) < len(mine) and not self.controls[name].pays_for(len(able), len(mine), len(self._owners)):
+                ready = [0 if index in mine else count for index, count in enumerate(ready)]
+        self._asked = ready
+        return ready
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
@@ -47,6 +64,16 @@ class EachDrafter:
         """What passed between two steps of so many rows, whoever drafts."""
         for control in self.controls.values():
             control.learn_pause(num_rows, seconds)
+
+    def learn_reading(self, drafter: str | None, seconds_per_token: float) -> None:
+        """What it costs that this drafter reads texts, per token of their answers."""
+        name = self._first if drafter is None else drafter
+        self.controls[name].learn_reading(seconds_per_token)
+
+    def learn_unread(self, seconds: Mapping[str | None, float]) -> None:
+        """What it would take each drafter to read all that it has not read."""
+        for drafter, value in seconds.items():
+            self.controls[self._first if drafter is None else drafter].learn_unread(value)
 
     def summary(self) -> dict[str, Any]:
         """Of the first drafter, with the lengths that all of them chose; each one's own below `by_drafter`."""

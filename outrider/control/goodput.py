@@ -22,8 +22,8 @@ from typing import Any
 
 from outrider.control.costs import CostCurve, Slope, Times
 from outrider.control.offers import Offers
-from outrider.control.probing import GrowthChecks, PlainChecks, Surprise, Tries
-from outrider.rows import Rows
+from outrider.control.probing import Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
+from outrider.rows import Row, Rows
 from outrider.survival import ChainSurvival, TreeYield
 from outrider.types import Draft, Verdict
 
@@ -58,20 +58,27 @@ class Goodput:
         self._yield: ChainSurvival | TreeYield = TreeYield() if trees else ChainSurvival()
         self._offers: dict[int, Offers] = {}  # by number of rows
         self._checks, self._tries, self._surprise = PlainChecks(), Tries(), Surprise()
-        self._growth = GrowthChecks()
+        self._growth, self._entrance = GrowthChecks(), Entrance()
         # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
         self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
         self._now = 0  # steps so far
         self._asked: list[int] = []  # of the present step
+        self._reading_s = 0.0  # per token said
+        self._unread_s = 0.0  # of all that would have to be read now
         self._pauses: dict[int, Times] = {}  # by number of rows
         self._outlooks: dict[int, Outlook] = {}  # by number of rows
         self._chosen: dict[int, Counter[int]] = {}  # number of rows -> size -> steps
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
-        size = self.next_size(len(rows))
-        self._asked = [row.wish(size) for row in rows]
+        self._asked = self.ask(list(rows), len(rows))
         return self._asked
+
+    def ask(self, rows: Sequence[Row], num_rows: int) -> list[int]:
+        """The same for these rows of a step that has `num_rows` in all."""
+        size = self.next_size(num_rows)
+        wanted = [row.wish(size) for row in rows]
+        return few(wanted) if self._tries.is_open else wanted
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
@@ -114,6 +121,22 @@ class Goodput:
         """What passed between two steps of so many rows: paid once a step, however much it drafts."""
         self._pauses.setdefault(num_rows, Times()).add(seconds)
 
+    def learn_reading(self, seconds_per_token: float) -> None:
+        """What the reading of texts costs per token of their answers, where there is drafting: no step's price has it."""
+        self._reading_s = seconds_per_token
+
+    def learn_unread(self, seconds: float) -> None:
+        """What it would take to read all that has to be read before every row is drafted for."""
+        self._unread_s = seconds
+
+    def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
+        """Whether drafting pays in a step in which only so many of the rows that asked can be drafted for. A try need not."""
+        rates = self.goodput(num_rows)
+        if self._tries.is_open or rates is None or not self._settled:
+            return True
+        kept = self._kept_of(num_rows)[self._settled]
+        return (1 + kept * num_ready / num_asked) / (1 + kept) * rates[self._settled] >= rates[0]
+
     def goodput(self, num_rows: int) -> dict[int, float] | None:
         """Size -> predicted tokens per second of steps that ask for that much; None before anything was measured."""
         offers = self._of(num_rows)
@@ -121,7 +144,11 @@ class Goodput:
         if seconds is None:
             return None
         kept, pause = self._kept_of(num_rows), self._pauses[num_rows].mean if num_rows in self._pauses else 0.0
-        return {size: num_rows * (1 + kept[size]) / (time + pause) for size, time in zip(self._sizes, seconds, strict=True)}
+        rates = {}
+        for size, time in zip(self._sizes, seconds, strict=True):
+            tokens = num_rows * (1 + kept[size])
+            rates[size] = tokens / (time + pause + (tokens * self._reading_s if size else 0.0))
+        return rates
 
     @property
     def settled(self) -> int:
@@ -168,7 +195,7 @@ class Goodput:
         if not offers.is_measured:
             return self._second_size(num_rows)
         rates, best = outlook.rates, outlook.best
-        if best != self._settled and (best == 0 or rates[best] > (1 + MARGIN) * rates[self._settled]):
+        if self._changes(rates, best, num_rows):
             self._settled = best
             self._growth.restart()
         if self._settled:
@@ -182,6 +209,18 @@ class Goodput:
         offers.doubt(DOUBT)
         self._outlooks.clear()
         return self._sizes[1]
+
+    def _changes(self, rates: Mapping[int, float], best: int, num_rows: int) -> bool:
+        """Whether another length than the present one is to be settled on."""
+        if best == self._settled or (best and rates[best] <= (1 + MARGIN) * rates[self._settled]):
+            self._entrance.close()
+            return False
+        if self._settled:
+            return True
+        if not self._entrance.opens(rates[best] / rates[0] - 1, self._unread_s * rates[0] / num_rows):
+            return False
+        self._entrance.close()
+        return True
 
     def _outlook(self, num_rows: int) -> Outlook | None:
         """Predictions of the latest steps, or new ones; None before anything was measured."""

@@ -1,9 +1,10 @@
 """Steps taken to learn, not to earn: few, cheap, and rarer the less they teach.
 
-While drafting pays, a plain step now and then keeps the baseline honest, but only where the baseline is close; and the
-next larger size shows what it would cost and bring. While drafting does not pay, a try asks for one node, up to twice
-while it is kept; each try that changes nothing doubles the pause before the next one. And
-when what is kept is no longer what was expected, the old knowledge is doubted at once instead of fading slowly.
+While drafting pays, a plain step now and then keeps the baseline honest, but only where the baseline is close; and the next
+larger size shows what it would cost and bring. While drafting does not pay, a try asks for one node in a few rows, up to twice
+while it is kept; each try that changes nothing doubles the pause before the next one. Drafting begins again when what it has
+promised since would have paid for its beginning. And when what is kept is no longer what was expected, the old knowledge is
+doubted at once instead of fading slowly.
 """
 
 from __future__ import annotations
@@ -16,9 +17,19 @@ FIRST_GROWTH, LAST_GROWTH = 5, 64  # steps between two larger drafts: at first, 
 FIRST_PAUSE, LONGEST_PAUSE = 6, 384  # plain steps before a try
 CHECK_SHARE = 0.001  # of the time, what plain checks may cost in the long run: where they cost nothing they stay frequent
 TRY_SHARE = 0.005  # of the time, what tries may cost in the long run: it bounds the pause
+TRY_ROWS = 4  # of one try: each may have a long text to be read first
 TRY_STEPS = 2  # of one try, while something is kept
 SUDDEN, LASTING = 0.9, 0.98  # fading of the errors that are watched, and of their usual size
 SIGNIFICANT = 3.5  # standard deviations
+
+
+def few(wanted: Sequence[int]) -> list[int]:
+    """What a try asks for, where these would be drafting: the first rows are enough to see whether anything is kept."""
+    left, asked = TRY_ROWS, []
+    for count in wanted:
+        asked.append(count if left else 0)
+        left -= bool(count) and left > 0
+    return asked
 
 
 class GrowthChecks:
@@ -85,6 +96,11 @@ class Tries:
         self._left = 0  # steps that the present try may still take
         self._drafting = 0  # steps since drafting began to pay again
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the present step is one of a try."""
+        return self._left > 0
+
     def rest(self) -> None:
         """Drafting pays: no try. After a while the next pause is short again."""
         self._left = self._waited = 0
@@ -109,3 +125,21 @@ class Tries:
         self._left = self._left - 1 if sum(accepted) or not any(drafted) else 0
         if not self._left:
             self._pause = min(2 * self._pause, self._longest)
+
+
+class Entrance:
+    """When drafting begins again: a draft model then reads all that was said without it. As one rents skis until the rent would
+    have bought them: when the gain that was let go by is as large as that price. Whoever begins at the first promise pays it at
+    every turn of a load at which drafting is worth next to nothing."""
+
+    def __init__(self) -> None:
+        self._missed = 0.0
+
+    def opens(self, gain: float, price: float) -> bool:
+        """`gain`: promised for the coming step; `price`: of beginning. Both in plain steps."""
+        self._missed += gain
+        return self._missed >= price
+
+    def close(self) -> None:
+        """Nothing is promised, or drafting has begun."""
+        self._missed = 0.0

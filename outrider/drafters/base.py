@@ -165,6 +165,10 @@ class Drafter(ABC):
         """
         return gamma
 
+    def unread(self, rows: Rows) -> list[int]:
+        """Per row, tokens that `prepare` would have to read before something can be drafted for it."""
+        return [0] * len(rows)
+
     @abstractmethod
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A draft with at most gamma[b] nodes for row b."""

@@ -228,6 +228,9 @@ class CompositeDrafter(Drafter):
             part.waiting = frozenset(index for index, count in enumerate(gamma) if count and not ready[index])
         return gamma
 
+    def unread(self, rows: Rows) -> list[int]:
+        return [sum(counts) for counts in zip(*(part.drafter.unread(rows) for part in self.parts), strict=True)]
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         for part in self.parts:
             part.survival.forget(set(self._numbers))

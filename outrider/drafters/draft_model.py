@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
 from outrider.drafters.programs import bans_bite, programs_serve
-from outrider.drafters.reading import Turns
+from outrider.drafters.reading import Turns, read_together
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.draft_loop import DraftLoop
@@ -83,6 +83,11 @@ class ModelDrafter(Drafter):
         wanted, texts = self._within_context(rows, gamma), [row.tokens for row in rows]
         self._turns.read(self.lm, texts, [i for i, many in enumerate(self._lags(rows)) if many and wanted[i]], budget)
         return [0 if many else g for g, many in zip(gamma, self._lags(rows), strict=True)]
+
+    def unread(self, rows: Rows) -> list[int]:
+        if not self.reads_texts:
+            return super().unread(rows)
+        return [max(0, len(row.tokens) - 1 - length) for row, length in zip(rows, self.lm.kv.lengths, strict=True)]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         wanted = self._within_context(rows, gamma)
@@ -182,7 +187,9 @@ class ModelDrafter(Drafter):
         kv, idle = self.lm.kv, self._idle
         if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
             held = list(kv.lengths)
-            self.lm.catch_up([row.tokens[: n + 1] if skip else row.tokens for row, n, skip in zip(rows, held, idle, strict=True)])
+            texts = [row.tokens[: n + 1] if skip else row.tokens for row, n, skip in zip(rows, held, idle, strict=True)]
+            read_together(self.lm, texts, range(len(texts)))
+            self.lm.catch_up(texts)
         self._known = [n if skip else len(row.tokens) for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
         return [row.tokens[-1:] if skip else row.tokens[n:] for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
 

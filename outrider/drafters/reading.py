@@ -2,6 +2,9 @@
 
 A row whose text the draft has not read to its end yet decodes plainly meanwhile, so nobody waits for the draft: not the others
 for a long prompt, and not the new row for its first token. The chunks are `LM.catch_up`'s, so keys have the same bits.
+
+Rows that lag a few tokens behind, after some steps without drafts, are read together: a pass for each would cost sixteen rows
+what sixteen drafts do.
 """
 
 from __future__ import annotations
@@ -11,6 +14,24 @@ from collections.abc import Sequence
 import torch
 
 from outrider.models.lm import LM, PREFILL_CHUNK
+
+SHORT = 16  # tokens that a row may lack to be read with others
+
+
+def read_together(lm: LM, texts: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
+    """Feed and commit texts[i] but for the last token, for those i in `indices` that lack at most SHORT tokens, in one pass over
+    them and the rows between. A single such row is left to the chunks. Returns how much each was read."""
+    missing = {index: texts[index][lm.kv.lengths[index] : -1] for index in indices}
+    short = {index: list(tokens) for index, tokens in missing.items() if 0 < len(tokens) <= SHORT}
+    if len(short) < 2:
+        return []
+    first, width = min(short), max(map(len, short.values()))
+    padded = [short.get(index, []) for index in range(first, max(short) + 1)]
+    tokens = torch.tensor([line + [0] * (width - len(line)) for line in padded], device=lm.device)
+    lm.forward(tokens, columns=torch.zeros(1, dtype=torch.int64, device=lm.device), first_row=first)
+    for index, line in short.items():
+        lm.kv.advance(index, len(line))
+    return [len(line) for line in short.values()]
 
 
 class Turns:
@@ -22,12 +43,12 @@ class Turns:
     def read(self, lm: LM, texts: Sequence[Sequence[int]], indices: Sequence[int], budget: int) -> list[int]:
         """Feed and commit what the cache of `lm` lacks of texts[i], i in `indices`, all but the last token: a chunk each in turn
         until `budget` tokens are used up. Returns the chunks' sizes, in the order read."""
-        waiting = list(indices)
+        sizes = read_together(lm, texts, indices)
+        waiting = [index for index in indices if lm.kv.lengths[index] < len(texts[index]) - 1]
         if not waiting:
-            return []
+            return sizes
         first = self._number % len(waiting)
         waiting = waiting[first:] + waiting[:first]
-        sizes: list[int] = []
         self._number += 1
         while waiting and sum(sizes) < budget:
             index = waiting.pop(0)

@@ -116,6 +116,11 @@ class UniversalDrafter(Drafter):
             self._note_cached()
         return [0 if self._lags(index) else g for index, g in enumerate(gamma)]
 
+    def unread(self, rows: Rows) -> list[int]:
+        self._align(rows)
+        lengths = self.lm.kv.lengths
+        return [max(0, len(state.context.tokens) - 1 - n) for state, n in zip(self._rows, lengths, strict=True)]
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         self._align(rows)
         choose = self._num_shared if self.method == "shared" else self._num_own

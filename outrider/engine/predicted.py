@@ -51,6 +51,9 @@ class Predicted(Drafter):
         ready = self.usual.prepare(rows, self._of(gamma, follows=False), budget)
         return [mine + others for mine, others in zip(self._of(gamma, follows=True), ready, strict=True)]
 
+    def unread(self, rows: Rows) -> list[int]:
+        return self._of(self.usual.unread(rows), follows=False)
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         if not any(self._follows):
             return self.usual.propose(rows, gamma)

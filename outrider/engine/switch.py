@@ -52,6 +52,10 @@ class Switch(Drafter):
         each = [drafter.prepare(rows, self._own(gamma, name), budget) for name, drafter in self._drafters.items()]
         return [max(counts) for counts in zip(*each, strict=True)]  # a row is asked for by one
 
+    def unread(self, rows: Rows) -> list[int]:
+        each = [self._own(drafter.unread(rows), name) for name, drafter in self._drafters.items()]
+        return [sum(counts) for counts in zip(*each, strict=True)]
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         self._drafts = [drafter.propose(rows, self._own(gamma, name)) for name, drafter in self._drafters.items()]
         return side_by_side(self._drafts, self._numbers())

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from outrider.control import Goodput
 from outrider.control.each_drafter import EachDrafter
 from outrider.decode import Control
 from outrider.drafters.base import Drafter
+from outrider.engine.reading_price import ReadingPrices
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.rows import Rows
 from outrider.types import Draft, Verdict
@@ -29,6 +29,7 @@ class WatchedControl:
         self.accepted: list[int] = []
         self.rejected: list[bool] = []
         self._drafter = drafter
+        self._prices = ReadingPrices()
         self._reading_s = 0.0  # of the present step, for texts that are new to the drafter
         self._ended_s: float | None = None  # when the latest step was over; None: something else was done since
 
@@ -37,20 +38,28 @@ class WatchedControl:
         self._ended_s = None
 
     def choose(self, rows: Rows) -> list[int]:
-        if self._ended_s is not None and isinstance(self.inner, Goodput | EachDrafter):
-            self.inner.learn_pause(len(rows), time.perf_counter() - self._ended_s)
+        control = self.inner if isinstance(self.inner, EachDrafter) else None
+        self._prices.joined(rows, self._drafter.unread(rows))
+        if control is not None:
+            if self._ended_s is not None:
+                control.learn_pause(len(rows), time.perf_counter() - self._ended_s)
+            control.learn_unread(self._prices.unread_seconds(rows))
         wanted = self.inner.choose(rows)
         began = time.perf_counter()
         ready = self._drafter.prepare(rows, wanted, PREFILL_CHUNK)
         self._reading_s = time.perf_counter() - began
-        wanted[:] = ready  # the control's own list, from which it learns what it was given for what it asked
-        self.asked = wanted
+        if any(wanted):
+            self._prices.read(rows, self._drafter.unread(rows), self._reading_s)
+        self.asked = ready if control is None else control.waive(ready)
         return self.asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         self.drafted, self.accepted = draft.lists[1], verdict.lists.num_accepted
         self.rejected = [not complete for complete in verdict.lists.all_accepted]
         self.inner.observe(rows, draft, verdict, seconds - self._reading_s)  # like a prompt's, no part of a step's price
+        for drafter, price in self._prices.ended(rows).items():
+            if isinstance(self.inner, EachDrafter):
+                self.inner.learn_reading(drafter, price)
         self._ended_s = time.perf_counter()
 
     def summary(self) -> dict[str, Any]:

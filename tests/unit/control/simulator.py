@@ -67,6 +67,7 @@ class Run:
     earned: float = 0.0
     spent: float = 0.0
     rows: list[Row] = field(default_factory=list)
+    rows_asked: int = 0  # in the latest step
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -91,6 +92,7 @@ class Run:
             row.max_tokens -= accepted + 1  # as if they had been said
         self.control.observe(self.rows, _draft(drafted), _verdict(drafted, kept), seconds)
         self.asked.append(max(gamma))
+        self.rows_asked = sum(map(bool, gamma))
         self.earned += sum(map(world.tokens, gamma))
         self.spent += world.price(max(gamma), len(self.rows))
 

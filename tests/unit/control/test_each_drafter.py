@@ -105,3 +105,20 @@ def test_the_report_adds_up() -> None:
     assert report["by_rows"] == report["by_drafter"]["model"]["by_rows"]
     assert set(report["by_drafter"]) == {"model", "copy"}
     assert sum(report["by_drafter"]["copy"]["chosen"].values()) == 20
+
+
+def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
+    """Nor do the others where too few of them are left to pay for a step with drafts; a row's own number stays what it is."""
+    each = EachDrafter({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
+    rows = rows_of(*["model"] * 8)
+    for _ in range(200):
+        asked = list(each.choose(rows))  # type: ignore[arg-type]
+        kept = [min(size, 1) for size in asked]
+        each.observe(rows, _draft(asked), _verdict(asked, kept), 1 + 0.6 * (max(asked) > 0) + 0.05 * max(asked))  # type: ignore[arg-type]
+    while not all(asked := list(each.choose(rows))):  # type: ignore[arg-type]  not one of its plain checks
+        each.observe(rows, _draft(asked), _verdict(asked, [0] * 8), 1.0)  # type: ignore[arg-type]
+    assert each.waive([*asked[:7], 0]) == [*asked[:7], 0]
+    assert each.waive([asked[0], *[0] * 7]) == [0] * 8
+    rows[0].draft_bound, rows[0].draft_fixed = 3, True
+    asked = list(each.choose(rows))  # type: ignore[arg-type]
+    assert each.waive([3, asked[1], *[0] * 6]) == [3, *[0] * 7]

@@ -11,8 +11,12 @@ from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
-from outrider.drafters.reading import Turns
+from outrider.drafters.ngram import NgramDrafter, NgramSettings
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.reading import Turns, read_together
 from outrider.drafters.universal import UniversalDrafter, UniversalSettings
+from outrider.engine.predicted import Predicted
+from outrider.engine.switch import Switch
 from outrider.engine.watch import WatchedControl
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel, build_lm
@@ -143,3 +147,48 @@ def test_a_row_comes_back_with_what_its_drafter_knew(decoder: Decoder) -> None:
     decoder.step()
     assert row.stats.drafted > drafted
     assert [done.output for done in run_to_end(decoder)] == [plain(decoder.target, tokens, 30) for tokens in prompts]
+
+
+@pytest.mark.parametrize("decoder", KINDS, indirect=True)
+def test_what_is_unread_is_what_preparing_reads(decoder: Decoder) -> None:
+    """A new text but for its last token; after its reading and a draft, what the next draft begins with."""
+    for number, length in enumerate((SHORT, LONG)):
+        decoder.add(make_row(text(length, number), SamplingParams(max_tokens=30), number=number))
+    assert decoder.drafter.unread(decoder.rows) == [SHORT - 1, LONG - 1]
+    for _ in range(5):
+        decoder.step()
+    assert max(decoder.drafter.unread(decoder.rows)) <= 2
+
+
+def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """Beside a look-up, and in a batch where one row follows a prediction."""
+    for model in pair:
+        model.lm.kv.lengths.clear()
+    switch = Switch({"model": drafter_of("chain", pair), "copy": NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))})
+    drafter = Predicted(switch, PredictionDrafter())
+    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), WatchedControl(FixedLength(NODES), drafter))
+    rows = [make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number) for number in range(3)]
+    rows[2].prediction = [1, 2, 3]
+    for owner, row in zip(("model", "copy", "model"), rows, strict=True):
+        switch.next_owner = owner
+        decoder.add(row)
+    assert drafter.unread(decoder.rows) == [SHORT - 1, 0, 0]
+    run_to_end(decoder)
+
+
+@torch.inference_mode()
+def test_rows_that_lag_a_little_are_read_together(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """In one pass, with the keys of reading one by one; who lags far, or alone, is left to the chunks."""
+    lm, alone = pair[1].lm.twin(), pair[1].lm.twin()
+    texts = [text(60, number) for number in range(4)]
+    for twin in (lm, alone):
+        for _ in texts:
+            twin.kv.add_row()
+        twin.catch_up([texts[0][:51], texts[1], texts[2][:58], texts[3][:20]])
+    assert read_together(lm, texts, [0, 1, 2, 3]) == [9, 2]
+    assert lm.kv.lengths == [59, 59, 59, 19]
+    assert read_together(lm, [[*line, 1] for line in texts[:1]] + texts[1:], [0, 1, 2, 3]) == []
+    alone.catch_up(texts)
+    for row in (0, 2):
+        for mine, theirs in zip(lm.kv.read(row, 0, 59), alone.kv.read(row, 0, 59), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-5)
