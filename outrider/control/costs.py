@@ -131,6 +131,13 @@ class CostCurve:
         plain = max(min(believed[0], HAIR * lowest), LEAST_SHARE * lowest)
         return [max(believed[size], plain) if size else plain for size in sizes]
 
+    def doubts_of(self, sizes: Sequence[int]) -> list[float]:
+        """Variance of the logarithm of each size's seconds over a plain step's. Some must have been measured."""
+        assert self._mean is not None, "nothing was measured"
+        scale = np.maximum(self._mean, LEAST_SHARE * float(self._mean.max()))
+        spread = self._spread / np.outer(scale, scale)
+        return [float(spread[size, size] + spread[0, 0] - 2 * spread[size, 0]) for size in sizes]
+
     @classmethod
     def between(cls, lower: CostCurve, upper: CostCurve, share: float) -> CostCurve:
         """A first guess of a curve that lies `share` of the way from one to the other; counts for one time per size."""

@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from outrider.control.costs import CostCurve, Slope, Times
 from outrider.control.offers import Offers
-from outrider.control.probing import Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
+from outrider.control.probing import TRY_ROWS, Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
 from outrider.rows import Row, Rows
 from outrider.survival import ChainSurvival, TreeYield
 from outrider.types import Draft, Verdict
@@ -34,6 +36,9 @@ TOLD = 3  # times that a median counts for
 EARLY = 24  # steps of a number of rows, in each of which everything is weighed anew; later in every
 EVERY = 4
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
+NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
+APART = 0.1  # relative deviation of a size's price from one number of rows to another, as large as the share they differ by
+LEAST_DOUBT = 1e-6
 TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63, 64)  # a pass over 8, 16, ... tokens is a node less
 
 
@@ -205,7 +210,7 @@ class Goodput:
             return self._larger() if self._growth.is_due() else self._settled
         if not self._tries.is_due(outlook.price):
             return 0
-        self._yield.doubt(DOUBT)
+        self._yield.doubt(DOUBT * min(num_rows, TRY_ROWS))
         offers.doubt(DOUBT)
         self._outlooks.clear()
         return self._sizes[1]
@@ -229,13 +234,33 @@ class Goodput:
         if known is not None and known.age < (EVERY if steps >= EARLY else 1):
             known.age += 1
             return known
-        rates = self.goodput(num_rows)
+        rates = self._blended(num_rows)
         if rates is None:
             return None
         best, first = max(self._sizes, key=lambda size: (rates[size], -size)), self._sizes[1]
         price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
         self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
         return self._outlooks[num_rows]
+
+    def _blended(self, num_rows: int) -> dict[int, float] | None:
+        """`goodput`, but that what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows, too, each
+        as far as it is known there: the number of rows changes from step to step, and each has few times of its own."""
+        rates = self.goodput(num_rows)
+        if rates is None:
+            return None
+        reach = num_rows // NEARBY
+        near = [rows for rows, offers in self._offers.items() if abs(rows - num_rows) <= reach and offers.is_measured]
+        if len(near) < 2:
+            return rates
+        gains, weights = np.zeros(len(self._sizes)), np.zeros(len(self._sizes))
+        for rows in near:
+            others = self.goodput(rows)
+            assert others is not None
+            apart = APART * abs(rows - num_rows) / num_rows
+            weight = 1 / (np.array(self._of(rows).curve.doubts_of(self._sizes)) + apart**2 + LEAST_DOUBT)
+            gains += weight * np.log([others[size] / others[0] for size in self._sizes])
+            weights += weight
+        return dict(zip(self._sizes, (rates[0] * np.exp(gains / weights)).tolist(), strict=True))
 
     def _larger(self) -> int:
         return self._sizes[min(self._sizes.index(self._settled) + 1, len(self._sizes) - 1)]
