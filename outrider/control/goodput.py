@@ -243,7 +243,7 @@ class Goodput:
         return self._outlooks[num_rows]
 
     def _blended(self, num_rows: int) -> dict[int, float] | None:
-        """`goodput`, but that what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows, too, each
+        """`goodput`, but what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows as well, each
         as far as it is known there: the number of rows changes from step to step, and each has few times of its own."""
         rates = self.goodput(num_rows)
         if rates is None:
