@@ -136,7 +136,7 @@ class CostCurve:
         assert self._mean is not None, "nothing was measured"
         scale = np.maximum(self._mean, LEAST_SHARE * float(self._mean.max()))
         spread = self._spread / np.outer(scale, scale)
-        return [float(spread[size, size] + spread[0, 0] - 2 * spread[size, 0]) for size in sizes]
+        return [max(0.0, float(spread[size, size] + spread[0, 0] - 2 * spread[size, 0])) for size in sizes]
 
     @classmethod
     def between(cls, lower: CostCurve, upper: CostCurve, share: float) -> CostCurve:
