@@ -88,10 +88,12 @@ class Draft:
     @classmethod
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
         """No proposal for any row: the step then is plain decoding."""
-        return cls(
+        draft = cls(
             tokens=torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
             lengths=torch.zeros(num_rows, dtype=torch.int64, device=device),
         )
+        draft.lists = [[] for _ in range(num_rows)], [0] * num_rows  # every plain step asks for them
+        return draft
 
 
 def _children(parents: list[int], length: int) -> list[list[int]]:
