@@ -167,11 +167,14 @@ def compile_program(
     """Export, compile (`options` on top of `OPTIONS`), store. Raises CapabilityError naming the cause when that is impossible."""
     if (reason := cannot_compile()) is not None:
         raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
+    from torch._inductor.utils import fresh_cache  # seconds, and only who compiles needs it
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad(), _quiet():
         try:
             exported = torch.export.export(program, inputs, dynamic_shapes=dynamic, strict=False)
-            with torch._inductor.config.patch(OPTIONS | (options or {})):
+            # what inductor would leave in the temporary folder, some hundred megabytes a model, is never looked at again
+            with fresh_cache(dir=scratch), torch._inductor.config.patch(OPTIONS | (options or {})):
                 made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{scratch}/program.pt2")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from outrider import LLM, SamplingParams
 from outrider.models import draft_loop
-from outrider.models.compile import cannot_compile, drop_old
+from outrider.models.compile import cannot_compile, compile_program, drop_old
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
@@ -174,3 +175,20 @@ def test_cache_folder_is_bounded_and_drops_the_least_recently_used(tmp_path: Pat
     assert sorted(f.stem for f in tmp_path.glob("*.pt2")) == ["middle", "new"]
     drop_old(tmp_path, limit_bytes=10)
     assert [f.stem for f in tmp_path.glob("*.pt2")] == ["new"], "the newest stays even when it alone is too large"
+
+
+class _Double(nn.Module):
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.relu(numbers) * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
+def test_compiling_leaves_nothing_but_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model's left 300 MB in the temporary folder, which in a container is memory."""
+    rest, path = tmp_path / "rest", tmp_path / "programs" / "double.pt2"
+    rest.mkdir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(rest))
+    compile_program(_Double(), (torch.ones(4),), (None,), path)
+    assert [file.name for file in path.parent.iterdir()] == ["double.pt2"]
+    assert list(rest.iterdir()) == []
