@@ -109,11 +109,12 @@ class Verdict:
     Reached as tensors or on the host; the other form is made when somebody asks for it, which in a greedy step nobody does.
     """
 
+    _origin: tuple[int, torch.device]  # of a verdict reached on the host: nodes of the draft, and where it is
+
     def __init__(self, path: Tensor, num_accepted: Tensor, next_token: Tensor, all_accepted: Tensor) -> None:
         """path (B, D) int64: kept node indices root -> leaf, -1 padded. num_accepted (B,) int64. next_token (B,) int64.
         all_accepted (B,) bool: the kept path ends at a leaf, nothing was rejected there (next_token is a bonus)."""
         self._tensors = (path, num_accepted, next_token, all_accepted)
-        self._origin = (path.shape[1], path.device)
 
     @classmethod
     def of_lists(cls, lists: VerdictLists, num_nodes: int, device: torch.device) -> Verdict:
