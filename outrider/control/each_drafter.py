@@ -29,7 +29,7 @@ class EachDrafter:
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
-        self._owners = [self._first if row.drafter is None else row.drafter for row in rows]
+        self._owners = [self._name(row.drafter) for row in rows]
         self._asked = [row.wish(0) for row in rows]  # what rows ask for that have their own number
         self._free = {}
         for index, (row, name) in enumerate(zip(rows, self._owners, strict=True)):
@@ -67,16 +67,18 @@ class EachDrafter:
 
     def learn_reading(self, drafter: str | None, seconds_per_token: float) -> None:
         """What it costs that this drafter reads texts, per token of their answers."""
-        name = self._first if drafter is None else drafter
-        self.controls[name].learn_reading(seconds_per_token)
+        self.controls[self._name(drafter)].learn_reading(seconds_per_token)
 
     def learn_unread(self, seconds: Mapping[str | None, float]) -> None:
         """What it would take each drafter to read all that it has not read."""
         for drafter, value in seconds.items():
-            self.controls[self._first if drafter is None else drafter].learn_unread(value)
+            self.controls[self._name(drafter)].learn_unread(value)
 
     def summary(self) -> dict[str, Any]:
         """Of the first drafter, with the lengths that all of them chose; each one's own below `by_drafter`."""
         each = {name: control.summary() for name, control in self.controls.items()}
         chosen: Counter[int] = sum((Counter(one["chosen"]) for one in each.values()), Counter())
         return {**each[self._first], "chosen": dict(sorted(chosen.items())), "by_drafter": each}
+
+    def _name(self, drafter: str | None) -> str:
+        return self._first if drafter is None else drafter

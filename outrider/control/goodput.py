@@ -136,7 +136,7 @@ class Goodput:
 
     def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
         """Whether drafting pays in a step in which only so many of the rows that asked can be drafted for. A try need not."""
-        rates = self.goodput(num_rows)
+        rates = self._blended(num_rows)
         if self._tries.is_open or rates is None or not self._settled:
             return True
         kept = self._kept_of(num_rows)[self._settled]

@@ -38,30 +38,34 @@ class WatchedControl:
         self._ended_s = None
 
     def choose(self, rows: Rows) -> list[int]:
-        control = self.inner if isinstance(self.inner, EachDrafter) else None
-        self._prices.joined(rows, self._drafter.unread(rows))
-        if control is not None:
-            if self._ended_s is not None:
-                control.learn_pause(len(rows), time.perf_counter() - self._ended_s)
-            control.learn_unread(self._prices.unread_seconds(rows))
+        if isinstance(self.inner, EachDrafter):
+            self._tell(self.inner, rows)
         wanted = self.inner.choose(rows)
         began = time.perf_counter()
-        ready = self._drafter.prepare(rows, wanted, PREFILL_CHUNK)
+        self.asked = self._drafter.prepare(rows, wanted, PREFILL_CHUNK)
         self._reading_s = time.perf_counter() - began
-        if any(wanted):
-            self._prices.read(rows, self._drafter.unread(rows), self._reading_s)
-        self.asked = ready if control is None else control.waive(ready)
+        if isinstance(self.inner, EachDrafter):
+            if any(wanted):
+                self._prices.read(rows, self._drafter.unread(rows), self._reading_s)
+            self.asked = self.inner.waive(self.asked)
         return self.asked
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         self.drafted, self.accepted = draft.lists[1], verdict.lists.num_accepted
         self.rejected = [not complete for complete in verdict.lists.all_accepted]
         self.inner.observe(rows, draft, verdict, seconds - self._reading_s)  # like a prompt's, no part of a step's price
-        for drafter, price in self._prices.ended(rows).items():
-            if isinstance(self.inner, EachDrafter):
+        if isinstance(self.inner, EachDrafter):
+            for drafter, price in self._prices.ended(rows).items():
                 self.inner.learn_reading(drafter, price)
         self._ended_s = time.perf_counter()
 
     def summary(self) -> dict[str, Any]:
         """The inner control's."""
         return self.inner.summary()
+
+    def _tell(self, control: EachDrafter, rows: Rows) -> None:
+        """What a step costs that is no step's own: the pause before it, and what its drafters have to read."""
+        if self._ended_s is not None:
+            control.learn_pause(len(rows), time.perf_counter() - self._ended_s)
+        self._prices.joined(rows, self._drafter.unread(rows))
+        control.learn_unread(self._prices.unread_seconds(rows))
