@@ -7,7 +7,8 @@ saved with `save_pretrained`, so that tests go through the same door as a user's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import resource
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.decode import Decoder
+from outrider.kv.cache import BLOCK, KVCache
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.text import Detokenizer, StopStrings
 
+LARGE_BYTES = 64 << 20  # glibc hands blocks beyond 32 MiB back to the system, however many it has seen
 EOS = 0  # the end token of every tokenizer made here
 
 
@@ -121,3 +124,20 @@ def run_to_end(decoder: Decoder) -> list[Row]:
             if decoder.rows[index].finish_reason:
                 done.append(decoder.remove(index))
     return sorted(done, key=lambda row: row.request)
+
+
+def copies_a_cache(kv: KVCache, call: Callable[[], object]) -> bool:
+    """Whether `call`, a pass or a drafting loop for the rows of this cache, copies all of a layer's keys or values. The cache is
+    made so large for it that a copy is more memory than an allocator keeps at hand: the system has to find each page of it."""
+    largest = max(store[0, 0].numel() * store.element_size() for store in (*kv.keys, *kv.values))
+    positions = -(-LARGE_BYTES // largest)
+    kv.reserve(-(-positions // (4 * BLOCK)), 4 * BLOCK)
+    lengths = list(kv.lengths)
+    faults = []
+    for _ in range(2):  # the first one meets its own code and small buffers
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        call()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        for row, length in enumerate(lengths):
+            kv.truncate(row, length)
+    return faults[1] > LARGE_BYTES // resource.getpagesize() // 2

@@ -19,7 +19,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from torch.export import Dim
 from outrider.errors import CapabilityError
 from outrider.models import native
 from outrider.models.attention import QUERY_BLOCK, PassPlan
-from outrider.models.lm import LM, Run
+from outrider.models.lm import LM
 from outrider.models.ops import C_SHIMS
 
 MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; beyond this `auto` stays eager
@@ -111,48 +111,9 @@ def native_path() -> Path:
     return cache_folder() / f"native-{native.fingerprint()}.so"
 
 
-def load_program(path: Path) -> Callable[..., Any]:
-    """A stored program, ready to call."""
-    program = torch._inductor.aoti_load_package(str(path))
-    os.utime(path)  # last use, for `drop_old`
-    return program
-
-
-class CompiledPass:
-    """The compiled pass as a `Run`. `signals`: the hidden states it was compiled with, other ones it does not have."""
-
-    def __init__(self, program: Callable[..., Any], signals: tuple[int, ...] = ()) -> None:
-        self._program, self._signals = program, signals
-
-    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
-        found = self._call(ids, positions, plan, columns)
-        return found[0] if self._signals else found
-
-    def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The logits, and the hidden states (B, T, H) of these layers. Raises CapabilityError for one it lacks."""
-        if missing := sorted(set(layers) - set(self._signals)):
-            raise CapabilityError(
-                f"the compiled target gives the hidden states of layers {list(self._signals)}, but {missing} are wanted. "
-                "Use --compile off, or load it for this drafter."
-            )
-        logits, *hidden = self._call(ids, positions, plan, columns)
-        return logits, [hidden[self._signals.index(layer)] for layer in layers]
-
-    def _call(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Any:
-        masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
-        return self._program(ids, positions, plan.keys, plan.values, plan.places.view_as(ids), masks, columns)
-
-
 def pass_purpose(signals: tuple[int, ...] = ()) -> str:
     """What a pass program with these hidden states is called in its file name."""
     return "pass" + "".join(f"_{layer}" for layer in signals)
-
-
-def load_pass(path: Path, signals: tuple[int, ...] = ()) -> Run:
-    """The compiled pass at `path`, made with these `signals`, as a `Run`."""
-    return CompiledPass(load_program(path), signals)
 
 
 def compile_pass(lm: LM, module: nn.Module, path: Path, signals: tuple[int, ...] = ()) -> None:

@@ -14,6 +14,7 @@ from outrider.models.draft_loop import DraftLoop, compile_draft_loop
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import LoadedModel, use_native
 from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.program import CompiledPass, load_program
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class CompiledModel:
         if loop_path is not None and self.loop_vocab is not None:
             if loop_path in missing:
                 compile_draft_loop(lm, module, self.loop_tokens, self.loop_vocab, loop_path)
-            self.loaded.draft_loop = DraftLoop(lm, compiling.load_program(loop_path), self.loop_tokens)
-        lm.run = compiling.load_pass(pass_path, self.signals)
+            self.loaded.draft_loop = DraftLoop(lm, load_program(loop_path), self.loop_tokens)
+        lm.run = CompiledPass(load_program(pass_path), self.signals)
         advise_huge_pages()
         check_compiled(lm, self.loaded.name, expected)
 

@@ -1,7 +1,7 @@
 """A stored program, called with as little Python as it can be.
 
 torch's own way in (`AOTICompiledModel`) flattens arguments by their recorded structure, some 20 to 40 microseconds a call: a lot
-beside a small head's pass. Ours are tensors and lists of tensors, in the order in which they were exported.
+beside the pass of a small draft. Ours are tensors and lists of tensors, in the order in which they were exported.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.errors import CapabilityError
+from outrider.models.attention import PassPlan
 
-def load_flat_program(path: Path) -> Callable[..., Any]:
+Program = Callable[..., tuple[Any, ...]]
+
+
+def load_program(path: Path) -> Program:
     """The program at `path`, which returns a tuple. Arguments are tensors and lists of tensors (no deeper), by
     position. A program of one output returns a tuple of one."""
     run = torch._inductor.aoti_load_package(str(path)).loader.boxed_run
@@ -31,3 +36,29 @@ def load_flat_program(path: Path) -> Callable[..., Any]:
         return tuple(run(flat))
 
     return program
+
+
+class CompiledPass:
+    """The compiled pass as a `Run`. `signals`: the hidden states it was compiled with, other ones it does not have."""
+
+    def __init__(self, program: Program, signals: tuple[int, ...] = ()) -> None:
+        self._program, self._signals = program, signals
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        return self._call(ids, positions, plan, columns)[0]
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and the hidden states (B, T, H) of these layers. Raises CapabilityError for one it lacks."""
+        if missing := sorted(set(layers) - set(self._signals)):
+            raise CapabilityError(
+                f"the compiled target gives the hidden states of layers {list(self._signals)}, but {missing} are wanted. "
+                "Use --compile off, or load it for this drafter."
+            )
+        logits, *hidden = self._call(ids, positions, plan, columns)
+        return logits, [hidden[self._signals.index(layer)] for layer in layers]
+
+    def _call(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> tuple[Tensor, ...]:
+        masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
+        return self._program(ids, positions, plan.keys, plan.values, plan.places.view_as(ids), masks, columns)

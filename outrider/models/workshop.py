@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from outrider.models.compile import program_path
-from outrider.models.program import load_flat_program
+from outrider.models.program import load_program
 
 Mode = Literal["on", "auto"]
 
@@ -43,7 +43,7 @@ class Workshop:
                     return None
                 self._status(f"compiling {label}: once per machine, a minute or so")
                 make(path)
-            self._loaded[path] = load_flat_program(path)
+            self._loaded[path] = load_program(path)
         return self._loaded[path]
 
     def note(self, line: str) -> None:

@@ -32,7 +32,7 @@ from outrider.parts import choose_parts
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
-from tests.helpers import make_row, run_to_end
+from tests.helpers import copies_a_cache, make_row, run_to_end
 
 QUESTIONS = (
     "Question: A baker sells 12 loaves in the morning and twice as many in the afternoon. How many?\nAnswer:",
@@ -226,4 +226,13 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for done in (together, alone):
         assert [c.token_ids for c in done] == [c.token_ids for c in plain]
         assert sum(c.stats.accepted for c in done) > 0
+    target, draft = llm._built.target.lm, llm._built.draft
+    assert draft is not None
+    assert draft.draft_loop is not None
+    loop, uniforms = draft.draft_loop, torch.zeros(1, 5, dtype=torch.float64)
+    for kv in (target.kv, draft.lm.kv):
+        kv.add_row()
+    with torch.inference_mode():
+        assert not copies_a_cache(target.kv, lambda: target.forward(torch.tensor([[3, 4, 5]])))
+        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], torch.tensor([True]), torch.ones(1), uniforms))
     torch.set_num_threads(threads)

@@ -17,9 +17,8 @@ test_eagle_loop.py`. It also does what no program does: filters, penalties, gram
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +28,13 @@ from torch.export import Dim
 from outrider.kv.cache import BLOCK
 from outrider.models.attention import QUERY_BLOCK, PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
-from outrider.models.draft_loop import MAX_SMALL_PARAMETERS
+from outrider.models.draft_loop import MAX_SMALL_PARAMETERS, each_token, example_stores
 from outrider.models.heads.eagle_lm import EagleLM, cached
 from outrider.models.layout import attention_mask
 from outrider.models.picking import pick
+from outrider.models.program import Program
 from outrider.models.workshop import Workshop
 
-Program = Callable[..., Any]
 # How rows draw: the R of B rows that do (R,) int64, their temperatures (R,) fp32, their uniforms (R, n) fp64, one for each token.
 # The others take the likeliest token; a greedy batch has R = 0.
 Draws = tuple[Tensor, Tensor, Tensor]
@@ -58,7 +57,7 @@ class EagleLoopProgram(nn.Module):
         features: Tensor,  # (B, T, F): what the target thought beside them, `EagleHead.join`; with `goes_on` states (B, T, H)
         bounds: Tensor,  # (B, 2) int64: places that a row's cache holds, index of the last pair in ids
         key_positions: Tensor,  # (S,) int64, only its length counts
-        keys: list[Tensor],
+        keys: list[Tensor],  # the layers' stores, once for each token: `each_token`
         values: list[Tensor],
         embedding: Tensor,  # (V, H): an input, for the target's own may be larger than the head
         drawing: Tensor,  # (R,), (R,), (R, n): `Draws`
@@ -66,15 +65,16 @@ class EagleLoopProgram(nn.Module):
         uniforms: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B, n) int64; laws (R, n + 1, V) fp32, the last ones 0; the states (B, 1, H) the last tokens come from."""
-        head, tokens, laws = self.head, [], []
+        head, tokens, laws, num_layers = self.head, [], [], len(keys) // self.num_tokens
         starts, last = bounds[:, 0], bounds[:, 1]
         slots = torch.arange(ids.shape[0], device=ids.device) * keys[0].shape[1]
         features = head.carry(features) if self.goes_on else head.fuse(features)
         for node in range(self.num_tokens):
-            width = ids.shape[1]
+            width, layers = ids.shape[1], slice(node * num_layers, (node + 1) * num_layers)
             offsets = torch.arange(width, device=ids.device)
             mask = attention_mask(starts, width, key_positions.shape[0], keys[0].dtype)
-            plan = PassPlan(keys, values, ((slots + starts)[:, None] + offsets).flatten(), mask, None, self.native)
+            places = ((slots + starts)[:, None] + offsets).flatten()
+            plan = PassPlan(keys[layers], values[layers], places, mask, None, self.native)
             positions = (starts[:, None] + offsets).clamp(max=self.last_position)  # past the end: cut off later
             states = head.states(F.embedding(ids, embedding), features, positions, cached(plan))
             state = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
@@ -139,9 +139,11 @@ class EagleLoop:
         self, program: Program, ids: Tensor, features: Tensor, bounds: list[list[int]], draws: Draws, nodes: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
         kv, (drawing, temperature, uniforms) = self.lm.kv, draws
+        uniforms = uniforms[:, nodes].contiguous()
+        keys, values = (each_token(stores, nodes.stop - nodes.start) for stores in (kv.keys, kv.values))
         return program(
-            ids, features, torch.tensor(bounds, device=kv.device), self._key_positions, kv.keys, kv.values,
-            self.lm.head.embedding, drawing, temperature, uniforms[:, nodes].contiguous(),
+            ids, features, torch.tensor(bounds, device=kv.device), self._key_positions, keys, values,
+            self.lm.head.embedding, drawing, temperature, uniforms,
         )  # fmt: skip
 
     def _reserve(self, end: int) -> None:
@@ -187,16 +189,16 @@ def compile_eagle_loop(lm: EagleLM, program: EagleLoopProgram, path: Path) -> No
 
 def example(lm: EagleLM, program: EagleLoopProgram) -> tuple[tuple, tuple]:
     """Example inputs for four rows of which three draw, and which dimensions stay symbolic."""
-    kv, config, num_rows, num_drawing = lm.kv, lm.head.config, 4, 3
+    config, num_rows, num_drawing = lm.head.config, 4, 3
     width = program.width if program.goes_on else 5 if lm.native else 2 * QUERY_BLOCK
-    kv.reserve(num_rows + 1, 3 * BLOCK)
+    keys, values = (example_stores(stores, num_rows + 1, program.num_tokens) for stores in (lm.kv.keys, lm.kv.values))
     row = torch.arange(num_rows, device=lm.device)
     inputs = (
         row[:, None].expand(-1, width).contiguous(),
         torch.zeros(
             num_rows, width, config.hidden_size if program.goes_on else config.feature_size, dtype=lm.dtype, device=lm.device
         ),
-        torch.stack([row + 3, row % width], dim=1), torch.arange(2 * BLOCK, device=lm.device), kv.keys, kv.values,
+        torch.stack([row + 3, row % width], dim=1), torch.arange(2 * BLOCK, device=lm.device), keys, values,
         lm.head.embedding, row[:num_drawing], torch.ones(num_drawing, device=lm.device),
         torch.rand(num_drawing, program.num_tokens, dtype=torch.float64, device=lm.device),
     )  # fmt: skip
@@ -206,7 +208,7 @@ def example(lm: EagleLM, program: EagleLoopProgram) -> tuple[tuple, tuple]:
     store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=BLOCK, max=1 << 24)}
     dynamic = (
         pairs, pairs, rows, {0: Dim("keys", min=BLOCK, max=1 << 24)},
-        [store] * len(kv.keys), [store] * len(kv.values), None, drawing, drawing, drawing,
+        [store] * len(keys), [store] * len(values), None, drawing, drawing, drawing,
     )  # fmt: skip
     return inputs, dynamic
 

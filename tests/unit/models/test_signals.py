@@ -14,6 +14,7 @@ from outrider.models import compile as compiling
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import build_lm
 from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.program import CompiledPass, load_program
 from tests.contract.test_architectures import CONFIGS, make_module
 from tests.helpers import tiny_llama
 
@@ -155,7 +156,7 @@ def test_compiled_equals_eager(tmp_path: Path) -> None:
     signals = (-1, 0, 2, 3)
     path = tmp_path / "pass.pt2"
     compiling.compile_pass(lm, module, path, signals)
-    lm.run = compiling.load_pass(path, signals)
+    lm.run = CompiledPass(load_program(path), signals)
     for tree, (logits, hidden) in zip((None, parents), eager, strict=True):
         torch.testing.assert_close(lm.forward(tokens, tree), logits, rtol=1e-4, atol=1e-4)
         assert list(lm.hidden) == [2, 0, -1, 3]

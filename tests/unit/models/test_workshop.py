@@ -24,7 +24,7 @@ def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         loaded.append(path)
         return path.read_text
 
-    monkeypatch.setattr(workshop, "load_flat_program", load)
+    monkeypatch.setattr(workshop, "load_program", load)
     return loaded
 
 

@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.block import BlockVerifier
 from tests.heads import random_eagle
-from tests.helpers import make_row, tiny_llama
+from tests.helpers import copies_a_cache, make_row, tiny_llama
 
 VOCAB, NODES = 60, 4
 HEADS: dict[str, dict[str, Any]] = {
@@ -196,6 +196,11 @@ def test_compiled_drafts_are_those_drafted_token_by_token(
         both = Beside(EagleChain(lm, loop), plain)
         draft_side_by_side(target, both, Ragged(NODES), which)
         assert both.compared > 30
+    lm.kv.add_row()
+    pairs = [([3, 4, 5], torch.zeros(3, lm.head.config.feature_size))]
+    draws = torch.empty(0, dtype=torch.int64), torch.ones(0), torch.zeros(0, NODES, dtype=torch.float64)
+    with torch.inference_mode():
+        assert not copies_a_cache(lm.kv, lambda: loop(pairs, draws, NODES))
 
 
 def test_without_a_program_the_loop_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
