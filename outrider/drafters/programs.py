@@ -23,11 +23,13 @@ from outrider.types import Draft
 
 
 def programs_serve(rows: Rows) -> bool:
-    """Programs know greedy rows and temperature; filters, penalties, biases, grammars and shared noise take the general path.
-    Where bans may wait for `bans_bite`, it must be asked."""
+    """Programs know greedy rows and temperature; filters, penalties, biases, grammars and shared noise (which greedy rows have
+    no use for) take the general path. Where bans may wait for `bans_bite`, it must be asked."""
     sampling = rows.sampling
+    if rows.coupled_rows is not None and not all(row.params.is_greedy for row in rows):
+        return False
     filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias)
-    if rows.coupled_rows is not None or rows.history is not None or any(part is not None for part in filters):
+    if rows.history is not None or any(part is not None for part in filters):
         return False
     return sampling.constraints is None or all(map(_may_wait, rows))
 

@@ -100,8 +100,8 @@ def test_drafts_are_those_of_the_general_path(parts: Any) -> None:
     assert stepwise.asked < steps - 3, "some draft of the program was kept"
 
 
-def batch(*rows: Row) -> Rows:
-    made = Rows(257, torch.device("cpu"))
+def batch(*rows: Row, coupled: bool = False) -> Rows:
+    made = Rows(257, torch.device("cpu"), coupled=coupled)
     for row in rows:
         made.add(row)
     return made
@@ -126,6 +126,13 @@ def test_which_bans_a_program_may_wait_for() -> None:
     said = Bans(257, min_tokens=3, ends=[0])
     said.commit([9, 9, 9])
     assert programs_serve(batch(bound(WARM, said))), "long enough by now"
+
+
+def test_shared_noise_keeps_only_greedy_rows_with_the_program() -> None:
+    """Their token is the likeliest one, with noise or without."""
+    assert programs_serve(batch(bound(GREEDY, None), bound(GREEDY, None), coupled=True))
+    assert not programs_serve(batch(bound(GREEDY, None), bound(WARM, None), coupled=True))
+    assert programs_serve(batch(bound(GREEDY, None), bound(WARM, None)))
 
 
 def test_where_bans_bite() -> None:
