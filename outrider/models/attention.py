@@ -70,8 +70,11 @@ def attention(
 
 def _write(store: Tensor, places: Tensor, new: Tensor) -> Tensor:
     """Put the pass's keys or values, (B, KV heads, T, D), at their places; in place, returns the store."""
-    flat_new = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
-    store.view(-1, store.shape[2], store.shape[3]).index_copy_(0, places, flat_new.to(store.dtype))
+    flat_new = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3]).to(store.dtype)
+    if torch.compiler.is_exporting():  # inductor of torch 2.11 copies the whole store where it is written to through a view
+        capacity = store.shape[1]
+        return store.index_put_((places // capacity, places % capacity), flat_new)
+    store.view(-1, store.shape[2], store.shape[3]).index_copy_(0, places, flat_new)
     return store
 
 
