@@ -52,6 +52,18 @@ class Outlook:
     age: int = 0  # steps that were chosen by it
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What `Goodput.learn` was told."""
+
+    num_rows: int
+    asked: Sequence[int]
+    drafted: Sequence[int]
+    accepted: Sequence[int]
+    seconds: float | None
+    number: int  # since the first
+
+
 class Goodput:
     """See the module docstring. `most`: the largest number of nodes per row. One lives as long as the decoder, so what it
     learns from one request serves the next."""
@@ -67,6 +79,7 @@ class Goodput:
         # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
         self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
         self._now = 0  # steps so far
+        self._waiting: list[_Step] = []  # not yet learned from
         self._asked: list[int] = []  # of the present step
         self._reading_s = 0.0  # per token said
         self._unread_s = 0.0  # of all that would have to be read now
@@ -101,13 +114,9 @@ class Goodput:
     ) -> None:
         """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing."""
         self._now += 1
-        offers = self._of(num_rows)
-        offers.observe(asked, drafted)
-        if seconds is not None:
-            offers.observe_seconds(asked, drafted, seconds, self._now)
-        offered = [index for index, count in enumerate(drafted) if count]
-        if offered:
-            self._learn({index: (asked[index], accepted[index]) for index in offered})
+        self._waiting.append(_Step(num_rows, asked, drafted, accepted, seconds, self._now))
+        if not self._settled or len(self._waiting) >= EVERY or not self._is_steady(num_rows):
+            self._catch_up()
         self._checks.observe(asked)
         self._tries.observe(drafted, accepted)
 
@@ -144,6 +153,7 @@ class Goodput:
 
     def goodput(self, num_rows: int) -> dict[int, float] | None:
         """Size -> predicted tokens per second of steps that ask for that much; None before anything was measured."""
+        self._catch_up()
         offers = self._of(num_rows)
         seconds = offers.seconds_of(self._sizes)
         if seconds is None:
@@ -177,6 +187,18 @@ class Goodput:
                     "tokens_per_s": rates, "best_fixed": best, "regret": self._regret(num_rows, rates, best),
                 }  # fmt: skip
         return report
+
+    def _catch_up(self) -> None:
+        """Learn from the steps that wait. Several at once: a model's pass drives this code out of the processor's caches, and the
+        first step costs four times what the next ones do."""
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            offers = self._of(step.num_rows)
+            offers.observe(step.asked, step.drafted)
+            if step.seconds is not None:
+                offers.observe_seconds(step.asked, step.drafted, step.seconds, step.number)
+            if any(step.drafted):
+                self._learn({i: (step.asked[i], step.accepted[i]) for i, count in enumerate(step.drafted) if count})
 
     def _learn(self, rows: Mapping[int, tuple[int, int]]) -> None:
         """Nodes asked for and kept in the rows of a step that were offered some."""
@@ -230,8 +252,7 @@ class Goodput:
     def _outlook(self, num_rows: int) -> Outlook | None:
         """Predictions of the latest steps, or new ones; None before anything was measured."""
         known = self._outlooks.get(num_rows)
-        steps = self._chosen[num_rows].total() if num_rows in self._chosen else 0
-        if known is not None and known.age < (EVERY if steps >= EARLY else 1):
+        if known is not None and known.age < (EVERY if self._is_steady(num_rows) else 1):
             known.age += 1
             return known
         rates = self._blended(num_rows)
@@ -241,6 +262,10 @@ class Goodput:
         price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
         self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
         return self._outlooks[num_rows]
+
+    def _is_steady(self, num_rows: int) -> bool:
+        """Whether steps of so many rows are known well enough to look at them anew only now and then."""
+        return num_rows in self._chosen and self._chosen[num_rows].total() >= EARLY
 
     def _blended(self, num_rows: int) -> dict[int, float] | None:
         """`goodput`, but what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows as well, each
