@@ -48,16 +48,17 @@ def test_panel_linear_is_the_linear(inputs: int, outputs: int, kind: str) -> Non
     assert error <= 2**-8 * exact.abs().max()
 
 
-def test_a_row_has_the_same_bits_beside_any_other(tmp_path: Path) -> None:
-    """What greedy exactness rests on: 1 row, 8 rows, 9 rows (two tiles), 40 rows, another number of threads."""
-    panel = PanelLinear(_linear(384, 200, "bias"))
-    x = torch.randn(40, 384).bfloat16()
-    alone = torch.cat([panel(x[i : i + 1]) for i in range(40)])
+@pytest.mark.parametrize("inputs", [384, 1000])  # one part of a panel, three
+def test_a_row_has_the_same_bits_beside_any_other(inputs: int) -> None:
+    """What greedy exactness rests on: one group of rows, two even and uneven ones, two blocks, another number of threads."""
+    panel = PanelLinear(_linear(inputs, 200, "bias"))
+    x = torch.randn(70, inputs).bfloat16()
+    alone = torch.cat([panel(x[i : i + 1]) for i in range(70)])
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            for rows in (2, 7, 8, 9, 40):
+            for rows in (2, 7, 8, 9, 40, 64, 65, 70):
                 assert torch.equal(panel(x[:rows]), alone[:rows]), (rows, count)
     finally:
         torch.set_num_threads(threads)
