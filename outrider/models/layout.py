@@ -65,3 +65,10 @@ def attention_mask(
         allowed = allowed & near
     mask = torch.zeros(allowed.shape, dtype=dtype, device=starts.device)
     return mask.masked_fill_(~allowed, float("-inf"))[:, None]
+
+
+def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`attention_mask` of one row's chain without a window, in two operations: query t sees places 0 .. start + t."""
+    padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
+    hidden = torch.full((1, 1, padded, num_keys), float("-inf"), dtype=dtype, device=device)
+    return hidden.triu_(start + 1)

@@ -78,6 +78,7 @@ class LM:
         self.native = False  # attention on the native kernel
         self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`
         self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
+        self._columns: dict[int, Tensor] = {}
 
     def twin(self) -> LM:
         """The same arithmetic, with an empty cache of its own."""
@@ -97,11 +98,11 @@ class LM:
         self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
         per_pass = max(1, self.limits.max_tokens_per_pass // width)
         if columns is None:  # where passes are padded for their bits, the output layer must be as wide, too
-            columns = torch.arange(num_tokens if self.limits.granularity == 2 else width, device=self.device)
+            columns = self._first_columns(num_tokens if self.limits.granularity == 2 else width)
         tokens = tokens.clamp(max=self.shape.vocab_size - 1)  # a target's padded vocabulary may be wider than a draft's
-        tokens = F.pad(tokens, (0, width - num_tokens))
-        if parents is not None:
-            parents = F.pad(parents, (0, width - num_tokens), value=-1)
+        if width > num_tokens:
+            tokens = F.pad(tokens, (0, width - num_tokens))
+            parents = None if parents is None else F.pad(parents, (0, width - num_tokens), value=-1)
         parts: list[Tensor] = []
         hidden: list[list[Tensor]] = []
         for start in range(0, num_rows, per_pass):
@@ -117,7 +118,8 @@ class LM:
         if self.capture:
             joined = (_joined(list(states))[:, :num_tokens] for states in zip(*hidden, strict=True))
             self.hidden = dict(zip(self.capture, joined, strict=True))
-        return _joined(parts)[:, :num_tokens]
+        logits = _joined(parts)
+        return logits[:, :num_tokens] if logits.shape[1] > num_tokens else logits
 
     def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:
         """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the last token is pending.
@@ -134,6 +136,12 @@ class LM:
                 self.kv.advance(row, len(chunk))
                 if read is not None:
                     read(row, done, {layer: states[0] for layer, states in self.hidden.items()})
+
+    def _first_columns(self, count: int) -> Tensor:
+        """0 .. count, made once: beside a pass of a small model, and with the caches full of weights, every operation counts."""
+        if count not in self._columns:
+            self._columns[count] = torch.arange(count, device=self.device)
+        return self._columns[count]
 
     def _padded_width(self, num_rows: int, num_tokens: int) -> int:
         """Tokens per row after padding. No pass has one token in all, not even the last of several: it takes other kernels."""

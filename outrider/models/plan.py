@@ -8,7 +8,7 @@ from torch import Tensor
 from outrider.kv import KVCache
 from outrider.kv.cache import BLOCK
 from outrider.models.attention import PassPlan
-from outrider.models.layout import attention_mask, tree_depths_and_ancestors
+from outrider.models.layout import attention_mask, chain_mask, tree_depths_and_ancestors
 
 
 def plan_pass(
@@ -21,6 +21,8 @@ def plan_pass(
     """
     lengths = kv.lengths[first_row : first_row + num_rows]
     num_keys = min(-(-(max(lengths) + width) // BLOCK) * BLOCK, kv.capacity)
+    if num_rows == 1 and parents is None and window is None:
+        return _plan_one_chain(kv, width, num_keys, first_row, last_position, native)
     starts = torch.tensor(lengths, device=kv.device)
     offsets = torch.arange(width, device=kv.device)
     depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
@@ -29,12 +31,23 @@ def plan_pass(
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity
     full = attention_mask(starts, width, num_keys, kv.dtype, None, depths, sees)
     near = None if window is None else attention_mask(starts, width, num_keys, kv.dtype, window, depths, sees)
-    plan = PassPlan(
-        keys=[store[first_row:] for store in kv.keys] if first_row else kv.keys,
-        values=[store[first_row:] for store in kv.values] if first_row else kv.values,
-        places=((slots + starts)[:, None] + offsets).flatten(),
-        mask=full,
-        window_mask=near,
-        native=native,
-    )
-    return plan, positions
+    places = ((slots + starts)[:, None] + offsets).flatten()
+    return PassPlan(*_stores(kv, first_row), places, full, near, native), positions
+
+
+def _plan_one_chain(
+    kv: KVCache, width: int, num_keys: int, first_row: int, last_position: int, native: bool
+) -> tuple[PassPlan, Tensor]:
+    """The same for the pass of most steps, one text alone, in a third of the time: 4 operations, not 16, and each costs
+    several times its work where the last pass has driven its code and data out of the caches."""
+    start = kv.lengths[first_row]
+    places = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
+    positions = places if start + width <= last_position + 1 else places.clamp(max=last_position)
+    mask = chain_mask(start, width, num_keys, kv.dtype, kv.device)
+    return PassPlan(*_stores(kv, first_row), places, mask, None, native), positions[None]
+
+
+def _stores(kv: KVCache, first_row: int) -> tuple[list[Tensor], list[Tensor]]:
+    if not first_row:
+        return kv.keys, kv.values
+    return [store[first_row:] for store in kv.keys], [store[first_row:] for store in kv.values]
