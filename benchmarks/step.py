@@ -1,6 +1,7 @@
 """What a decoding step costs and whether speculation pays what it promises: the floors that are ours alone.
 
-1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1 token).
+1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1 token), and what the
+   multiplications of 8 tokens alone take at the processor's own limit (`arithmetic.py`), measured between the passes.
 2. The drafter's time per draft token over a target pass of one token (floor: 0.06 for 1.2M against 100M).
 3. The share of a step outside model passes: law, verification, bookkeeping (floor: 5 % at 100M).
 4. Measured speedup over plain decoding against what acceptance and measured costs predict (floor: 0.9 of it):
@@ -15,6 +16,8 @@ repeated.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Annotated, Any
 import psutil
 import torch
 import typer
+from arithmetic import Arithmetic
 from peers import inflated
 from rich.console import Console
 from rich.table import Table
@@ -78,8 +82,11 @@ def main(
     ids = encode(prompt_texts(prompts), wide)
     lengths = [0, *map(int, k.split(","))]
     built = {length: _build(wide, draft, length, threads, compile) for length in lengths}
-    seconds, runs = measure(built, ids, max_tokens, rounds, max_other_cpu)
+    with tempfile.TemporaryDirectory() as scratch:
+        arithmetic = Arithmetic(Path(scratch), threads) if Arithmetic.is_possible() else None
+        seconds, flops_per_s, runs = measure(built, ids, max_tokens, rounds, max_other_cpu, arithmetic)
     passes = {n: spread(values) for n, values in seconds.items()}
+    bound = arithmetic_bound(wide, built[0].decoder.target, flops_per_s) if flops_per_s else None
     summary = {length: summarise(length, runs, passes) for length in lengths}
     content = {
         "models": {"target": model_name(target), "draft": model_name(draft), "inflation": inflation},
@@ -87,11 +94,17 @@ def main(
         "workload": {"prompts": prompts, "max_tokens": max_tokens, "rounds": rounds, "threads": threads},
         "config": built[lengths[-1]].config() | {"target": model_name(target), "draft": model_name(draft)},
         "pass_s": passes,
+        "arithmetic_of_8_tokens": bound,
         "summary": {str(length): row for length, row in summary.items()},
         "floors": reached(passes, summary),
     }
     path = write_result(name, content, threads)
     show(out, passes, summary, content["floors"])
+    if bound:
+        out.print(
+            f"8 tokens' multiplications at the processor's {bound['flops_per_s']['median'] / 1e9:.0f} GFLOP/s: "
+            f"{bound['seconds'] * 1e3:.1f} ms"
+        )
     out.print(f"written to benchmarks/results/{path.name}")
 
 
@@ -103,22 +116,38 @@ def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: s
 
 
 def measure(
-    built: dict[int, Built], prompts: list[list[int]], max_tokens: int, rounds: int, max_other_cpu: float
-) -> tuple[dict[int, list[float]], dict[int, list[Decoded]]]:
-    """Pass costs and decoding runs of every round, in turn: this machine's memory changes its speed within minutes."""
+    built: dict[int, Built],
+    prompts: list[list[int]],
+    max_tokens: int,
+    rounds: int,
+    max_other_cpu: float,
+    arithmetic: Arithmetic | None,
+) -> tuple[dict[int, list[float]], list[float], dict[int, list[Decoded]]]:
+    """Pass costs, FLOP/s and decoding runs of every round, in turn: this machine changes its speed within minutes."""
     seconds: dict[int, list[float]] = {n: [] for n in range(1, MOST_TOKENS + 1)}
+    flops_per_s: list[float] = []
     runs: dict[int, list[Decoded]] = {length: [] for length in built}
     for configuration in built.values():
         decode(configuration, prompts[0], max_tokens)
     for number in range(rounds * len(prompts)):
         time_passes(built[0].decoder.target, prompts[0], seconds)
+        if arithmetic:
+            flops_per_s += [arithmetic.flops_per_s() for _ in range(PASS_REPEATS)]
         prompt = prompts[number % len(prompts)]
         for length in list(built)[:: 1 if number % 2 == 0 else -1]:
             attempts = [decode(built[length], prompt, max_tokens)]
             while attempts[-1].other_cpu > max_other_cpu and len(attempts) < 4:
                 attempts.append(decode(built[length], prompt, max_tokens))
             runs[length].append(min(attempts, key=lambda run: run.other_cpu))
-    return seconds, runs
+    return seconds, flops_per_s, runs
+
+
+def arithmetic_bound(folder: Path, lm: LM, flops_per_s: list[float]) -> dict[str, Any]:
+    """What 8 tokens take where nothing but the multiplications with the weights costs time."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    table = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"]  # read, not multiplied
+    speed, flops = spread(flops_per_s), 2 * 8 * (lm.shape.num_parameters - table)
+    return {"flops": flops, "flops_per_s": speed, "seconds": flops / speed["median"]}
 
 
 @torch.inference_mode()
