@@ -85,8 +85,9 @@ class CostCurve:
         self._noise = NOISE**2
         self._outliers = 0  # in a row
 
-    def observe(self, num_nodes: int, seconds: float, age: int = 1) -> None:
-        """`age`: steps since the previous time, of other curves too. Steps of more than `most` nodes tell nothing."""
+    def observe(self, num_nodes: int, seconds: float, age: int = 1, count: int = 1) -> None:
+        """`seconds`: of one step, or the median of `count`. `age`: steps since the previous time, of other curves too. Steps of
+        more than `most` nodes tell nothing."""
         if num_nodes >= len(self._line) - 1:
             return
         if self._is_spoilt(num_nodes, seconds):
@@ -99,7 +100,7 @@ class CostCurve:
             self._drift(age)
             if self._is_outlier(num_nodes, seconds):
                 return
-        self._learn(num_nodes, seconds)
+        self._learn(num_nodes, seconds, count)
 
     def unsettle(self) -> None:
         """What is known was timed in another hour: every size by the same factor off."""
@@ -178,14 +179,14 @@ class CostCurve:
         self._outliers = 0
         return False
 
-    def _learn(self, num_nodes: int, seconds: float) -> None:
+    def _learn(self, num_nodes: int, seconds: float, count: int) -> None:
         assert self._mean is not None
         column = self._spread[:, num_nodes].copy()
         error = seconds - float(self._mean[num_nodes])
-        total = float(column[num_nodes]) + self._noise * seconds**2
-        relative = min((error / seconds) ** 2, 9 * self._noise)
+        total = float(column[num_nodes]) + self._noise * seconds**2 / count
+        relative = min(count * (error / seconds) ** 2, 9 * self._noise)
         if column[num_nodes] < self._noise * seconds**2:  # else the error tells of what was not known, not of the clock
-            share = NOISE_SHARE
+            share = min(1.0, NOISE_SHARE * count)
             self._noise = min(max((1 - share) * self._noise + share * relative, LEAST_NOISE**2), MOST_NOISE**2)
         gain = column / total
         self._mean = self._mean + gain * error

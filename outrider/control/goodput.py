@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from outrider.types import Draft, Verdict
 MARGIN = 0.02  # predicted gain that a change of length must promise
 SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was measured: mean, and deviation for one row
 CROWD = 8  # rows up to which the deviation grows, with their root
-TOLD = 3  # times that a median counts for
+TOLD, TOLD_ALONE = 3, 6  # times that a median counts for: of a crowd, and of one row, which is timed more often
 EARLY = 24  # steps of a number of rows, in each of which everything is weighed anew; later in every
 EVERY = 4
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
@@ -86,6 +88,7 @@ class Goodput:
         self._pauses: dict[int, Times] = {}  # by number of rows
         self._outlooks: dict[int, Outlook] = {}  # by number of rows
         self._chosen: dict[int, Counter[int]] = {}  # number of rows -> size -> steps
+        self._steps: Counter[int] = Counter()  # by number of rows
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
@@ -107,6 +110,7 @@ class Goodput:
         """Nodes that the coming step should ask for, for each of so many rows."""
         size = self._next(num_rows)
         self._chosen.setdefault(num_rows, Counter())[size] += 1
+        self._steps[num_rows] += 1
         return size
 
     def learn(
@@ -127,7 +131,7 @@ class Goodput:
 
     def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> None:
         """The same of several sizes, from another hour: how they compare is known then, how fast the machine is now is not."""
-        for size, value in [*seconds.items()] * TOLD:
+        for size, value in [*seconds.items()] * (TOLD if num_rows > 1 else TOLD_ALONE):
             self.learn_cost(num_rows, size, value)
         self._of(num_rows).curve.unsettle()
 
@@ -193,12 +197,18 @@ class Goodput:
         first step costs four times what the next ones do."""
         waiting, self._waiting = self._waiting, []
         for step in waiting:
-            offers = self._of(step.num_rows)
-            offers.observe(step.asked, step.drafted)
-            if step.seconds is not None:
-                offers.observe_seconds(step.asked, step.drafted, step.seconds, step.number)
+            self._of(step.num_rows).observe(step.asked, step.drafted)
             if any(step.drafted):
                 self._learn({i: (step.asked[i], step.accepted[i]) for i, count in enumerate(step.drafted) if count})
+        self._learn_seconds([step for step in waiting if step.seconds is not None])
+
+    def _learn_seconds(self, steps: Sequence[_Step]) -> None:
+        """Steps of one kind that follow one another are one time, which counts for as many as they are."""
+        for _, group in groupby(steps, key=lambda step: (step.num_rows, max(step.asked) > 0, max(step.drafted))):
+            alike = list(group)
+            seconds = median(step.seconds for step in alike if step.seconds is not None)
+            last = alike[-1]
+            self._of(last.num_rows).observe_seconds(last.asked, last.drafted, seconds, last.number, len(alike))
 
     def _learn(self, rows: Mapping[int, tuple[int, int]]) -> None:
         """Nodes asked for and kept in the rows of a step that were offered some."""
@@ -215,6 +225,10 @@ class Goodput:
     # ---------------------------------------------------------------- choosing
 
     def _next(self, num_rows: int) -> int:
+        known = self._outlooks.get(num_rows)
+        if self._settled and known is not None and self._is_young(known, num_rows):
+            known.age += 1
+            return self._settled_or_probe(known.rates)
         offers = self._of(num_rows)
         outlook = self._outlook(num_rows)
         if outlook is None:
@@ -227,15 +241,19 @@ class Goodput:
             self._growth.restart()
         if self._settled:
             self._tries.rest()
-            if self._checks.is_due(rates[self._settled] / rates[0]):
-                return 0
-            return self._larger() if self._growth.is_due() else self._settled
+            return self._settled_or_probe(rates)
         if not self._tries.is_due(outlook.price):
             return 0
         self._yield.doubt(DOUBT * min(num_rows, TRY_ROWS))
         offers.doubt(DOUBT)
         self._outlooks.clear()
         return self._sizes[1]
+
+    def _settled_or_probe(self, rates: Mapping[int, float]) -> int:
+        """What a step asks for while drafting pays."""
+        if self._checks.is_due(rates[self._settled] / rates[0]):
+            return 0
+        return self._larger() if self._growth.is_due() else self._settled
 
     def _changes(self, rates: Mapping[int, float], best: int, num_rows: int) -> bool:
         """Whether another length than the present one is to be settled on."""
@@ -252,7 +270,7 @@ class Goodput:
     def _outlook(self, num_rows: int) -> Outlook | None:
         """Predictions of the latest steps, or new ones; None before anything was measured."""
         known = self._outlooks.get(num_rows)
-        if known is not None and known.age < (EVERY if self._is_steady(num_rows) else 1):
+        if known is not None and self._is_young(known, num_rows):
             known.age += 1
             return known
         rates = self._blended(num_rows)
@@ -263,9 +281,13 @@ class Goodput:
         self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
         return self._outlooks[num_rows]
 
+    def _is_young(self, outlook: Outlook, num_rows: int) -> bool:
+        """Whether predictions still serve, instead of new ones."""
+        return outlook.age < (EVERY if self._is_steady(num_rows) else 1)
+
     def _is_steady(self, num_rows: int) -> bool:
         """Whether steps of so many rows are known well enough to look at them anew only now and then."""
-        return num_rows in self._chosen and self._chosen[num_rows].total() >= EARLY
+        return self._steps[num_rows] >= EARLY
 
     def _blended(self, num_rows: int) -> dict[int, float] | None:
         """`goodput`, but what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows as well, each

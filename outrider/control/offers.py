@@ -39,10 +39,13 @@ class Offers:
             record.add(float(width > size), 1.0) if size < most else record.scale(DECAY)
         self._rows.add(sum(map(bool, drafted)), sum(map(bool, asked)))
 
-    def observe_seconds(self, asked: Sequence[int], drafted: Sequence[int], seconds: float, now: int = 0) -> None:
-        """The time of a step, where it tells something. `now`: number of the step, those with other numbers of rows counted."""
+    def observe_seconds(
+        self, asked: Sequence[int], drafted: Sequence[int], seconds: float, now: int = 0, count: int = 1
+    ) -> None:
+        """The time of a step, where it tells something, or the median of `count` like it. `now`: number of the (last) step, those
+        with other numbers of rows counted."""
         age, self._timed = max(1, now - self._timed), now
-        self.curve.observe(VAIN if max(asked) and not max(drafted) else max(drafted), seconds, age)
+        self.curve.observe(VAIN if max(asked) and not max(drafted) else max(drafted), seconds, age, count)
 
     def doubt(self, most: float) -> None:
         """What is known of offers counts for `most` steps at most: news is to be believed soon."""

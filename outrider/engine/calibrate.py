@@ -29,7 +29,7 @@ from outrider.types import Draft, Verdict
 
 BUDGET_S = 8.0  # after that, what is known must do
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
-WARM_UP, REPEATS = 2, 4  # steps per number of rows, and per size
+WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 12  # steps per number of rows; per size, in a crowd and of one row
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
 LEAST_SIZES = 3  # that are timed whatever it takes
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
@@ -102,7 +102,7 @@ def _times(
     try:
         for number in range(count):
             decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
-        for _ in range(warm_up + REPEATS * len(sizes)):
+        for _ in range(warm_up + (REPEATS if count > 1 else REPEATS_ALONE) * len(sizes)):
             if any(row.finish_reason for row in decoder.rows):  # a very short context
                 break
             if time.perf_counter() - began > budget_s and len(timer.seconds) >= LEAST_SIZES:
