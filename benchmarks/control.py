@@ -152,7 +152,8 @@ def new_control(kind: Kind, clock: Clock, rng: random.Random, *, known: bool) ->
     control = Goodput(MOST, trees=kind.trees)
     if known:
         slow = rng.gauss(0, ANOTHER_HOUR)
-        times = {n: [clock.shown(kind.machine.ms(n, n), slow, rng) for _ in range(CALIBRATIONS)] for n in LENGTHS}
+        then = kind.timed_on or kind.machine
+        times = {n: [clock.shown(then.ms(n, n), slow, rng) for _ in range(CALIBRATIONS)] for n in LENGTHS}
         control.learn_costs(1, {n: median(values) / 1000 for n, values in times.items()})
     return control
 

@@ -23,7 +23,8 @@ NEVER = 99  # rank of a token that no draft would name
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json; a graphics card's are flat."""
+    """Milliseconds. The passes of this project's CPU: results/step-2026-11-21.json and, behind 8 tokens, step-2026-11-23.json,
+    in an hour of fast memory and one of slow; a graphics card's are flat."""
 
     passes: tuple[float, ...]  # of the target over 1, 2, ... tokens
     draft: float = 0.0  # per token drafted
@@ -37,8 +38,8 @@ class Machine:
         return self.other + self.passes[drafted] + drafting
 
 
-CPU = (4.69, 4.74, 4.95, 5.02, 5.25, 5.52, 5.79, 6.21, 8.95)
-SLOW_MEMORY = (6.89, 6.9, 6.9, 6.95, 7.0, 7.1, 7.2, 7.3, 9.06)
+CPU = (4.69, 4.74, 4.95, 5.02, 5.25, 5.52, 5.79, 6.21, 6.3)
+SLOW_MEMORY = (6.89, 6.9, 6.9, 6.95, 7.0, 7.1, 7.2, 7.3, 7.35)
 FLAT = (20.0, 20.0, 20.1, 20.1, 20.2, 20.2, 20.3, 20.3, 20.4)
 
 
@@ -166,6 +167,7 @@ class Kind:
     machine: Machine
     write: Write
     trees: bool = False
+    timed_on: Machine | None = None  # what the machine was when lengths were timed, where sizes compared otherwise then
 
     def step(self, text: Text, position: int, asked: int) -> Step:
         """One that asks for so many nodes."""
@@ -182,6 +184,9 @@ KINDS: dict[str, Kind] = {
     "draft model, alpha 0.95": Kind(Machine(CPU, **_MODEL), steady(0.95)),
     "draft model, bursts": Kind(Machine(SLOW_MEMORY, **_MODEL), bursts(0.95, 0.5, 12)),
     "draft model, prompts differ": Kind(Machine(SLOW_MEMORY, **_MODEL), varied(0.45, 0.95)),
+    "timed in a faster hour": Kind(Machine(SLOW_MEMORY, **_MODEL), steady(0.78), timed_on=Machine(CPU, **_MODEL)),
+    "timed in a slower hour": Kind(Machine(CPU, **_MODEL), steady(0.78), timed_on=Machine(SLOW_MEMORY, **_MODEL)),
+    "timed in a slower hour, alpha 0.5": Kind(Machine(CPU, **_MODEL), steady(0.5), timed_on=Machine(SLOW_MEMORY, **_MODEL)),
     "dear draft model, alpha 0.6": Kind(Machine(CPU, draft=1.5, start=0.4, vain=0.4), steady(0.6)),
     "dear draft model, alpha 0.2": Kind(Machine(CPU, draft=1.5, start=0.4, vain=0.4), steady(0.2)),
     "flat passes, alpha 0.8": Kind(Machine(FLAT, draft=1.2), steady(0.8)),

@@ -30,6 +30,7 @@ NOISE = 0.05  # relative error of a time, at first; then as measured, within the
 LEAST_NOISE, MOST_NOISE, NOISE_SHARE = 0.02, 0.15, 0.05
 DRIFT = 0.02  # relative change of the whole machine from step to step
 ELSEWHEN = 0.3  # the same from one hour to another
+OTHER_SLOPE = 0.02  # of a plain step, that a node may cost more or less then
 BUMP = 0.05  # relative deviation of one size from the line through its neighbours
 TILE, STEP = 8, 0.15  # tokens of a kernel's tile, and relative size of the step behind one
 FIRST = 0.08  # relative size of the step to the first node, which wakes a draft model
@@ -75,6 +76,7 @@ class CostCurve:
     def __init__(self, most: int = 64, slope: Slope = Slope()) -> None:
         sizes = np.arange(most + 2)
         sizes[VAIN] = 0
+        self._nodes = sizes
         self._line = 1 + slope.mean * sizes  # of a plain step
         self._shape = _shape(sizes)
         self._prior = UNKNOWN + slope.deviation**2 * np.outer(sizes, sizes) + self._shape
@@ -103,9 +105,11 @@ class CostCurve:
         self._learn(num_nodes, seconds, count)
 
     def unsettle(self) -> None:
-        """What is known was timed in another hour: every size by the same factor off."""
+        """What is known was timed in another hour: every size by the same factor off, and nodes dearer or cheaper, as memory was
+        faster or slower."""
         if self._mean is not None:
-            self._spread = self._spread + ELSEWHEN**2 * np.outer(self._mean, self._mean)
+            nodes = OTHER_SLOPE * float(self._mean[0]) * self._nodes
+            self._spread = self._spread + ELSEWHEN**2 * np.outer(self._mean, self._mean) + np.outer(nodes, nodes)
 
     def known(self) -> dict[int, float]:
         """Sizes that were measured, with the means of their latest times; not what was asked in vain."""
