@@ -47,7 +47,7 @@ CONTENDERS = (
     Contender("composite", "composite"),
     Contender("medusa", "medusa"),
     Contender("eagle3", "eagle3", (), "7"),
-    Contender("block", "block", (), "7"),  # a pass of 8 tokens: of 9 costs a third more
+    Contender("block", "block", (), "7"),  # a pass of 8 tokens
 )
 
 

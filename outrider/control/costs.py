@@ -5,7 +5,7 @@ A Kalman filter over the seconds of all sizes at once. What it takes for granted
 - a machine has slow minutes, and they are slow for every size: what one size takes longer, the others are expected to take
   longer, too. So a size that was timed an hour ago stays comparable with the one in use;
 - apart from that, sizes lie about on a straight line, because draft tokens are paid one by one and target passes nearly so;
-- kernels work in tiles of eight tokens: between a pass over 8, 16, ... tokens and the next there may be a step.
+- kernels work in tiles of eight tokens: between a pass over 8, 16, ... tokens and the next there may be a step (not with ours).
 
 The clock of a shared machine has outliers, upwards only: times far above what is expected do not count unless they go on, and
 a time far below says that the earlier ones were spoilt. A step without drafts never costs more than one with.

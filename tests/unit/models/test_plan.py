@@ -32,9 +32,11 @@ def test_one_text_is_planned_like_a_tree_without_branches(lengths: list[int], ro
     short, positions = plan_pass(kv, 1, width, None, row, last_position=LAST_POSITION)
     chain = torch.arange(-1, width - 2)[None]
     general, expected = plan_pass(kv, 1, width, chain, row, last_position=LAST_POSITION)
-    assert torch.equal(positions, expected) and positions.dtype == expected.dtype
+    assert torch.equal(positions, expected)
+    assert positions.dtype == expected.dtype
     assert torch.equal(short.places, general.places)
-    assert short.mask.shape == general.mask.shape and short.mask.is_contiguous()
+    assert short.mask.shape == general.mask.shape
+    assert short.mask.is_contiguous()
     assert torch.equal(short.mask[:, :, :width], general.mask[:, :, :width])
     assert (short.mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
     assert short.window_mask is None
