@@ -1,4 +1,4 @@
-// The processor's own limit for bf16: dot products between registers, no memory, one chain per core's accumulator.
+// The processor's own limit for bf16: dot products between registers, no memory.
 // 16 chains of `vdpbf16ps` cover its latency; each multiplies and adds 32 pairs of numbers.
 
 #include <immintrin.h>

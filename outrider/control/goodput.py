@@ -225,12 +225,11 @@ class Goodput:
     # ---------------------------------------------------------------- choosing
 
     def _next(self, num_rows: int) -> int:
-        known = self._outlooks.get(num_rows)
-        if self._settled and known is not None and self._is_young(known, num_rows):
-            known.age += 1
-            return self._settled_or_probe(known.rates)
+        young = self._young_outlook(num_rows)
+        if self._settled and young is not None:  # nothing was learned since: nothing to weigh
+            return self._settled_or_probe(young.rates)
         offers = self._of(num_rows)
-        outlook = self._outlook(num_rows)
+        outlook = young or self._new_outlook(num_rows)
         if outlook is None:
             return 0 if offers.in_vain else self._settled
         if not offers.is_measured:
@@ -240,7 +239,6 @@ class Goodput:
             self._settled = best
             self._growth.restart()
         if self._settled:
-            self._tries.rest()
             return self._settled_or_probe(rates)
         if not self._tries.is_due(outlook.price):
             return 0
@@ -251,6 +249,7 @@ class Goodput:
 
     def _settled_or_probe(self, rates: Mapping[int, float]) -> int:
         """What a step asks for while drafting pays."""
+        self._tries.rest()
         if self._checks.is_due(rates[self._settled] / rates[0]):
             return 0
         return self._larger() if self._growth.is_due() else self._settled
@@ -267,12 +266,16 @@ class Goodput:
         self._entrance.close()
         return True
 
-    def _outlook(self, num_rows: int) -> Outlook | None:
-        """Predictions of the latest steps, or new ones; None before anything was measured."""
+    def _young_outlook(self, num_rows: int) -> Outlook | None:
+        """Predictions of the latest steps, while they serve."""
         known = self._outlooks.get(num_rows)
-        if known is not None and self._is_young(known, num_rows):
-            known.age += 1
-            return known
+        if known is None or known.age >= (EVERY if self._is_steady(num_rows) else 1):
+            return None
+        known.age += 1
+        return known
+
+    def _new_outlook(self, num_rows: int) -> Outlook | None:
+        """None before anything was measured."""
         rates = self._blended(num_rows)
         if rates is None:
             return None
@@ -280,10 +283,6 @@ class Goodput:
         price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
         self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
         return self._outlooks[num_rows]
-
-    def _is_young(self, outlook: Outlook, num_rows: int) -> bool:
-        """Whether predictions still serve, instead of new ones."""
-        return outlook.age < (EVERY if self._is_steady(num_rows) else 1)
 
     def _is_steady(self, num_rows: int) -> bool:
         """Whether steps of so many rows are known well enough to look at them anew only now and then."""

@@ -87,6 +87,16 @@ def test_times_of_another_hour_tell_how_sizes_compare() -> None:
     assert [curve.seconds(size) for size in (0, 4, 8)] == pytest.approx([1.0, 1.2, 1.4], rel=0.06)
 
 
+def test_times_of_another_hour_leave_a_doubt_about_nodes() -> None:
+    """Memory's speed decides what nodes cost beside a plain step: in another hour 8 of them may have cost a sixth more."""
+    curve = told()
+    before = curve.doubts_of([1, 8])
+    curve.unsettle()
+    one, eight = (after - then for after, then in zip(curve.doubts_of([1, 8]), before, strict=True))
+    assert 0.05 < eight**0.5 < 0.2
+    assert one < eight / 30
+
+
 def test_outliers_that_go_on_are_the_truth() -> None:
     """Two spoilt times change nothing; a machine that has become half as fast is believed after a few."""
     curve = told()

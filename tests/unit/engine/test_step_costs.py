@@ -19,6 +19,7 @@ from outrider.engine.calibrate import calibrate_alone
 from outrider.engine.request import Speculation
 from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
 from outrider.llm import LLM
+from outrider.models import native
 from outrider.sampling.params import SamplingParams
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
 
@@ -117,6 +118,12 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
         options_of(models, dtype="float64"), options_of(models, drafter_options={"tree": "2x2"}),
     ):  # fmt: skip
         assert facts_for(other) != own
+
+
+def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = facts_for(options_of(models))
+    monkeypatch.setattr(native, "fingerprint", lambda: "another")
+    assert facts_for(options_of(models)) != own
 
 
 def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
