@@ -34,13 +34,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from workload import PAIRS, PEERS, REPOSITORY, SHARED, OtherCpu, console, encode, model_name, model_pair, write_result
 
 from outrider import SamplingParams, __version__
-from outrider.build import Options, build
+from outrider.build import Needs, Options, assemble, build, choose, load_models
 from outrider.decode import Decoder
 from outrider.drafters.base import Drafter
 from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.models.lm import LM
-from outrider.parts import choose_parts
+from outrider.models.load import LoadedModel
+from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.stats import PHASES, DecodeStats
 from outrider.text import StopStrings
@@ -88,6 +89,8 @@ CONFIGURATIONS = {
     "composite best": Configuration("composite", 8, {"parts": "ngram,draft-model", "mode": "best"}),
     "composite auto": Configuration("composite", "auto:8", {"parts": "draft-model,suffix"}),
 }
+
+LOOP_LENGTHS = (8, 5, 3, 2, 1)  # of the chains above, and what auto makes up others from
 
 _SEQUOIA, _WIDE = {"tree": "sequoia"}, {"tree": "4x1"}
 _MERGE = Configuration("composite", 8, {"parts": "draft-model,suffix"})
@@ -150,8 +153,10 @@ class Bench:
 
     def __init__(self, target: Path, draft: Path, threads: int, compile_mode: str, *, module: bool) -> None:
         fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
-        # "auto" compiles a drafting loop of one token, which serves every length
-        built = build(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
+        options, parts = choose(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
+        # every fixed length has its own drafting program, as with a user; "auto" makes do with two
+        models = load_models(options, replace(Needs.of(parts), loop_lengths=LOOP_LENGTHS))
+        built = assemble(models, parts)
         self._built, self.target, self.draft, self.folder = built, built.target, built.draft, target
         if module:  # only a drafter that runs on the target's weights makes `build` keep them
             self.target = build(Options(str(target), drafter="quantised", **fixed)).target
@@ -168,12 +173,19 @@ class Bench:
         parts = choose_parts(
             configuration.drafter, options, configuration.verifier, {}, configuration.num_draft_tokens, lossy=False
         )
-        key = repr((configuration.drafter, options, parts.length.most))
+        key = repr((configuration.drafter, options, parts.length.most, parts.loop_lengths))
         if parts.drafter.learns or key not in self._kept:
-            self._kept[key] = parts.make_drafter(self.target, self.draft)
+            self._kept[key] = parts.make_drafter(self.target, self._draft_for(parts))
         decoder = Decoder(self.target.lm, self._kept[key], parts.make_verifier(), parts.make_control())
         calibrate_alone(self._built, decoder, parts)  # as `LLM` does: `auto` knows what steps cost, not yet what is accepted
         return decoder
+
+    def _draft_for(self, parts: Parts) -> LoadedModel | None:
+        """The draft model with the programs that `build` would make for these parts."""
+        if self.draft is None or self.draft.draft_loop is None:
+            return self.draft
+        lengths = parts.loop_lengths
+        return replace(self.draft, draft_loop=self.draft.draft_loop.of(lengths) if lengths else None)
 
     def decode(self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int) -> Run:
         """One prompt's decode phase, end of text ignored; the step behind the prompt is left out of every number."""

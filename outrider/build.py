@@ -82,13 +82,13 @@ class Needs:
 
     draft: bool = False  # a draft model
     module: bool = False  # the target's own weights, beside its packed ones
-    loop_tokens: int = 0  # tokens per call of a compiled drafting loop; 0: none
+    loop_lengths: tuple[int, ...] = ()  # tokens that the calls of a compiled drafting loop make; none: there is no loop
     heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that draft, and their folders
 
     @classmethod
     def of(cls, parts: Parts) -> Needs:
         heads = parts.drafter.heads_of(parts.drafter_settings)
-        return cls(parts.wants_draft, parts.wants_module, parts.loop_tokens, heads)
+        return cls(parts.wants_draft, parts.wants_module, parts.loop_lengths, heads)
 
     @property
     def tables(self) -> bool:
@@ -101,10 +101,11 @@ class Needs:
 
     @classmethod
     def of_all(cls, several: Sequence[Parts]) -> Needs:
-        """Of several that share models: a loop of one token serves every length."""
-        each = [cls.of(parts) for parts in several]
+        """Of several that share models: with programs that make up any length they share the loop, too."""
+        each = [cls.of(replace(parts, any_length=True)) for parts in several]
+        lengths = max((n.loop_lengths for n in each), default=())
         heads = tuple(dict.fromkeys(head for n in each for head in n.heads))
-        return cls(any(n.draft for n in each), any(n.module for n in each), int(any(n.loop_tokens for n in each)), heads)
+        return cls(any(n.draft for n in each), any(n.module for n in each), lengths, heads)
 
 
 @dataclass
@@ -203,7 +204,7 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     status(memory.one_line())
     target = loader.load(options.target)
     workshop = loader.workshop()
-    loop_vocab = target.lm.shape.vocab_size if needs.loop_tokens else None
+    loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
     context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
     return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, workshop)
@@ -353,7 +354,7 @@ class _Loader:
         if not self._compiled:
             return False
         signals = self._signals(loaded) if self._is_target(loaded.name) else ()
-        model = CompiledModel(loaded, module, signals, self.needs.loop_tokens, loop_vocab)
+        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab)
         if model.missing():
             if self.options.compile == "auto":
                 self._compiled = False
@@ -368,7 +369,7 @@ class _Loader:
         if self.device.type != "cuda" or self.options.compile == "off":
             return False
         try:
-            use_graphs(loaded, module, self.needs.loop_tokens, loop_vocab)
+            use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
         except CapabilityError as error:
             if self.options.compile == "on":
                 raise

@@ -51,9 +51,9 @@ class Parts:
         return self.drafter.takes_prediction(self.drafter_settings)
 
     @property
-    def loop_tokens(self) -> int:
-        """Tokens per call of a compiled drafting loop; 0 = none."""
-        return self.drafter.loop_tokens(self.drafter_settings, self.length.most, any_length=self._varies)
+    def loop_lengths(self) -> tuple[int, ...]:
+        """Tokens that the calls of a compiled drafting loop make; none: there is no loop."""
+        return self.drafter.loop_lengths(self.drafter_settings, self.length.most, any_length=self._varies)
 
     @property
     def _varies(self) -> bool:

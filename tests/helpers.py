@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.decode import Decoder
 from outrider.kv.cache import BLOCK, KVCache
+from outrider.models.picking import Draws
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.text import Detokenizer, StopStrings
@@ -141,3 +142,8 @@ def copies_a_cache(kv: KVCache, call: Callable[[], object]) -> bool:
         for row, length in enumerate(lengths):
             kv.truncate(row, length)
     return faults[1] > LARGE_BYTES // resource.getpagesize() // 2
+
+
+def greedy_draws(num_tokens: int) -> Draws:
+    """How a batch of greedy rows draws: not at all."""
+    return torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0, num_tokens, dtype=torch.float64)

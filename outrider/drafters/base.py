@@ -36,6 +36,12 @@ DEFAULT_NUM_DRAFT_TOKENS = 5
 SMALL_TREE, LARGE_TREE = 7, 15
 
 
+def lengths_for_any(most: int) -> tuple[int, ...]:
+    """Tokens that the calls of a compiled drafting loop make, where together they are to make any number up to `most`. Programs
+    take long to compile, so they are few, and the long one is what a fixed number that nobody named needs, too."""
+    return tuple(sorted({min(most, DEFAULT_NUM_DRAFT_TOKENS), 1}, reverse=True))
+
+
 @dataclass(frozen=True)
 class DraftSetup:
     """What a drafter may need when it is built."""
@@ -132,10 +138,10 @@ class Drafter(ABC):
         return cls.needs_module
 
     @classmethod
-    def loop_tokens(cls, settings: Any, most: int, *, any_length: bool) -> int:
-        """Tokens that one call of a compiled drafting loop should make (0: no loop is used): `most`, the fixed number, or 1
-        where the number differs from step to step."""
-        return 0
+    def loop_lengths(cls, settings: Any, most: int, *, any_length: bool) -> tuple[int, ...]:
+        """Tokens that the calls of a compiled drafting loop should make (none: no loop is used): `most`, the fixed number, or
+        `lengths_for_any` where the number differs from step to step."""
+        return ()
 
     @classmethod
     def default_num_draft_tokens(cls, settings: Any) -> int:

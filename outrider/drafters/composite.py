@@ -160,9 +160,9 @@ class CompositeDrafter(Drafter):
         return {**options, "options": f"{options['options']};{own}" if options.get("options") else own}
 
     @classmethod
-    def loop_tokens(cls, settings: CompositeSettings, most: int, *, any_length: bool) -> int:
+    def loop_lengths(cls, settings: CompositeSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
         parts = cls.part_classes(settings).values()
-        return max(kind.loop_tokens(own, most, any_length=True) for kind, own in parts)
+        return max(kind.loop_lengths(own, most, any_length=True) for kind, own in parts)
 
     @classmethod
     def default_num_draft_tokens(cls, settings: CompositeSettings) -> int:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
-from outrider.drafters.programs import bans_bite, programs_serve
+from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.drafters.reading import Turns, read_together
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
@@ -94,32 +93,20 @@ class ModelDrafter(Drafter):
         steps = max(wanted)
         if steps == 0:
             return Draft.empty(len(rows), rows.device)
-        lengths = torch.tensor(wanted, device=rows.device)
         self._idle = [many and not count for many, count in zip(self._lags(rows), wanted, strict=True)]
         pending, held = self._catch_up(rows), list(self.lm.kv.lengths)
         if self._loop is not None and self._confidence.stop == "none" and programs_serve(rows):
-            draft = self._propose_compiled(self._loop, rows, pending, lengths)
+            num_tokens = self._loop.length(steps)
+            draft = drafted(rows, *self._loop(pending, draws_of(rows, num_tokens), num_tokens), wanted)
             if not bans_bite(rows, draft):
                 return draft
             for index, length in enumerate(held):
                 self.lm.kv.truncate(index, length)
-        return self._propose_stepwise(rows, pending, lengths, steps)
+        return self._propose_stepwise(rows, pending, wanted)
 
-    def _propose_compiled(self, loop: DraftLoop, rows: Rows, pending: list[list[int]], lengths: Tensor) -> Draft:
-        """All tokens in as few calls as possible, whole programs; `lengths` cuts what a row does not want."""
-        width = int(lengths.max())
-        num = -(-width // loop.num_tokens) * loop.num_tokens
-        params = [row.params for row in rows]
-        greedy = torch.tensor([p.is_greedy for p in params])
-        temperature = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params])
-        tokens, laws = loop(pending, greedy, temperature, rows.rng.draft_uniforms(rows.positions, num))
-        if all(p.is_greedy for p in params):
-            return Draft(tokens[:, :width], lengths)
-        return Draft(tokens[:, :width], lengths, probs=F.pad(laws[:, :width], (0, 0, 0, 1)))
-
-    def _propose_stepwise(self, rows: Rows, pending: list[list[int]], lengths: Tensor, steps: int) -> Draft:
+    def _propose_stepwise(self, rows: Rows, pending: list[list[int]], wanted: list[int]) -> Draft:
         """Token by token: any sampling option, any stop rule, no compiler."""
-        plain = rows.sampling.is_plain_greedy
+        plain, steps, lengths = rows.sampling.is_plain_greedy, max(wanted), torch.tensor(wanted, device=rows.device)
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions

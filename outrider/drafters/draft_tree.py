@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup, lengths_for_any
 from outrider.drafters.children import draw, likeliest
 from outrider.drafters.draft_model import ModelDrafter, draft_model_of
 from outrider.errors import ConfigError
@@ -98,10 +98,10 @@ class TreeModelDrafter(ModelDrafter):
         return settings.default_num_nodes() if settings.tree != "chain" else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
-    def loop_tokens(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> int:
+    def loop_lengths(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
         if settings.tree != "chain" or settings.stop != "none":
-            return 0
-        return 1 if any_length else most
+            return ()
+        return lengths_for_any(most) if any_length else (most,)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:

@@ -217,8 +217,8 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
     kind: Kind = "eagle"
 
     @classmethod
-    def loop_tokens(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> int:
-        return 0
+    def loop_lengths(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
+        return ()
 
     @classmethod
     def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.picking import Draws
 from outrider.rows import Row, Rows
 from outrider.sampling.bans import Bans
 from outrider.types import Draft
@@ -59,15 +60,15 @@ def _bites(row: Row, chain: list[int]) -> bool:
     return any(forbidden)
 
 
-def draws_of(rows: Rows, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(the R rows that draw (R,) int64, their temperatures (R,) fp32, their uniforms (R, num_tokens) fp64)."""
-    sampling = rows.sampling
+def draws_of(rows: Rows, num_tokens: int) -> Draws:
+    """How rows draw this step, with `num_tokens` uniforms each."""
+    sampling, device = rows.sampling, rows.device
     drawing = sampling.sampled_rows
     if not len(drawing):
-        return drawing, torch.empty(0), torch.empty(0, num_tokens, dtype=torch.float64)
+        return drawing, torch.empty(0, device=device), torch.empty(0, num_tokens, dtype=torch.float64, device=device)
     scale = sampling.warpers.temperature
-    temperature = torch.ones(len(drawing)) if scale is None else scale[:, 0, 0].float()
-    uniforms = rows.rng.draft_uniforms(rows.positions, num_tokens)
+    temperature = torch.ones(len(drawing), device=device) if scale is None else scale[:, 0, 0].float()
+    uniforms = rows.rng.draft_uniforms(rows.positions, num_tokens).to(device)
     return drawing, temperature, uniforms if len(drawing) == len(rows) else uniforms[drawing]
 
 

@@ -2,17 +2,18 @@
 
 A tiny draft is all overhead: each token costs a trip through Python, a dispatch per operation, a mask, a softmax, a draw.
 Unrolled into one program, only the arithmetic is left. The program feeds what the draft's cache lacks (one token, or two
-after a full acceptance), then picks each next token inside: the argmax for greedy rows, else the inverse CDF of
-softmax(logits / temperature) at the row's own uniforms, and returns those laws. Other filters need the general path,
-token by token (`drafters/draft_model.py`), which is also the reference: `tests/unit/models/test_compile.py`.
+after a full acceptance), then picks each next token inside, as `picking.py` does, and returns the laws of the rows that draw.
+Other filters need the general path, token by token (`drafters/draft_model.py`), which is also the reference:
+`tests/unit/models/test_compile.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -21,7 +22,7 @@ from outrider.models.attention import PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
-from outrider.models.picking import inverse_cdf
+from outrider.models.picking import Draws, pick
 from outrider.models.program import Program
 from outrider.models.vocabulary import fit_width
 
@@ -39,22 +40,22 @@ class DraftLoopProgram(nn.Module):
         self.num_tokens, self.vocab_size, self.native = num_tokens, vocab_size, lm.native
         self.later_width = 1 if lm.native else WIDTH  # oneDNN takes other kernels for a single row, so it is padded
         self.window, self.context_length = lm.shape.sliding_window, lm.shape.context_length
+        self.last_id = lm.shape.vocab_size - 1  # a target's padded vocabulary may be wider
 
     def forward(
         self,
-        ids: Tensor,  # (B, 2) int64: what the cache lacks, padded
-        last: Tensor,  # (B,) int64: index of the last real token in ids
-        starts: Tensor,  # (B,) int64: committed positions
-        slot_starts: Tensor,  # (B,) int64: first cache place of each row's slot
+        state: Tensor,  # (B, 4) int64: the two tokens the cache lacks, which of them is the last, committed positions
         key_positions: Tensor,  # (S,) int64, only its length counts
         keys: list[Tensor],  # the layers' stores, once for each token: `each_token`
         values: list[Tensor],
-        greedy: Tensor,  # (B,) bool
-        temperature: Tensor,  # (B,) fp32, 1 for greedy rows
-        uniforms: Tensor,  # (B, gamma) fp64
-    ) -> tuple[Tensor, Tensor]:
-        """(tokens (B, gamma) int64, the laws they were drawn from (B, gamma, V) fp32, one-hot for greedy rows)."""
+        drawing: Tensor,  # (R,), (R,), (R, n): `Draws`
+        temperature: Tensor,
+        uniforms: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (B, n) int64; laws (R, n + 1, V) fp32, the last ones 0; the `state` to go on from."""
         tokens, laws, num_layers = [], [], len(keys) // self.num_tokens
+        ids, last, starts = state[:, :WIDTH].clamp(max=self.last_id), state[:, WIDTH], state[:, WIDTH + 1]
+        slots = torch.arange(state.shape[0], device=state.device) * keys[0].shape[1]
         for node in range(self.num_tokens):
             width, layers = self.later_width if node else WIDTH, slice(node * num_layers, (node + 1) * num_layers)
             offsets = torch.arange(width, device=starts.device)
@@ -62,67 +63,89 @@ class DraftLoopProgram(nn.Module):
                 attention_mask(starts, width, key_positions.shape[0], keys[0].dtype, window)
                 for window in ((None,) if self.window is None else (None, self.window))
             ]
-            places = (slot_starts + starts)[:, None] + offsets
+            places = (slots + starts)[:, None] + offsets
             near = masks[-1] if self.window is not None else None
             plan = PassPlan(keys[layers], values[layers], places.flatten(), masks[0], near, self.native)
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
-            token, law = _pick(fit_width(logits, self.vocab_size), greedy, temperature, uniforms[:, node])
+            token, law = pick(fit_width(logits, self.vocab_size), drawing, temperature, uniforms[:, node])
             tokens.append(token)
             laws.append(law)
             ids = token[:, None].expand(-1, self.later_width)
             starts, last = starts + last + 1, torch.zeros_like(last)
-        return torch.stack(tokens, dim=1), torch.stack(laws, dim=1)
+        state = torch.stack([token, token, last, starts], dim=1)
+        return torch.stack(tokens, dim=1), F.pad(torch.stack(laws, dim=1), (0, 0, 0, 1)), state
 
 
 class DraftLoop:
     """The compiled or recorded loop with the host's part: inputs from the cache, commits to it.
 
-    `num_tokens` is the length of the program. A fixed draft length is one call; with a program of one token any length is
-    drafted, at some 30 microseconds more per token (what `--num-draft-tokens auto` uses).
+    `programs` by their length. A fixed draft length is one call; programs of several lengths make up any other, at some 30
+    microseconds for each further call (what `--num-draft-tokens auto` uses).
     """
 
-    def __init__(self, lm: LM, program: Program, num_tokens: int) -> None:
+    def __init__(self, lm: LM, programs: Mapping[int, Program]) -> None:
         self.lm = lm
-        self.num_tokens = num_tokens
-        self._program = program
+        self._programs = dict(sorted(programs.items(), reverse=True))
+        self._key_positions = torch.arange(0, device=lm.device)
 
-    def __call__(
-        self, pending: list[list[int]], greedy: Tensor, temperature: Tensor, uniforms: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def of(self, lengths: Collection[int]) -> DraftLoop:
+        """The same with these programs alone."""
+        return DraftLoop(self.lm, {length: self._programs[length] for length in lengths})
+
+    def length(self, wanted: int) -> int:
+        """Tokens that are drafted where `wanted` are."""
+        return sum(self._calls(wanted))
+
+    def __call__(self, pending: Sequence[list[int]], draws: Draws, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Draft behind rows whose caches lack `pending` (1 or 2 tokens each); their caches then hold all but the last.
 
-        As many tokens as `uniforms` (B, n) has columns, n a multiple of `num_tokens`: (B, n) and their laws (B, n, V).
+        Tokens (B, n) and laws (R, n + 1, V), n = `num_tokens`, a `length`.
         """
-        kv, device, num_tokens = self.lm.kv, self.lm.device, uniforms.shape[1]
-        ids, last, starts, slot_starts, key_positions = self._places(pending, max(kv.lengths) + num_tokens + 2 * WIDTH)
-        keys, values = each_token(kv.keys, self.num_tokens), each_token(kv.values, self.num_tokens)
-        greedy, temperature, parts = greedy.to(device), temperature.to(device), []
-        for numbers in uniforms.to(device).split(self.num_tokens, dim=1):
-            numbers = numbers.contiguous()  # inputs are read by the strides of the example
-            tokens, laws = self._program(
-                ids, last, starts, slot_starts, key_positions, keys, values, greedy, temperature, numbers
-            )
-            parts.append((tokens, laws))
-            # the host looks at no token between two calls
-            ids, starts, last = tokens[:, -1:].repeat(1, WIDTH), starts + last + self.num_tokens, torch.zeros_like(last)
+        kv, (drawing, temperature, uniforms), found = self.lm.kv, draws, []
+        self._reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
+        state, done = self._state(pending), 0
+        for size in self._calls(num_tokens):  # the host looks at nothing between two calls
+            numbers = uniforms[:, done : done + size].contiguous()  # inputs are read by the strides of the example
+            tokens, laws, state = self._programs[size](
+                state, self._key_positions, each_token(kv.keys, size), each_token(kv.values, size),
+                drawing, temperature, numbers,
+            )  # fmt: skip
+            found.append((tokens, laws))
+            done += size
         for row, missing in enumerate(pending):
             kv.advance(row, len(missing) + num_tokens - 1)
-        tokens, laws = zip(*parts, strict=True)
-        return (tokens[0], laws[0]) if len(parts) == 1 else (torch.cat(tokens, dim=1), torch.cat(laws, dim=1))
+        return joined(found)
 
-    def _places(self, pending: list[list[int]], end: int) -> tuple[Tensor, ...]:
-        """The first five inputs of the program; the caches have room for `end` positions a row."""
-        kv, device = self.lm.kv, self.lm.device
-        kv.reserve(len(pending), end)
-        return (
-            torch.tensor([p + [0] * (WIDTH - len(p)) for p in pending], device=device).clamp(max=self.lm.shape.vocab_size - 1),
-            torch.tensor([len(p) - 1 for p in pending], device=device),
-            torch.tensor(kv.lengths, device=device),
-            torch.arange(len(pending), device=device) * kv.capacity,
-            torch.arange(min(-(-end // BLOCK) * BLOCK, kv.capacity), device=device),
-        )
+    def _calls(self, wanted: int) -> list[int]:
+        """Lengths of the programs that make up `wanted` tokens, or, where none is that short, a few more."""
+        calls: list[int] = []
+        for size in self._programs:
+            count, wanted = divmod(wanted, size)
+            calls += [size] * count
+        return [*calls, size] if wanted else calls
+
+    def _state(self, pending: Sequence[list[int]]) -> Tensor:
+        """What the first program begins with."""
+        lines = zip(pending, self.lm.kv.lengths, strict=True)
+        return torch.tensor([[p[0], p[-1], len(p) - 1, start] for p, start in lines], device=self.lm.device)
+
+    def _reserve(self, num_rows: int, end: int) -> None:
+        """Room for `end` places a row, and the range of keys that a pass looks at."""
+        kv = self.lm.kv
+        kv.reserve(num_rows, end)
+        num_keys = min(-(-end // BLOCK) * BLOCK, kv.capacity)
+        if num_keys != len(self._key_positions):
+            self._key_positions = torch.arange(num_keys, device=kv.device)
+
+
+def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Tokens (B, n) and laws (R, n + 1, V), the last ones 0, of calls that follow one another."""
+    if len(parts) == 1:
+        return parts[0]
+    tokens, laws = zip(*parts, strict=True)
+    return torch.cat(tokens, dim=1), torch.cat([*(law[:, :-1] for law in laws[:-1]), laws[-1]], dim=1)
 
 
 def each_token(stores: Sequence[Tensor], num_tokens: int) -> list[Tensor]:
@@ -152,30 +175,18 @@ def compile_draft_loop(lm: LM, module: nn.Module, num_tokens: int, vocab_size: i
 
 
 def example(lm: LM, num_tokens: int) -> tuple[tuple, tuple]:
-    """Example inputs for two rows, and which dimensions stay symbolic."""
-    num_rows = 2
+    """Example inputs for four rows of which three draw, and which dimensions stay symbolic."""
+    num_rows, num_drawing = 4, 3
     keys, values = (example_stores(stores, num_rows + 1, num_tokens) for stores in (lm.kv.keys, lm.kv.values))
-    row = torch.zeros(num_rows, dtype=torch.int64, device=lm.device)
+    row = torch.arange(num_rows, device=lm.device)
     inputs = (
-        torch.zeros(num_rows, WIDTH, dtype=torch.int64, device=lm.device), row, row + 3,
-        torch.arange(num_rows, device=lm.device) * keys[0].shape[1], torch.arange(2 * BLOCK, device=lm.device),
-        keys, values, row == 0, torch.ones(num_rows, device=lm.device),
-        torch.rand(num_rows, num_tokens, dtype=torch.float64, device=lm.device),
+        torch.stack([row, row, row % WIDTH, row + 3], dim=1), torch.arange(2 * BLOCK, device=lm.device), keys, values,
+        row[:num_drawing], torch.ones(num_drawing, device=lm.device),
+        torch.rand(num_drawing, num_tokens, dtype=torch.float64, device=lm.device),
     )  # fmt: skip
-    rows = {0: Dim("rows", min=1, max=4096)}
+    rows, drawing = {0: Dim("rows", min=1, max=4096)}, {0: Dim("drawing", min=0, max=4096)}
     store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=BLOCK, max=1 << 24)}
     dynamic = (
-        rows, rows, rows, rows, {0: Dim("keys", min=BLOCK, max=1 << 24)},
-        [store] * len(keys), [store] * len(values), rows, rows, rows,
+        rows, {0: Dim("keys", min=BLOCK, max=1 << 24)}, [store] * len(keys), [store] * len(values), drawing, drawing, drawing,
     )  # fmt: skip
     return inputs, dynamic
-
-
-def _pick(logits: Tensor, greedy: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """One token (B,) and its law (B, V) per row, from logits (B, V)."""
-    scores = logits.float()
-    best = scores.argmax(dim=-1)
-    law = torch.softmax(scores / temperature[:, None], dim=-1)
-    drawn = inverse_cdf(law, uniforms)
-    point = torch.zeros_like(law).scatter(-1, best[:, None], 1.0)
-    return torch.where(greedy, best, drawn), torch.where(greedy[:, None], point, law)

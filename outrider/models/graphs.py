@@ -36,14 +36,17 @@ MAX_GRAPHS = 64  # kept at once; each holds its inputs and results, all share th
 WARM_UPS = 2  # runs before recording: libraries choose kernels and take memory, which a recording must not
 
 
-def use_graphs(loaded: LoadedModel, module: nn.Module, loop_tokens: int, loop_vocab: int | None) -> None:
-    """Switch a model on CUDA to replays of its passes and, with `loop_vocab`, of a drafting loop over that vocabulary.
+def use_graphs(loaded: LoadedModel, module: nn.Module, loop_lengths: Sequence[int], loop_vocab: int | None) -> None:
+    """Switch a model on CUDA to replays of its passes and, with `loop_vocab`, of a drafting loop over that vocabulary whose calls
+    make so many tokens.
 
     Raises CapabilityError, and changes nothing, when it cannot be recorded (it looks at its own numbers on the host, say) or
     its replays do not reproduce its logits.
     """
     lm, plain, expected = loaded.lm, loaded.lm.run, probe_logits(loaded.lm)
-    loop = None if loop_vocab is None else GraphedLoop(DraftLoopProgram(lm, module, loop_tokens, loop_vocab))
+    loops: dict[int, GraphedLoop] = {}
+    if loop_vocab is not None:
+        loops = {length: GraphedLoop(DraftLoopProgram(lm, module, length, loop_vocab)) for length in loop_lengths}
     lm.run = GraphedPass(plain)
     try:
         probe_logits(lm)  # two passes of one shape: the second is recorded
@@ -52,8 +55,8 @@ def use_graphs(loaded: LoadedModel, module: nn.Module, loop_tokens: int, loop_vo
         lm.run = plain
         reason = first_line(_first(error)).rstrip(".")
         raise CapabilityError(f"{loaded.name} does not run as CUDA graphs: {reason}. Use --compile off.") from error
-    if loop is not None:
-        loaded.draft_loop = DraftLoop(lm, loop, loop_tokens)
+    if loops:
+        loaded.draft_loop = DraftLoop(lm, loops)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -202,17 +205,14 @@ class GraphedLoop:
         self.graphs = Graphs()
 
     def __call__(
-        self, ids: Tensor, last: Tensor, starts: Tensor, slot_starts: Tensor, key_positions: Tensor,
-        keys: list[Tensor], values: list[Tensor], greedy: Tensor, temperature: Tensor, uniforms: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, state: Tensor, key_positions: Tensor, keys: list[Tensor], values: list[Tensor], *draws: Tensor
+    ) -> tuple[Tensor, ...]:
         """See `DraftLoopProgram.forward`."""
 
-        def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-            return self._program(*inputs[:5], keys, values, *inputs[5:])
+        def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+            return self._program(*inputs[:2], keys, values, *inputs[2:])
 
-        inputs = (ids, last, starts, slot_starts, key_positions, greedy, temperature, uniforms)
-        tokens, laws = self.graphs.run(memory_of([*keys, *values]), call, inputs)
-        return tokens, laws
+        return tuple(self.graphs.run(memory_of([*keys, *values]), call, (state, key_positions, *draws)))
 
 
 def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:

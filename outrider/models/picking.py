@@ -11,6 +11,10 @@ from torch import Tensor
 
 from outrider.sampling import rng
 
+# How rows draw: the R of B rows that do (R,) int64, their temperatures (R,) fp32, their uniforms (R, n) fp64, one for each token.
+# The others take the likeliest token; a greedy batch has R = 0.
+Draws = tuple[Tensor, Tensor, Tensor]
+
 
 def pick(logits: Tensor, drawing: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row (B,) from logits (B, V): the likeliest, or, for the rows `drawing` (R,), the one drawn at `uniforms`

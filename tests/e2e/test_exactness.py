@@ -32,7 +32,7 @@ from outrider.parts import choose_parts
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
-from tests.helpers import copies_a_cache, make_row, run_to_end
+from tests.helpers import copies_a_cache, greedy_draws, make_row, run_to_end
 
 QUESTIONS = (
     "Question: A baker sells 12 loaves in the morning and twice as many in the afternoon. How many?\nAnswer:",
@@ -229,10 +229,10 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     target, draft = llm._built.target.lm, llm._built.draft
     assert draft is not None
     assert draft.draft_loop is not None
-    loop, uniforms = draft.draft_loop, torch.zeros(1, 5, dtype=torch.float64)
+    loop, draws = draft.draft_loop, greedy_draws(5)
     for kv in (target.kv, draft.lm.kv):
         kv.add_row()
     with torch.inference_mode():
         assert not copies_a_cache(target.kv, lambda: target.forward(torch.tensor([[3, 4, 5]])))
-        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], torch.tensor([True]), torch.ones(1), uniforms))
+        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 5))
     torch.set_num_threads(threads)

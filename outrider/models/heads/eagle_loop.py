@@ -28,16 +28,12 @@ from torch.export import Dim
 from outrider.kv.cache import BLOCK
 from outrider.models.attention import QUERY_BLOCK, PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
-from outrider.models.draft_loop import MAX_SMALL_PARAMETERS, each_token, example_stores
+from outrider.models.draft_loop import MAX_SMALL_PARAMETERS, each_token, example_stores, joined
 from outrider.models.heads.eagle_lm import EagleLM, cached
 from outrider.models.layout import attention_mask
-from outrider.models.picking import pick
+from outrider.models.picking import Draws, pick
 from outrider.models.program import Program
 from outrider.models.workshop import Workshop
-
-# How rows draw: the R of B rows that do (R,) int64, their temperatures (R,) fp32, their uniforms (R, n) fp64, one for each token.
-# The others take the likeliest token; a greedy batch has R = 0.
-Draws = tuple[Tensor, Tensor, Tensor]
 
 
 class EagleLoopProgram(nn.Module):
@@ -123,7 +119,7 @@ class EagleLoop:
         if num_tokens == self.num_tokens:
             return tokens, laws
         assert self._further is not None, f"a program of {self.num_tokens} tokens drafts no {num_tokens}"
-        found, law_parts = [tokens], [laws]
+        found = [(tokens, laws)]
         for node in range(self.num_tokens, num_tokens):
             bounds = [[end + node - 1, 0] for end in ends]
             ids, begun = tokens[:, -1:].expand(-1, self._narrowest), states.expand(-1, self._narrowest, -1)
@@ -131,9 +127,8 @@ class EagleLoop:
             tokens, laws, states = self._run(
                 self._further, ids.contiguous(), begun.contiguous(), bounds, draws, slice(node, node + 1)
             )
-            found.append(tokens)
-            law_parts.append(laws)
-        return torch.cat(found, dim=1), torch.cat([*(laws[:, :-1] for laws in law_parts[:-1]), laws], dim=1)
+            found.append((tokens, laws))
+        return joined(found)
 
     def _run(
         self, program: Program, ids: Tensor, features: Tensor, bounds: list[list[int]], draws: Draws, nodes: slice

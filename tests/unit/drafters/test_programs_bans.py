@@ -42,7 +42,7 @@ class Counted:
     """A program, and how often it was asked."""
 
     def __init__(self, loop: Any) -> None:
-        self._loop, self.num_tokens, self.asked = loop, loop.num_tokens, 0
+        self._loop, self.asked = loop, 0
 
     def length(self, wanted: int) -> int:
         return int(self._loop.length(wanted))
@@ -69,7 +69,7 @@ def draft_models() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     cpu, module = torch.device("cpu"), tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
     draft = disturbed(module, 0.2).requires_grad_(False)
     target, lm = build_lm(module, "target", torch.float32, cpu), build_lm(draft, "draft", torch.float32, cpu)
-    program = Counted(DraftLoop(lm, DraftLoopProgram(lm, draft, NODES, VOCAB), NODES))
+    program = Counted(DraftLoop(lm, {NODES: DraftLoopProgram(lm, draft, NODES, VOCAB)}))
     return target, ModelDrafter(lm, program), ModelDrafter(lm.twin()), program  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from outrider.models.compile import cannot_compile, compile_program, drop_old
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
-from tests.helpers import copies_a_cache, disturbed, tiny_llama, word_tokenizer
+from tests.helpers import copies_a_cache, disturbed, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
 slow_compile = [
@@ -94,12 +94,12 @@ class TestCompiledLLM:
         lm, draft = drafted._built.target.lm, drafted._built.draft
         assert draft is not None
         assert draft.draft_loop is not None
-        loop, greedy, uniforms = draft.draft_loop, torch.tensor([True]), torch.zeros(1, 3, dtype=torch.float64)
+        loop, draws = draft.draft_loop, greedy_draws(3)
         for kv in (lm.kv, draft.lm.kv):
             kv.add_row()
         assert not copies_a_cache(lm.kv, lambda: lm.forward(torch.tensor([[3, 4, 5]])))
         assert not copies_a_cache(draft.lm.kv, lambda: draft.lm.forward(torch.tensor([[3, 4, 5]])))
-        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], greedy, torch.ones(1), uniforms))
+        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 3))
         assert copies_a_cache(draft.lm.kv, lambda: draft.lm.kv.keys[0].clone()), "the measure itself"
 
 
@@ -124,7 +124,7 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
     lm = build_lm(module, str(draft), torch.float32, torch.device("cpu"))
     program = DraftLoopProgram(lm, module, 4, VOCAB)
     program.later_width = later_width
-    loop = DraftLoop(lm, program, 4)
+    loop = DraftLoop(lm, {4: program})
     texts = [[3, 4, 5, 6, 7], [9, 8, 7, 6, 5, 4]]
     uniforms = torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -132,7 +132,8 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
             lm.kv.add_row()
         lm.catch_up([texts[0], texts[1][:-1]])  # row 1 lacks two tokens, row 0 one
         pending = [texts[0][-1:], texts[1][-2:]]
-        tokens, laws = loop(pending, torch.tensor([True, False]), torch.tensor([1.0, 0.7]), uniforms)
+        tokens, laws = loop(pending, (torch.tensor([1]), torch.tensor([0.7]), uniforms[1:]), 4)
+        assert laws.shape == (1, 5, VOCAB), "greedy rows have none"
         assert lm.kv.lengths == [len(text) + 3 for text in texts]
         module.set_attn_implementation("eager")
         for row, text in enumerate(texts):
@@ -140,11 +141,10 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
             scores = module(input_ids=full, use_cache=False).logits[0, len(text) - 1 : -1].float()
             if row == 0:
                 assert tokens[row].tolist() == scores.argmax(-1).tolist()
-                assert laws[row].max(-1).values.tolist() == [1.0] * 4
             else:
                 law = torch.softmax(scores / 0.7, -1)
-                torch.testing.assert_close(laws[row], law, rtol=1e-3, atol=1e-4)
-                cumulative = laws[row].double().cumsum(-1)
+                torch.testing.assert_close(laws[0, :4], law, rtol=1e-3, atol=1e-4)
+                cumulative = laws[0, :4].double().cumsum(-1)
                 drawn = torch.searchsorted(cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True)[:, 0]
                 assert tokens[row].tolist() == drawn.tolist()
 
@@ -156,15 +156,15 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     lm = build_lm(tiny_llama(VOCAB), str(draft), torch.float32, torch.device("cpu"))
     seen: list[torch.Tensor] = []
 
-    def program(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def program(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         seen.append(inputs[-1])
-        return torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 1, VOCAB)
+        return torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 2, VOCAB), inputs[0]
 
     for _ in range(2):
         lm.kv.add_row()
     uniforms = torch.arange(6, dtype=torch.float64).view(2, 3)
     with torch.inference_mode():
-        DraftLoop(lm, program, 1)([[3], [4]], torch.tensor([False, False]), torch.ones(2), uniforms)
+        DraftLoop(lm, {1: program})([[3], [4]], (torch.arange(2), torch.ones(2), uniforms), 3)
     assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
 
 
@@ -174,9 +174,10 @@ def test_example_inputs_fit_the_program(tmp_path: Path) -> None:
     lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
     inputs, dynamic = draft_loop.example(lm, 2)
     with torch.inference_mode():
-        tokens, laws = DraftLoopProgram(lm, module, 2, VOCAB)(*inputs)
-    assert tokens.shape == (2, 2)
-    assert laws.shape == (2, 2, VOCAB)
+        tokens, laws, state = DraftLoopProgram(lm, module, 2, VOCAB)(*inputs)
+    assert tokens.shape == (4, 2)
+    assert laws.shape == (3, 3, VOCAB)
+    assert state.shape == inputs[0].shape
     assert len(inputs) == len(dynamic)
     assert lm.kv.num_rows == 0
 

@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.block import BlockVerifier
 from tests.heads import random_eagle
-from tests.helpers import copies_a_cache, make_row, tiny_llama
+from tests.helpers import copies_a_cache, greedy_draws, make_row, tiny_llama
 
 VOCAB, NODES = 60, 4
 HEADS: dict[str, dict[str, Any]] = {
@@ -198,7 +198,7 @@ def test_compiled_drafts_are_those_drafted_token_by_token(
         assert both.compared > 30
     lm.kv.add_row()
     pairs = [([3, 4, 5], torch.zeros(3, lm.head.config.feature_size))]
-    draws = torch.empty(0, dtype=torch.int64), torch.ones(0), torch.zeros(0, NODES, dtype=torch.float64)
+    draws = greedy_draws(NODES)
     with torch.inference_mode():
         assert not copies_a_cache(lm.kv, lambda: loop(pairs, draws, NODES))
 
