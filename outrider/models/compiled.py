@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.models import compile as compiling
 from outrider.models import native
@@ -44,18 +45,24 @@ class CompiledModel:
             use_native(lm, module, native_path)
         if pass_path in missing:
             compiling.compile_pass(lm, module, pass_path, self.signals)
+        shared = self._weights() if lm.native and self.loop_vocab is not None else {}
         if self.loop_vocab is not None:
-            self.loaded.draft_loop = self._loop(self.loop_vocab, missing)
-        lm.run = CompiledPass(load_program(pass_path), self.signals)
+            self.loaded.draft_loop = self._loop(self.loop_vocab, missing, shared)
+        lm.run = CompiledPass(load_program(pass_path, shared), self.signals)
         advise_huge_pages()
         check_compiled(lm, self.loaded.name, expected)
 
-    def _loop(self, vocab_size: int, missing: Collection[Path]) -> DraftLoop:
+    def _weights(self) -> dict[str, Tensor]:
+        """The module's own tensors, as its programs name them."""
+        named = chain(self.module.named_parameters(), self.module.named_buffers())
+        return {f"module.{name}": tensor.detach() for name, tensor in named}
+
+    def _loop(self, vocab_size: int, missing: Collection[Path], shared: Mapping[str, Tensor]) -> DraftLoop:
         programs: dict[int, Program] = {}
         for length, path in self._loop_paths.items():
             if path in missing:
                 compile_draft_loop(self.loaded.lm, self.module, length, vocab_size, path)
-            programs[length] = load_program(path)
+            programs[length] = load_program(path, shared)
         return DraftLoop(self.loaded.lm, programs)
 
     @cached_property

@@ -119,11 +119,14 @@ class DraftLoop:
         return joined(found)
 
     def _calls(self, wanted: int) -> list[int]:
-        """Lengths of the programs that make up `wanted` tokens, or, where none is that short, a few more."""
+        """Lengths of the programs that make up `wanted` tokens, or a few more: where none is that short, or where a longer one
+        wastes a single token."""
         calls: list[int] = []
         for size in self._programs:
             count, wanted = divmod(wanted, size)
             calls += [size] * count
+            if 1 < size == wanted + 1:
+                calls, wanted = [*calls, size], 0
         return [*calls, size] if wanted else calls
 
     def _state(self, pending: Sequence[list[int]]) -> Tensor:
@@ -144,8 +147,11 @@ def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Tokens (B, n) and laws (R, n + 1, V), the last ones 0, of calls that follow one another."""
     if len(parts) == 1:
         return parts[0]
-    tokens, laws = zip(*parts, strict=True)
-    return torch.cat(tokens, dim=1), torch.cat([*(law[:, :-1] for law in laws[:-1]), laws[-1]], dim=1)
+    found, laws = zip(*parts, strict=True)
+    tokens, last = torch.cat(found, dim=1), laws[-1]
+    if not len(last):  # greedy batches have none
+        return tokens, last.new_empty(0, tokens.shape[1] + 1, last.shape[2])
+    return tokens, torch.cat([*(law[:, :-1] for law in laws[:-1]), last], dim=1)
 
 
 def each_token(stores: Sequence[Tensor], num_tokens: int) -> list[Tensor]:

@@ -7,7 +7,7 @@ beside the pass of a small draft. Ours are tensors and lists of tensors, in the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,22 @@ from outrider.models.attention import PassPlan
 Program = Callable[..., tuple[Any, ...]]
 
 
-def load_program(path: Path) -> Program:
+def load_program(path: Path, shared: Mapping[str, Tensor] | None = None) -> Program:
     """The program at `path`, which returns a tuple. Arguments are tensors and lists of tensors (no deeper), by
-    position. A program of one output returns a tuple of one."""
-    run = torch._inductor.aoti_load_package(str(path)).loader.boxed_run
-    os.utime(path)  # last use, for `compile.drop_old`
+    position. A program of one output returns a tuple of one.
 
-    def program(*arguments: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
+    `shared`: tensors that it uses in place of its own constants of these names. Programs of one model that take turns then read
+    one copy of its weights: what the first has brought into the caches serves the next. (Constants that the compiler made anew,
+    such as weights packed for oneDNN, have other names and stay.)
+    """
+    loader = torch._inductor.aoti_load_package(str(path)).loader
+    os.utime(path)  # last use, for `compile.drop_old`
+    run, own = loader.boxed_run, set(loader.get_constant_fqns())
+    kept = {name: tensor for name, tensor in (shared or {}).items() if name in own}
+    if kept:
+        loader.load_constants(kept, use_inactive=False, check_full_update=False, user_managed=True)
+
+    def program(*arguments: Tensor | list[Tensor], _kept: object = kept) -> tuple[Tensor, ...]:  # the loader does not keep them
         flat: list[Tensor] = []
         for argument in arguments:
             if isinstance(argument, list):

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from outrider import LLM, SamplingParams
-from outrider.models import draft_loop
+from outrider.models import draft_loop, native
 from outrider.models.compile import cannot_compile, compile_program, drop_old
+from outrider.models.compiled import CompiledModel
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
@@ -102,6 +103,44 @@ class TestCompiledLLM:
         assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 3))
         assert copies_a_cache(draft.lm.kv, lambda: draft.lm.kv.keys[0].clone()), "the measure itself"
 
+    @torch.inference_mode()
+    def test_programs_of_one_draft_model_share_its_weights(self, pair: tuple[Path, Path]) -> None:
+        """Of two lengths they are, to the bit, one loop; and what is written into the model's weights all of them see."""
+        if not native.is_supported(torch.device("cpu"), torch.bfloat16):
+            pytest.skip("weights packed for oneDNN are each program's own")
+        held: list[CompiledModel] = []
+
+        class Noted(CompiledModel):
+            def use(self) -> None:
+                super().use()
+                held.append(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("outrider.build.CompiledModel", Noted)
+            llm = LLM(pair[0], draft=pair[1], num_draft_tokens="auto", compile="on", threads=2, dtype="bfloat16")
+        draft, model = llm._built.draft, held[1]
+        assert draft is not None
+        assert draft.draft_loop is not None
+        lm, loop = draft.lm, draft.draft_loop
+        lm.kv.add_row()
+
+        def made() -> list[Any]:
+            loops = [loop.of([1]), loop.of([5])]
+            found: list[Any] = [lm.forward(torch.tensor([[3, 4]])).float().tolist()]
+            for each in loops:
+                lm.kv.truncate(0, 0)
+                found.append(each([[3]], greedy_draws(5), 5)[0].tolist())
+            lm.kv.truncate(0, 0)
+            return found
+
+        before = made()
+        assert before[1] == before[2]
+        for tensor in model.module.parameters():
+            tensor.zero_()
+        after = made()
+        assert after[1] == after[2]
+        assert all(one != other for one, other in zip(before, after, strict=True))
+
 
 def _shapes_of(lm: LM) -> set[tuple[int, ...]]:
     """Of the tokens of all passes from now on."""
@@ -166,6 +205,33 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     with torch.inference_mode():
         DraftLoop(lm, {1: program})([[3], [4]], (torch.arange(2), torch.ones(2), uniforms), 3)
     assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wanted", "calls"),
+    [((5,), 3, [5]), ((5,), 5, [5]), ((5, 1), 3, [1, 1, 1]), ((1, 5), 4, [5]), ((5, 1), 7, [5, 1, 1]), ((5, 1), 9, [5, 5])],
+)
+def test_programs_make_up_a_length(tmp_path: Path, lengths: tuple[int, ...], wanted: int, calls: list[int]) -> None:
+    """Calls go on from each other's state, and the caller is told of every token made."""
+    lm = build_lm(tiny_llama(VOCAB), "tiny", torch.float32, torch.device("cpu"))
+    asked: list[int] = []
+
+    def program_of(length: int) -> Any:
+        def program(state: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+            asked.append(length)
+            made = state[:, :1] + torch.arange(1, length + 1)
+            return made, torch.zeros(0, length + 1, VOCAB), made[:, -1:].repeat(1, 4)
+
+        return program
+
+    loop = DraftLoop(lm, {length: program_of(length) for length in lengths})
+    lm.kv.add_row()
+    num_tokens = loop.length(wanted)
+    with torch.inference_mode():
+        tokens, laws = loop([[3]], greedy_draws(num_tokens), num_tokens)
+    assert asked == calls
+    assert tokens.tolist() == [list(range(4, 4 + sum(calls)))]
+    assert laws.shape == (0, sum(calls) + 1, VOCAB)
 
 
 def test_example_inputs_fit_the_program(tmp_path: Path) -> None:
