@@ -21,8 +21,7 @@ import torch
 
 from outrider.build import Options
 from outrider.machine import cores, cpu_name
-from outrider.models import native
-from outrider.models.compile import cache_folder
+from outrider.models.compile import cache_folder, fingerprint
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
 from outrider.version import __version__
@@ -79,7 +78,8 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
     device = torch.device(options.device)
     facts = {
         "outrider": __version__,
-        "kernels": native.fingerprint(),  # with torch's version
+        "programs": fingerprint(),  # with the kernels and torch's version
+        "loop_lengths": parts.loop_lengths,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": cores()["usable"],
         "threads": options.threads,

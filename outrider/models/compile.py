@@ -89,8 +89,13 @@ def package_path(lm: LM, module: Any, purpose: str = "pass") -> Path:
 
 def program_path(purpose: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:
     """The file of a program of a head, or of another part with these weights. The code of all heads counts for each."""
+    return _stored(purpose, (*facts, fingerprint()), tensors)
+
+
+def fingerprint() -> str:
+    """Changes whenever the code that is compiled into any program does."""
     heads = (f"heads/{source.name}" for source in sorted((Path(__file__).parent / "heads").glob("*.py")))
-    return _stored(purpose, (*facts, _source_fingerprint((*MODEL_SOURCES, *HEAD_SOURCES, *heads))), tensors)
+    return _source_fingerprint((*MODEL_SOURCES, *HEAD_SOURCES, *heads))
 
 
 def _stored(stem: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:

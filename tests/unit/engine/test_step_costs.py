@@ -19,6 +19,7 @@ from outrider.engine.calibrate import calibrate_alone
 from outrider.engine.request import Speculation
 from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
 from outrider.llm import LLM
+from outrider.models import compile as compiling
 from outrider.models import native
 from outrider.sampling.params import SamplingParams
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
@@ -120,9 +121,12 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
         assert facts_for(other) != own
 
 
-def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_kernels_and_programs_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     own = facts_for(options_of(models))
     monkeypatch.setattr(native, "fingerprint", lambda: "another")
+    assert facts_for(options_of(models)) != own
+    monkeypatch.undo()
+    monkeypatch.setattr(compiling, "MODEL_SOURCES", compiling.MODEL_SOURCES[1:])
     assert facts_for(options_of(models)) != own
 
 
