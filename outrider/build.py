@@ -103,9 +103,8 @@ class Needs:
     def of_all(cls, several: Sequence[Parts]) -> Needs:
         """Of several that share models: with programs that make up any length they share the loop, too."""
         each = [cls.of(replace(parts, any_length=True)) for parts in several]
-        lengths = max((n.loop_lengths for n in each), default=())
         heads = tuple(dict.fromkeys(head for n in each for head in n.heads))
-        return cls(any(n.draft for n in each), any(n.module for n in each), lengths, heads)
+        return cls(any(n.draft for n in each), any(n.module for n in each), max(n.loop_lengths for n in each), heads)
 
 
 @dataclass

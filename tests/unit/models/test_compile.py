@@ -117,7 +117,7 @@ class TestCompiledLLM:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("outrider.build.CompiledModel", Noted)
-            llm = LLM(pair[0], draft=pair[1], num_draft_tokens="auto", compile="on", threads=2, dtype="bfloat16")
+            llm = LLM(pair[0], draft=pair[1], num_draft_tokens="auto:2", compile="on", threads=2, dtype="bfloat16")
         draft, model = llm._built.draft, held[1]
         assert draft is not None
         assert draft.draft_loop is not None
@@ -125,11 +125,11 @@ class TestCompiledLLM:
         lm.kv.add_row()
 
         def made() -> list[Any]:
-            loops = [loop.of([1]), loop.of([5])]
+            loops = [loop.of([1]), loop.of([2])]
             found: list[Any] = [lm.forward(torch.tensor([[3, 4]])).float().tolist()]
             for each in loops:
                 lm.kv.truncate(0, 0)
-                found.append(each([[3]], greedy_draws(5), 5)[0].tolist())
+                found.append(each([[3]], greedy_draws(4), 4)[0].tolist())
             lm.kv.truncate(0, 0)
             return found
 
