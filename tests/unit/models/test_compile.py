@@ -17,7 +17,7 @@ from outrider.models.compile import cannot_compile, compile_program, drop_old
 from outrider.models.compiled import CompiledModel
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
-from outrider.models.load import build_lm
+from outrider.models.load import LoadedModel, build_lm
 from tests.helpers import copies_a_cache, disturbed, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
@@ -103,44 +103,6 @@ class TestCompiledLLM:
         assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 3))
         assert copies_a_cache(draft.lm.kv, lambda: draft.lm.kv.keys[0].clone()), "the measure itself"
 
-    @torch.inference_mode()
-    def test_programs_of_one_draft_model_share_its_weights(self, pair: tuple[Path, Path]) -> None:
-        """Of two lengths they are, to the bit, one loop; and what is written into the model's weights all of them see."""
-        if not native.is_supported(torch.device("cpu"), torch.bfloat16):
-            pytest.skip("weights packed for oneDNN are each program's own")
-        held: list[CompiledModel] = []
-
-        class Noted(CompiledModel):
-            def use(self) -> None:
-                super().use()
-                held.append(self)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("outrider.build.CompiledModel", Noted)
-            llm = LLM(pair[0], draft=pair[1], num_draft_tokens="auto:2", compile="on", threads=2, dtype="bfloat16")
-        draft, model = llm._built.draft, held[1]
-        assert draft is not None
-        assert draft.draft_loop is not None
-        lm, loop = draft.lm, draft.draft_loop
-        lm.kv.add_row()
-
-        def made() -> list[Any]:
-            loops = [loop.of([1]), loop.of([2])]
-            found: list[Any] = [lm.forward(torch.tensor([[3, 4]])).float().tolist()]
-            for each in loops:
-                lm.kv.truncate(0, 0)
-                found.append(each([[3]], greedy_draws(4), 4)[0].tolist())
-            lm.kv.truncate(0, 0)
-            return found
-
-        before = made()
-        assert before[1] == before[2]
-        for tensor in model.module.parameters():
-            tensor.zero_()
-        after = made()
-        assert after[1] == after[2]
-        assert all(one != other for one, other in zip(before, after, strict=True))
-
 
 def _shapes_of(lm: LM) -> set[tuple[int, ...]]:
     """Of the tokens of all passes from now on."""
@@ -205,6 +167,36 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     with torch.inference_mode():
         DraftLoop(lm, {1: program})([[3], [4]], (torch.arange(2), torch.ones(2), uniforms), 3)
     assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
+@torch.inference_mode()
+def test_programs_of_a_draft_model_read_its_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy for all of them: what is written into the model's weights they see."""
+    if not native.is_supported(torch.device("cpu"), torch.bfloat16):
+        pytest.skip("weights packed for oneDNN are each program's own")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    module = tiny_llama(VOCAB, sharpness=3.0).to(torch.bfloat16).requires_grad_(False)
+    lm = build_lm(module, "tiny", torch.bfloat16, torch.device("cpu"))
+    loaded = LoadedModel("tiny", lm, module.config, None, frozenset())
+    CompiledModel(loaded, module, (), (1,), VOCAB).use()
+    assert loaded.draft_loop is not None
+    loop = loaded.draft_loop
+    lm.kv.add_row()
+
+    def said() -> tuple[list[int], float]:
+        logits = lm.forward(torch.tensor([[3, 4]]))
+        tokens = loop([[3]], greedy_draws(3), 3)[0]
+        lm.kv.truncate(0, 0)
+        return tokens[0].tolist(), float(logits.abs().max())
+
+    before, loudest = said()
+    assert before != [0, 0, 0]
+    assert loudest > 0
+    for tensor in module.parameters():
+        tensor.zero_()
+    assert said() == ([0, 0, 0], 0.0)
 
 
 @pytest.mark.parametrize(
