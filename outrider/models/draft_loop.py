@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
-from outrider.kv.cache import BLOCK
+from outrider.kv.cache import BLOCK, KVCache
 from outrider.models.attention import PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.layout import attention_mask
@@ -88,7 +88,7 @@ class DraftLoop:
     def __init__(self, lm: LM, programs: Mapping[int, Program]) -> None:
         self.lm = lm
         self._programs = dict(sorted(programs.items(), reverse=True))
-        self._key_positions = torch.arange(0, device=lm.device)
+        self._keys = KeyRange(lm.kv)
 
     def of(self, lengths: Collection[int]) -> DraftLoop:
         """The same with these programs alone."""
@@ -104,12 +104,12 @@ class DraftLoop:
         Tokens (B, n) and laws (R, n + 1, V), n = `num_tokens`, a `length`.
         """
         kv, (drawing, temperature, uniforms), found = self.lm.kv, draws, []
-        self._reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
+        self._keys.reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
         state, done = self._state(pending), 0
         for size in self._calls(num_tokens):  # the host looks at nothing between two calls
             numbers = uniforms[:, done : done + size].contiguous()  # inputs are read by the strides of the example
             tokens, laws, state = self._programs[size](
-                state, self._key_positions, each_token(kv.keys, size), each_token(kv.values, size),
+                state, self._keys.positions, each_token(kv.keys, size), each_token(kv.values, size),
                 drawing, temperature, numbers,
             )  # fmt: skip
             found.append((tokens, laws))
@@ -134,13 +134,20 @@ class DraftLoop:
         lines = zip(pending, self.lm.kv.lengths, strict=True)
         return torch.tensor([[p[0], p[-1], len(p) - 1, start] for p, start in lines], device=self.lm.device)
 
-    def _reserve(self, num_rows: int, end: int) -> None:
-        """Room for `end` places a row, and the range of keys that a pass looks at."""
-        kv = self.lm.kv
-        kv.reserve(num_rows, end)
-        num_keys = min(-(-end // BLOCK) * BLOCK, kv.capacity)
-        if num_keys != len(self._key_positions):
-            self._key_positions = torch.arange(num_keys, device=kv.device)
+
+class KeyRange:
+    """The places of a cache that a program's passes look at, made anew only when texts outgrow them."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self.positions = torch.arange(0, device=kv.device)  # (S,) int64, whole blocks
+
+    def reserve(self, num_rows: int, end: int) -> None:
+        """Room for `end` places in each row."""
+        self._kv.reserve(num_rows, end)
+        num_keys = min(-(-end // BLOCK) * BLOCK, self._kv.capacity)
+        if num_keys != len(self.positions):
+            self.positions = torch.arange(num_keys, device=self._kv.device)
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

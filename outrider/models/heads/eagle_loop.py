@@ -28,7 +28,7 @@ from torch.export import Dim
 from outrider.kv.cache import BLOCK
 from outrider.models.attention import QUERY_BLOCK, PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
-from outrider.models.draft_loop import MAX_SMALL_PARAMETERS, each_token, example_stores, joined
+from outrider.models.draft_loop import MAX_SMALL_PARAMETERS, KeyRange, each_token, example_stores, joined
 from outrider.models.heads.eagle_lm import EagleLM, cached
 from outrider.models.layout import attention_mask
 from outrider.models.picking import Draws, pick
@@ -96,7 +96,7 @@ class EagleLoop:
         self.num_tokens = num_tokens
         self._first, self._further = first, further
         self._narrowest, self._unit = narrowest(lm), 1 if lm.native else QUERY_BLOCK
-        self._key_positions = torch.arange(0, device=lm.device)
+        self._keys = KeyRange(lm.kv)
 
     def length(self, wanted: int) -> int:
         """Tokens that are drafted where `wanted` are."""
@@ -108,7 +108,7 @@ class EagleLoop:
         lm, counts = self.lm, [len(tokens) for tokens, _ in pairs]
         width = -(-max(counts) // self._unit) * self._unit
         ends = [length + count for length, count in zip(lm.kv.lengths, counts, strict=True)]
-        self._reserve(max(lm.kv.lengths) + width + num_tokens + self._narrowest)
+        self._keys.reserve(lm.kv.num_rows, max(lm.kv.lengths) + width + num_tokens + self._narrowest)
         tokens, laws, states = self._run(
             self._first,
             torch.tensor([tokens + [0] * (width - len(tokens)) for tokens, _ in pairs], device=lm.device),
@@ -137,17 +137,9 @@ class EagleLoop:
         uniforms = uniforms[:, nodes].contiguous()
         keys, values = (each_token(stores, nodes.stop - nodes.start) for stores in (kv.keys, kv.values))
         return program(
-            ids, features, torch.tensor(bounds, device=kv.device), self._key_positions, keys, values,
+            ids, features, torch.tensor(bounds, device=kv.device), self._keys.positions, keys, values,
             self.lm.head.embedding, drawing, temperature, uniforms,
         )  # fmt: skip
-
-    def _reserve(self, end: int) -> None:
-        """Room for `end` places a row, and the range of keys that a pass looks at."""
-        kv = self.lm.kv
-        kv.reserve(kv.num_rows, end)
-        num_keys = min(-(-end // BLOCK) * BLOCK, kv.capacity)
-        if num_keys != len(self._key_positions):
-            self._key_positions = torch.arange(num_keys, device=kv.device)
 
 
 def narrowest(lm: EagleLM) -> int:
