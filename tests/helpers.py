@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.decode import Decoder
 from outrider.kv.cache import BLOCK, KVCache
-from outrider.models.picking import Draws
+from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.text import Detokenizer, StopStrings
@@ -144,6 +144,13 @@ def copies_a_cache(kv: KVCache, call: Callable[[], object]) -> bool:
     return faults[1] > LARGE_BYTES // resource.getpagesize() // 2
 
 
-def greedy_draws(num_tokens: int) -> Draws:
+def drawn(rows: list[int], temperatures: list[float], uniforms: torch.Tensor, vocab_size: int) -> Draws:
+    """These rows draw, with uniforms (R, n); the others are greedy."""
+    return greedy_draws(uniforms.shape[1], vocab_size)._replace(
+        sampled=torch.tensor(rows), temperature=torch.tensor(temperatures), drawn=torch.arange(len(rows)), uniforms=uniforms
+    )
+
+
+def greedy_draws(num_tokens: int, vocab_size: int) -> Draws:
     """How a batch of greedy rows draws: not at all."""
-    return torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0, num_tokens, dtype=torch.float64)
+    return no_draws(num_tokens, vocab_size, torch.device("cpu"))

@@ -6,7 +6,8 @@
 
 The context's keys and values are kept in a cache of the head's own, row by row (`block_context.py`): read once from the prompt,
 then from every pass the committed columns, which the head's next pass takes along; the block's stand behind them for one pass and
-are overwritten by the next. Where the target is compiled, a chain of greedy rows or plain temperature is one program's call.
+are overwritten by the next. Where the target is compiled, a chain is one program's call, but for rows with
+penalties, biases or grammars.
 
 With a Markov head the laws of a block depend on the token before, so chains are drawn left to right and a tree's children follow
 their own parent, without another pass. The confidence head ends a chain where the guesses so far are unlikely to survive. It
@@ -118,9 +119,9 @@ class Program:
 
     def __call__(self, rows: Rows, gamma: list[int], asked: tuple[Tensor, list[Tensor], int], kv: KVCache) -> Draft:
         numbers, hidden, num_keys = asked
-        positions = torch.empty(num_keys, dtype=torch.int64)
-        tokens, laws = self.call(numbers, hidden, positions, kv.keys, kv.values, *draws_of(rows, self.num_tokens))
-        return drafted(rows, tokens, laws, [min(g, self.num_tokens) for g in gamma])
+        positions, draws = torch.empty(num_keys, dtype=torch.int64), draws_of(rows, self.num_tokens)
+        tokens, laws = self.call(numbers, hidden, positions, kv.keys, kv.values, list(draws))
+        return drafted(rows, draws, tokens, laws, [min(g, self.num_tokens) for g in gamma])
 
 
 class BlockDrafter(Drafter):

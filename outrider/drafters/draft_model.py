@@ -1,7 +1,7 @@
 """A separate, smaller causal LM guesses a chain, token by token: the classic (Leviathan et al. 2211.17192).
 
-Each draft token is drawn from the draft's own law under the row's sampling options, the same filters in the same order
-as the target's, and that law travels with it as `Draft.probs`. Greedy rows need no law: their tokens are the argmax, a
+Each draft token is drawn from the draft's own law under the row's sampling options, filtered as the target's but for large
+nuclei (`warpers.floor`), and that law travels with it as `Draft.probs`. Greedy rows need no law: their tokens are the argmax, a
 deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the target's own noise instead.
 
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the cache lacks (after a
@@ -30,7 +30,7 @@ from outrider.models.lm import LM
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
-from outrider.sampling.distribution import distribution
+from outrider.sampling.distribution import BatchSampling, distribution
 from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_RAGGED = 2  # tokens a row may lag behind and still catch up inside the first drafting pass
@@ -97,7 +97,8 @@ class ModelDrafter(Drafter):
         pending, held = self._catch_up(rows), list(self.lm.kv.lengths)
         if self._loop is not None and self._confidence.stop == "none" and programs_serve(rows):
             num_tokens = self._loop.length(steps)
-            draft = drafted(rows, *self._loop(pending, draws_of(rows, num_tokens), num_tokens), wanted)
+            draws = draws_of(rows, num_tokens)
+            draft = drafted(rows, draws, *self._loop(pending, draws, num_tokens), wanted)
             if not bans_bite(rows, draft):
                 return draft
             for index, length in enumerate(held):
@@ -119,7 +120,7 @@ class ModelDrafter(Drafter):
             logits = fit_width(logits, rows.vocab_size)
             so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
             if rule is not None:
-                soft = distribution(logits[:, None], rows.soft_sampling, rows.history, so_far, first_node=node)[:, 0]
+                soft = self._law(logits, rows.soft_sampling, rows, so_far, node)
                 rule.before(soft)
                 lengths = torch.where(rule.going, lengths, lengths.clamp(max=node))
                 if not rule.going.any():
@@ -127,9 +128,8 @@ class ModelDrafter(Drafter):
             if plain:
                 tokens.append(logits.argmax(dim=-1))
             else:
-                law = distribution(logits[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
-                laws.append(law)
-                tokens.append(choose(law, rows, start, node))
+                laws.append(self._law(logits, rows.sampling, rows, so_far, node))
+                tokens.append(choose(laws[-1], rows, start, node))
             if rule is not None:
                 rule.after(soft, tokens[-1])
                 lengths = torch.where(rule.going, lengths, lengths.clamp(max=node + 1))
@@ -138,6 +138,11 @@ class ModelDrafter(Drafter):
         if not tokens:
             return Draft.empty(len(rows), rows.device)
         return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
+
+    @staticmethod
+    def _law(logits: Tensor, sampling: BatchSampling, rows: Rows, so_far: Draft | None, node: int) -> Tensor:
+        """(B, V): what node `node` behind the tokens so far is drawn from."""
+        return distribution(logits[:, None], sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv

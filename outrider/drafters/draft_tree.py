@@ -155,7 +155,8 @@ class TreeModelDrafter(ModelDrafter):
         fed = [tree.feed() for tree in self._trees]
         first, last = min(min(line) for line in fed if line), max(max(line) for line in fed if line)
         logits = fit_width(self._forward(first, last, rows.device), rows.vocab_size)
-        law = distribution(logits, rows.soft_sampling, rows.history, self._fed_draft(rows.device), first_node=first)
+        so_far = self._fed_draft(rows.device)
+        law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
         return _Level(first, law, outputs, fed)
 
     def _forward(self, first: int, last: int, device: torch.device) -> Tensor:

@@ -201,8 +201,8 @@ class EagleChain(FeatureFed, ModelDrafter):
         if not any(wanted):
             return Draft.empty(len(rows), rows.device)
         num_tokens = self._whole.length(max(wanted))
-        tokens, laws = self._whole(self._open(rows), draws_of(rows, num_tokens), num_tokens)
-        draft = drafted(rows, tokens, laws, wanted)
+        draws = draws_of(rows, num_tokens)
+        draft = drafted(rows, draws, *self._whole(self._open(rows), draws, num_tokens), wanted)
         return super().propose(rows, gamma) if bans_bite(rows, draft) else draft
 
 

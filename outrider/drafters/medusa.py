@@ -111,8 +111,9 @@ class Program:
         return None if found is None else cls(found, num_tokens)
 
     def __call__(self, rows: Rows, gamma: list[int], hidden: Tensor, columns: Tensor) -> Draft:
-        tokens, laws = self.call(hidden.contiguous(), columns, *draws_of(rows, self.num_tokens))
-        return drafted(rows, tokens, laws, [min(budget, self.num_tokens) for budget in gamma])
+        draws = draws_of(rows, self.num_tokens)
+        tokens, laws = self.call(hidden.contiguous(), columns, list(draws))
+        return drafted(rows, draws, tokens, laws, [min(budget, self.num_tokens) for budget in gamma])
 
 
 class MedusaDrafter(Drafter):

@@ -82,7 +82,7 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
         if stop is not None:
             soft = logits[:, 0]
             if stop.needs_law:
-                soft = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=node)[:, 0]
+                soft = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
             stop.before(node, soft, previous)
             lengths = torch.where(stop.going, lengths, lengths.clamp(max=node))
             if not bool((lengths > node).any()):
@@ -90,7 +90,7 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
         if plain:
             tokens.append(logits[:, 0].argmax(dim=-1))
         else:
-            laws.append(distribution(logits, rows.sampling, rows.history, so_far, first_node=node)[:, 0])
+            laws.append(distribution(logits, rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0])
             tokens.append(choose(laws[-1], rows, start, node))
         previous = tokens[-1]
         if stop is not None:
@@ -146,7 +146,7 @@ def _next_level(rows: Rows, trees: list[_RowTree], guesses: Guesses, depth: int)
     ]
     logits = fit_width(guesses.logits(depth, torch.tensor(parents, device=rows.device)), rows.vocab_size)
     so_far = _as_draft(trees, [list(range(len(tree.growth.tokens))) for tree in trees], rows.device) if depth else None
-    law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first)
+    law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
     return _Level(first, law, outputs)
 
 

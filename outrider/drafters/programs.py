@@ -4,9 +4,10 @@ A program picks its own tokens (`models/picking.py`), with the numbers that `cho
 
 It knows nothing of bans (`min_tokens`, `bad_words`), but bans rarely bite, and one row's must not keep a whole batch from its
 program. So the program drafts, and `bans_bite` looks whether the general path could have drafted anything else: a token that a
-greedy row may not say, or a place of a drawn chain at which its row may not say everything. If so the general path drafts anew,
-with the same random numbers. What is proposed is what the general path proposes, always: to drop a token for its value would
-bias the output, so a drawn chain is judged by the places it comes through, not by the tokens drawn there.
+row may not say, or a place of a drawn chain at which its row may not say everything. If so the general path drafts anew, with
+the same random numbers. What is proposed is what the general path proposes, always: to drop a token for its value would bias
+the output, so a drawn chain is judged by the places it comes through, not by the tokens drawn there. (Chains of greedy rows, and
+of those that race with the target's own noise, are placed: any token may be looked at.)
 """
 
 from __future__ import annotations
@@ -17,71 +18,100 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.picking import Draws
+from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
 from outrider.sampling.bans import Bans
+from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
 
 def programs_serve(rows: Rows) -> bool:
-    """Programs know greedy rows and temperature; filters, penalties, biases, grammars and shared noise (which greedy rows have
-    no use for) take the general path. Where bans may wait for `bans_bite`, it must be asked."""
+    """Programs know greedy rows, temperature, filters and shared noise; penalties, biases and grammars take the general path.
+    Where bans may wait for `bans_bite`, it must be asked."""
     sampling = rows.sampling
-    if rows.coupled_rows is not None and not all(row.params.is_greedy for row in rows):
+    if rows.history is not None or sampling.bias is not None:
         return False
-    filters = (sampling.warpers.top_k, sampling.warpers.top_p, sampling.warpers.min_p, sampling.bias)
-    if rows.history is not None or any(part is not None for part in filters):
-        return False
-    return sampling.constraints is None or all(map(_may_wait, rows))
+    return sampling.constraints is None or all(map(_may_wait, rows, _placed(rows)))
 
 
 def bans_bite(rows: Rows, draft: Draft) -> bool:
     """Whether the bans of a row change this chain of a program, for rows that programs serve."""
     return rows.sampling.constraints is not None and any(
-        _bites(row, tokens[:length]) for row, tokens, length in zip(rows, *draft.lists, strict=True)
+        _bites(row, tokens[:length], placed)
+        for row, tokens, length, placed in zip(rows, *draft.lists, _placed(rows), strict=True)
     )
 
 
-def _may_wait(row: Row) -> bool:
+def _placed(rows: Rows) -> list[bool]:
+    """Per row, whether its tokens are placed, not drawn."""
+    coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+    return [row.params.is_greedy or races for row, races in zip(rows, coupled, strict=True)]
+
+
+def _may_wait(row: Row, placed: bool) -> bool:
     """Whether what the row may not say can be looked at afterwards. A drawn row's first law must be whole already."""
     bans = row.constraint
-    return bans is None or (
-        isinstance(bans, Bans) and not bans.has_grammar and (row.params.is_greedy or not bans.forbidden([]))
-    )
+    return bans is None or (isinstance(bans, Bans) and not bans.has_grammar and (placed or not bans.forbidden([])))
 
 
-def _bites(row: Row, chain: list[int]) -> bool:
+def _bites(row: Row, chain: list[int], placed: bool) -> bool:
     bans = row.constraint
     if not isinstance(bans, Bans):
         return False
     forbidden = (bans.forbidden(chain[:node]) for node in range(len(chain)))
-    if row.params.is_greedy:
+    if placed:
         return any(token in tokens for token, tokens in zip(chain, forbidden, strict=True))
     return any(forbidden)
 
 
 def draws_of(rows: Rows, num_tokens: int) -> Draws:
-    """How rows draw this step, with `num_tokens` uniforms each."""
-    sampling, device = rows.sampling, rows.device
-    drawing = sampling.sampled_rows
-    if not len(drawing):
-        return drawing, torch.empty(0, device=device), torch.empty(0, num_tokens, dtype=torch.float64, device=device)
-    scale = sampling.warpers.temperature
-    temperature = torch.ones(len(drawing), device=device) if scale is None else scale[:, 0, 0].float()
-    uniforms = rows.rng.draft_uniforms(rows.positions, num_tokens).to(device)
-    return drawing, temperature, uniforms if len(drawing) == len(rows) else uniforms[drawing]
+    """What the next `num_tokens` tokens of each row are picked with."""
+    sampled, device = rows.sampling.sampled_rows, rows.device
+    draws, num_sampled = no_draws(num_tokens, rows.vocab_size, device), len(sampled)
+    if not num_sampled:
+        return draws
+    scale = rows.sampling.warpers.temperature
+    temperature = torch.ones(num_sampled, device=device) if scale is None else scale[:, 0, 0].float()
+    draws = _filtered(draws._replace(sampled=sampled, temperature=temperature), rows.sampling.warpers)
+    everyone = torch.arange(num_sampled, device=device)
+    if rows.coupled_rows is None:
+        return draws._replace(drawn=everyone, uniforms=_uniforms(rows, sampled, num_tokens))
+    races = rows.coupled_rows[sampled]
+    uniforms, noise = _uniforms(rows, sampled[~races], num_tokens), _noise(rows, sampled[races], num_tokens)
+    return draws._replace(drawn=everyone[~races], uniforms=uniforms, racing=everyone[races], noise=noise)
 
 
-def drafted(rows: Rows, tokens: Tensor, laws: Tensor, lengths: Sequence[int]) -> Draft:
+def _filtered(draws: Draws, warpers: Warpers) -> Draws:
+    if warpers.filters is None:
+        return draws
+    top_k, top_p, min_p = (option[:, 0, 0] for option in warpers.filters)
+    some = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[:, 0]
+    return draws._replace(filtered=some, top_k=top_k[some], top_p=top_p[some].float(), min_p=min_p[some].float())
+
+
+def _uniforms(rows: Rows, drawn: Tensor, num_tokens: int) -> Tensor:
+    """(R, n) fp64: the coins that `choice.choose` would toss."""
+    uniforms = rows.rng.draft_uniforms(rows.positions, num_tokens).to(rows.device)
+    return uniforms if len(drawn) == len(rows) else uniforms[drawn]
+
+
+def _noise(rows: Rows, racing: Tensor, num_tokens: int) -> Tensor:
+    """(C, n, V) fp64: the target's own, of the text positions that are drafted."""
+    places = rows.positions[racing, None] + torch.arange(num_tokens, device=rows.device)
+    return rows.rng.select(racing.tolist()).gumbel(places, rows.vocab_size)
+
+
+def drafted(rows: Rows, draws: Draws, tokens: Tensor, laws: Tensor, lengths: Sequence[int]) -> Draft:
     """A program's tokens (B, n), and laws (R, n + 1, V) of the rows that draw, as a draft of lengths[b] tokens a row."""
     width, counts = max(lengths), torch.tensor(lengths, device=tokens.device)
     if width < tokens.shape[1]:
         tokens, laws = tokens[:, :width], F.pad(laws[:, :width], (0, 0, 0, 1))
     if not len(laws):
         return Draft(tokens, counts)
-    if len(laws) < len(tokens):  # beside rows that draw, greedy ones have laws, too
+    if len(laws) < len(tokens):  # beside rows that draw, the others have laws, too
         full = laws.new_zeros(len(tokens), *laws.shape[1:])
         full[:, :width].scatter_(2, tokens[..., None], 1.0)
-        full[rows.sampling.sampled_rows] = laws
+        full[draws.sampled[draws.drawn]] = laws
         laws = full
-    return Draft(tokens, counts, probs=laws)
+    drawn = None if rows.coupled_rows is None else ~rows.coupled_rows[:, None].expand_as(tokens)
+    return Draft(tokens, counts, probs=laws, sampled=drawn)

@@ -184,7 +184,7 @@ class UniversalDrafter(Drafter):
                 lengths = torch.where(stuck, lengths.clamp(max=node), lengths)
                 idle = idle | stuck[:, None]
                 scores = scores.masked_fill(idle, 0.0)
-            law = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node)[:, 0]
+            law = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
             laws.append(law)
             tokens.append(choose(law, rows, start, node))
         return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)

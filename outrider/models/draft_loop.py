@@ -3,7 +3,7 @@
 A tiny draft is all overhead: each token costs a trip through Python, a dispatch per operation, a mask, a softmax, a draw.
 Unrolled into one program, only the arithmetic is left. The program feeds what the draft's cache lacks (one token, or two
 after a full acceptance), then picks each next token inside, as `picking.py` does, and returns the laws of the rows that draw.
-Other filters need the general path, token by token (`drafters/draft_model.py`), which is also the reference:
+Penalties, biases and grammars need the general path, token by token (`drafters/draft_model.py`), which is also the reference:
 `tests/unit/models/test_compile.py`.
 """
 
@@ -22,7 +22,7 @@ from outrider.models.attention import PassPlan
 from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
-from outrider.models.picking import Draws, pick
+from outrider.models.picking import Draws, example_draws, pick
 from outrider.models.program import Program
 from outrider.models.vocabulary import fit_width
 
@@ -48,9 +48,7 @@ class DraftLoopProgram(nn.Module):
         key_positions: Tensor,  # (S,) int64, only its length counts
         keys: list[Tensor],  # the layers' stores, once for each token: `each_token`
         values: list[Tensor],
-        drawing: Tensor,  # (R,), (R,), (R, n): `Draws`
-        temperature: Tensor,
-        uniforms: Tensor,
+        draws: list[Tensor],  # `Draws`
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B, n) int64; laws (R, n + 1, V) fp32, the last ones 0; the `state` to go on from."""
         tokens, laws, num_layers = [], [], len(keys) // self.num_tokens
@@ -69,7 +67,7 @@ class DraftLoopProgram(nn.Module):
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
-            token, law = pick(fit_width(logits, self.vocab_size), drawing, temperature, uniforms[:, node])
+            token, law = pick(fit_width(logits, self.vocab_size), Draws(*draws), node)
             tokens.append(token)
             laws.append(law)
             ids = token[:, None].expand(-1, self.later_width)
@@ -103,15 +101,13 @@ class DraftLoop:
 
         Tokens (B, n) and laws (R, n + 1, V), n = `num_tokens`, a `length`.
         """
-        kv, (drawing, temperature, uniforms), found = self.lm.kv, draws, []
+        kv, found = self.lm.kv, []
         self._keys.reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
         state, done = self._state(pending), 0
         for size in self._calls(num_tokens):  # the host looks at nothing between two calls
-            numbers = uniforms[:, done : done + size].contiguous()  # inputs are read by the strides of the example
-            tokens, laws, state = self._programs[size](
-                state, self._keys.positions, each_token(kv.keys, size), each_token(kv.values, size),
-                drawing, temperature, numbers,
-            )  # fmt: skip
+            keys, values = each_token(kv.keys, size), each_token(kv.values, size)
+            own = draws if size == num_tokens else draws.of(slice(done, done + size))
+            tokens, laws, state = self._programs[size](state, self._keys.positions, keys, values, list(own))
             found.append((tokens, laws))
             done += size
         for row, missing in enumerate(pending):
@@ -181,25 +177,23 @@ def example_stores(stores: Sequence[Tensor], num_slots: int, num_tokens: int) ->
 
 def compile_draft_loop(lm: LM, module: nn.Module, num_tokens: int, vocab_size: int, path: Path) -> None:
     """Make the program of a drafting loop and store it at `path`."""
-    inputs, dynamic = example(lm, num_tokens)
+    inputs, dynamic = example(lm, num_tokens, vocab_size)
     is_small = lm.shape.num_parameters <= MAX_SMALL_PARAMETERS
     program = DraftLoopProgram(lm, module, num_tokens, vocab_size)
     compile_program(program, inputs, dynamic, path, ONE_THREAD if is_small else {})
 
 
-def example(lm: LM, num_tokens: int) -> tuple[tuple, tuple]:
-    """Example inputs for four rows of which three draw, and which dimensions stay symbolic."""
-    num_rows, num_drawing = 4, 3
+def example(lm: LM, num_tokens: int, vocab_size: int) -> tuple[tuple, tuple]:
+    """Example inputs for four rows, and which dimensions stay symbolic."""
+    num_rows, (draws, dynamic_draws) = 4, example_draws(num_tokens, vocab_size, lm.device)
     keys, values = (example_stores(stores, num_rows + 1, num_tokens) for stores in (lm.kv.keys, lm.kv.values))
     row = torch.arange(num_rows, device=lm.device)
     inputs = (
-        torch.stack([row, row, row % WIDTH, row + 3], dim=1), torch.arange(2 * BLOCK, device=lm.device), keys, values,
-        row[:num_drawing], torch.ones(num_drawing, device=lm.device),
-        torch.rand(num_drawing, num_tokens, dtype=torch.float64, device=lm.device),
+        torch.stack([row, row, row % WIDTH, row + 3], dim=1), torch.arange(2 * BLOCK, device=lm.device), keys, values, draws,
     )  # fmt: skip
-    rows, drawing = {0: Dim("rows", min=1, max=4096)}, {0: Dim("drawing", min=0, max=4096)}
+    rows = {0: Dim("rows", min=1, max=4096)}
     store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=BLOCK, max=1 << 24)}
     dynamic = (
-        rows, {0: Dim("keys", min=BLOCK, max=1 << 24)}, [store] * len(keys), [store] * len(values), drawing, drawing, drawing,
+        rows, {0: Dim("keys", min=BLOCK, max=1 << 24)}, [store] * len(keys), [store] * len(values), dynamic_draws,
     )  # fmt: skip
     return inputs, dynamic

@@ -205,12 +205,12 @@ class GraphedLoop:
         self.graphs = Graphs()
 
     def __call__(
-        self, state: Tensor, key_positions: Tensor, keys: list[Tensor], values: list[Tensor], *draws: Tensor
+        self, state: Tensor, key_positions: Tensor, keys: list[Tensor], values: list[Tensor], draws: list[Tensor]
     ) -> tuple[Tensor, ...]:
         """See `DraftLoopProgram.forward`."""
 
         def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-            return self._program(*inputs[:2], keys, values, *inputs[2:])
+            return self._program(*inputs[:2], keys, values, list(inputs[2:]))
 
         return tuple(self.graphs.run(memory_of([*keys, *values]), call, (state, key_positions, *draws)))
 

@@ -1,34 +1,82 @@
-"""How a compiled drafting program picks its tokens: what `drafters/choice.py` does, for greedy rows and plain temperature.
+"""How a compiled drafting program picks its tokens: what `drafters/choice.py` does with the laws of `Warpers.draft_law`.
 
-Only the rows that draw pay for laws: `drawing` (R,) names them, and with R = 0, a batch of greedy rows, all that remains of a
-pick is an argmax.
+Every row takes its likeliest token but for those named: rows that draw, rows whose verifier shares its noise, and which of them
+filter. Only they pay for it: in a batch of greedy rows nobody is named, and all that remains of a pick is an argmax.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.export import Dim
 
 from outrider.sampling import rng
-
-# How rows draw: the R of B rows that do (R,) int64, their temperatures (R,) fp32, their uniforms (R, n) fp64, one for each token.
-# The others take the likeliest token; a greedy batch has R = 0.
-Draws = tuple[Tensor, Tensor, Tensor]
+from outrider.sampling.warpers import floor
 
 
-def pick(logits: Tensor, drawing: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row (B,) from logits (B, V): the likeliest, or, for the rows `drawing` (R,), the one drawn at `uniforms`
-    (R,) fp64 from softmax(logits / `temperature` (R,) fp32). And those rows' laws (R, V) fp32."""
-    tokens, laws = pick_all(logits[:, None], drawing, temperature, uniforms[:, None])
+class Draws(NamedTuple):
+    """What n tokens of each row are picked with: S of B rows are sampled; of these R draw from their laws, C race with keyed
+    noise (`gumbel`), and F filter. `drawn`, `racing` and `filtered` say which of the S.
+
+    Programs take it as a list, which torch.export knows.
+    """
+
+    sampled: Tensor  # (S,) int64: which rows
+    temperature: Tensor  # (S,) fp32
+    drawn: Tensor  # (R,) int64
+    uniforms: Tensor  # (R, n) fp64
+    racing: Tensor  # (C,) int64
+    noise: Tensor  # (C, n, V) fp64, Gumbel noise of their next text positions
+    filtered: Tensor  # (F,) int64
+    top_k: Tensor  # (F,) int64, 0 = off
+    top_p: Tensor  # (F,) fp32, 1 = off
+    min_p: Tensor  # (F,) fp32, 0 = off
+
+    def of(self, nodes: slice) -> Draws:
+        """Of these tokens, each tensor contiguous: programs read their inputs by the strides of the example."""
+        return self._replace(uniforms=self.uniforms[:, nodes].contiguous(), noise=self.noise[:, nodes].contiguous())
+
+
+@lru_cache(maxsize=64)
+def no_draws(num_tokens: int, vocab_size: int, device: torch.device) -> Draws:
+    """Of a batch of greedy rows. Kept: they are asked for at every step, and nobody writes to them."""
+    nobody, nothing = torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, device=device)
+    uniforms = torch.empty(0, num_tokens, dtype=torch.float64, device=device)
+    noise = uniforms[..., None].expand(-1, -1, vocab_size)
+    return Draws(nobody, nothing, nobody, uniforms, nobody, noise, nobody, nobody, nothing, nothing)
+
+
+def pick(logits: Tensor, draws: Draws, node: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Each row's token (B,) number `node` from logits (B, V), and the laws (R, V) fp32 of the rows that draw.
+
+    `ids` (V,): where a head has a vocabulary of its own, its tokens in the vocabulary of the noise.
+    """
+    own = draws._replace(uniforms=draws.uniforms[:, node, None], noise=draws.noise[:, node, None])
+    tokens, laws = pick_all(logits[:, None], own, ids)
     return tokens[:, 0], laws[:, 0]
 
 
-def pick_all(logits: Tensor, drawing: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for n tokens a row that do not depend on each other: logits (B, n, V), uniforms (R, n) -> tokens (B, n), laws
-    (R, n, V)."""
-    best = logits.argmax(dim=-1)
-    laws = torch.softmax(logits.index_select(0, drawing).float() / temperature[:, None, None], dim=-1)
-    return best.index_copy(0, drawing, inverse_cdf(laws, uniforms)), laws
+def pick_all(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same for n tokens a row that do not depend on each other: logits (B, n, V) -> tokens (B, n), laws (R, n, V)."""
+    sampled, drawn, racing = draws.sampled, draws.drawn, draws.racing
+    scores = _scores(logits.index_select(0, sampled), draws)
+    laws = torch.softmax(scores.index_select(0, drawn), dim=-1)
+    noise = draws.noise if ids is None else draws.noise.index_select(-1, ids)
+    winners = (scores.index_select(0, racing) + noise).argmax(dim=-1)
+    tokens = logits.argmax(dim=-1).index_copy(0, sampled.index_select(0, drawn), inverse_cdf(laws, draws.uniforms))
+    return tokens.index_copy(0, sampled.index_select(0, racing), winners), laws
+
+
+def _scores(logits: Tensor, draws: Draws) -> Tensor:
+    """Logits (S, n, V) as the rows' options have them: fp32, unlikely tokens of rows that filter masked."""
+    scores = logits.float() / draws.temperature[:, None, None]
+    top_k, top_p, min_p = (option[:, None, None] for option in (draws.top_k, draws.top_p, draws.min_p))
+    lowest = scores.new_full((*scores.shape[:2], 1), -torch.inf)
+    lowest = lowest.index_copy(0, draws.filtered, floor(scores.index_select(0, draws.filtered), top_k, top_p, min_p))
+    return scores.masked_fill(scores < lowest, -torch.inf)
 
 
 def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
@@ -38,3 +86,20 @@ def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
         return rng.inverse_cdf(law, uniforms)
     cumulative = law.double().cumsum(dim=-1)
     return (cumulative <= uniforms[..., None] * cumulative[..., -1:]).sum(dim=-1)
+
+
+def example_draws(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
+    """Draws of three rows or more as torch.export must see them, and which of their dimensions stay symbolic."""
+
+    def two(*last: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(last, dtype=dtype, device=device)
+
+    sampled, two_of_them = torch.arange(3, device=device), two(0, 2, dtype=torch.int64)
+    draws = Draws(
+        sampled, torch.ones(3, device=device),
+        two_of_them, torch.rand(2, num_tokens, dtype=torch.float64, device=device),
+        two_of_them.clone(), torch.zeros(2, num_tokens, vocab_size, dtype=torch.float64, device=device),
+        two_of_them.clone(), two(3, 0, dtype=torch.int64), two(1, 0.9), two(0, 0.1),
+    )  # fmt: skip
+    rows, drawn, racing, filtered = ({0: Dim(name, min=0, max=4096)} for name in ("sampled", "drawn", "racing", "filtered"))
+    return list(draws), [rows] * 2 + [drawn] * 2 + [racing] * 2 + [filtered] * 4

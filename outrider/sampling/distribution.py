@@ -97,22 +97,25 @@ def distribution(
     draft: Draft | None = None,
     dtype: torch.dtype = torch.float32,
     first_node: int = 0,
+    *,
+    drafting: bool = False,
 ) -> Tensor:  # (B, M, V) dtype
     """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
 
     `history` holds the committed tokens and `draft` the nodes (needed only with penalties and grammars; a drafter
-    that has drafted i tokens asks for its next law with first_node=i, M=1). Outputs of padding nodes get some
-    law, never an error. Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
+    that has drafted i tokens asks for its next law with first_node=i, M=1). `drafting`: a law to draw drafts
+    from, which is cheaper (`Warpers.draft_law`). Outputs of padding nodes get some law, never an error. Raises
+    NumericalError naming the row when scores are NaN, infinite, or all masked.
     """
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
     if sampling.is_greedy:
         law, witness = _point_mass(scores, dtype)
     elif sampling.greedy_rows.numel() == 0:
-        law = sampling.warpers.law(scores.to(dtype))
+        law = _warped(scores.to(dtype), sampling, drafting)
         witness = law[..., 0]
     else:
-        law, witness = _mixed(scores, sampling, dtype)
+        law, witness = _mixed(scores, sampling, dtype, drafting)
     if not math.isfinite(witness.sum()):  # sync: one number; an overflow of the sum only costs a closer look
         _refuse_or_patch(law, witness, draft, first_node)
     return law
@@ -129,13 +132,17 @@ def greedy_choice(
     return best
 
 
-def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _warped(scores: Tensor, sampling: BatchSampling, drafting: bool) -> Tensor:
+    return sampling.warpers.draft_law(scores) if drafting else sampling.warpers.law(scores)
+
+
+def _mixed(scores: Tensor, sampling: BatchSampling, dtype: torch.dtype, drafting: bool) -> tuple[Tensor, Tensor]:
     law = torch.empty(scores.shape, dtype=dtype, device=scores.device)
     witness = torch.empty(scores.shape[:2], dtype=dtype, device=scores.device)
     greedy, sampled = sampling.greedy_rows, sampling.sampled_rows
     point, peak = _point_mass(scores[greedy], dtype)
     law[greedy], witness[greedy] = point, peak.to(dtype)
-    law[sampled] = sampling.warpers.law(scores[sampled].to(dtype))
+    law[sampled] = _warped(scores[sampled].to(dtype), sampling, drafting)
     witness[sampled] = law[sampled, :, 0]
     return law, witness
 

@@ -4,6 +4,10 @@ Every function masks (-inf) or scales, row by row, and leaves a row whose option
 last bit, so a row's law never depends on who shares its batch. Top-p has a plain version (full sort, the
 reference) and a fast one that looks at the likeliest tokens only and falls back to the plain one for the
 nodes it cannot decide; a test compares them.
+
+A draft's law need not be the target's to the last token, only the one that was drawn from. `floor` is all
+three filters for drafts, from one look at the likeliest tokens; it never falls back, and is the same in
+compiled drafting programs.
 """
 
 from __future__ import annotations
@@ -45,6 +49,29 @@ class Warpers:
             max_top_k=max(top_k, default=0),
             top_p=column([p.top_p for p in params], 1.0),
             min_p=column([p.min_p for p in params], 0.0),
+        )
+
+    def draft_law(self, scores: Tensor) -> Tensor:
+        """The same as `law`, for drafts: filtered by `floor`."""
+        if self.temperature is not None:
+            scores = scores / self.temperature.to(scores.dtype)
+        if self.filters is None:
+            return scores.softmax(dim=-1)
+        top_k, top_p, min_p = self.filters
+        lowest = floor(scores, top_k, top_p.to(scores.dtype), min_p.to(scores.dtype))
+        return scores.masked_fill(scores < lowest, -torch.inf).softmax(dim=-1)
+
+    @property
+    def filters(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Top-k, top-p and min-p, (S, 1, 1) each; None where no row has any."""
+        some = [option for option in (self.top_k, self.top_p, self.min_p) if option is not None]
+        if not some:
+            return None
+        off = torch.zeros_like(some[0])
+        return (
+            off.long() if self.top_k is None else self.top_k,
+            off.double() + 1 if self.top_p is None else self.top_p,
+            off.double() if self.min_p is None else self.min_p,
         )
 
     def law(self, scores: Tensor) -> Tensor:
@@ -114,3 +141,21 @@ def apply_top_p_by_sorting(scores: Tensor, top_p: Tensor) -> Tensor:
     remove[..., 0] = False
     remove = torch.zeros_like(remove).scatter_(-1, order, remove)
     return scores.masked_fill(remove & (top_p < 1), -torch.inf)
+
+
+def floor(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, head: int = NUCLEUS_HEAD) -> Tensor:
+    """The lowest score (S, M, 1) that a draft keeps, of scores (S, M, V); options (S, 1, 1).
+
+    At and above it is what the three filters keep, but for two things: equals at the edge of a nucleus all
+    stay, and a filter that keeps more than the `head` likeliest tokens does nothing.
+    """
+    largest = scores.topk(min(head, scores.shape[-1]), dim=-1).values  # (S, M, head), descending
+    head = largest.shape[-1]
+    kth = largest.gather(-1, (top_k - 1).clamp(0, head - 1).expand(-1, scores.shape[1], -1))
+    lowest = kth.masked_fill((top_k <= 0) | (top_k > head), -torch.inf)
+    total = scores.masked_fill(scores < lowest, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    probs = (largest.masked_fill(largest < lowest, -torch.inf) - total).exp()
+    num_kept = (probs.cumsum(dim=-1) - probs < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
+    edge = largest.gather(-1, num_kept - 1)
+    lowest = torch.where((top_p < 1) & (num_kept < head), torch.maximum(lowest, edge), lowest)
+    return torch.maximum(lowest, largest[..., :1] + min_p.log())

@@ -229,7 +229,7 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     target, draft = llm._built.target.lm, llm._built.draft
     assert draft is not None
     assert draft.draft_loop is not None
-    loop, draws = draft.draft_loop, greedy_draws(5)
+    loop, draws = draft.draft_loop, greedy_draws(5, target.shape.vocab_size)
     for kv in (target.kv, draft.lm.kv):
         kv.add_row()
     with torch.inference_mode():

@@ -237,8 +237,8 @@ class _LawMaker:
         p_best = greedy_choice(target, self._best, history, chain)[0].tolist()
         q, q_open, q_best, outside = None, None, [None] * count, None
         if draft is not None:
-            q = self._laws(draft, self._drawn, history, chain)
-            q_open = q if self._open is None else self._laws(draft, self._open, history, chain)
+            q = self._laws(draft, self._drawn, history, chain, drafting=True)
+            q_open = q if self._open is None else self._laws(draft, self._open, history, chain, drafting=True)
             q_best = greedy_choice(draft, self._best, history, chain)[0].tolist()
             silent = draft[0, 0] < OUTSIDE / 2  # 16-bit floats round it
             outside = silent.cpu().numpy() if bool(silent.any()) else None
@@ -259,8 +259,10 @@ class _LawMaker:
         with np.errstate(divide="ignore"):
             return int((np.log(q) + noise).argmax())
 
-    def _laws(self, logits: Tensor, sampling: BatchSampling, history: History | None, chain: Draft) -> list[np.ndarray]:
-        law = distribution(logits, sampling, history, chain)[0].double()
+    def _laws(
+        self, logits: Tensor, sampling: BatchSampling, history: History | None, chain: Draft, *, drafting: bool = False
+    ) -> list[np.ndarray]:
+        law = distribution(logits, sampling, history, chain, drafting=drafting)[0].double()
         return list((law / law.sum(-1, keepdim=True)).cpu().numpy())
 
     def _context(self, first: int, count: int) -> tuple[History | None, Draft]:

@@ -6,7 +6,7 @@ the cache holds, the block's own behind these, and attends from the block to all
     slot of a row   [ cached ][ waiting: count ][ block ][ padding of shorter rows ]
 
 What waits becomes context; the block and the padding are overwritten by the next pass. The program goes on to pick the chain,
-token by token where there is a Markov head, so a draft is entered once from Python. Greedy rows and plain temperature only;
+token by token where there is a Markov head, so a draft is entered once from Python. No penalties, biases or grammars;
 the general path is `drafters/parallel.py` on the same pass, and the test compares the two.
 """
 
@@ -26,7 +26,7 @@ from outrider.models.attention import PassPlan, attention
 from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.draft_loop import MAX_SMALL_PARAMETERS
 from outrider.models.heads.block import BlockHead
-from outrider.models.picking import pick
+from outrider.models.picking import Draws, example_draws, pick
 from outrider.models.vocabulary import fit_width
 from outrider.models.workshop import Workshop
 
@@ -87,9 +87,7 @@ class BlockProgram(nn.Module):
         key_positions: Tensor,  # (S,), only its length counts
         keys: list[Tensor],
         values: list[Tensor],
-        drawing: Tensor,  # (R,) int64: rows that draw their tokens, the others take the likeliest
-        temperature: Tensor,  # (R,) fp32
-        uniforms: Tensor,  # (R, n) fp64
+        draws: list[Tensor],  # `Draws`
     ) -> tuple[Tensor, Tensor]:
         """(tokens (B, n) int64, laws (R, n + 1, V) fp32 of the rows that draw; the last is zero: nothing is drawn after it)."""
         head = self.head
@@ -99,7 +97,7 @@ class BlockProgram(nn.Module):
         before, tokens, laws = numbers[:, 0], [], []
         for level in range(self.num_tokens):
             scores = head.in_full(head.corrected(logits[:, level], states[:, level], before))
-            before, law = pick(fit_width(scores, self.vocab_size), drawing, temperature, uniforms[:, level])
+            before, law = pick(fit_width(scores, self.vocab_size), Draws(*draws), level)
             tokens.append(before)
             laws.append(law)
         laws.append(torch.zeros_like(laws[0]))
@@ -127,20 +125,20 @@ def _compile(program: BlockProgram, kv: KVCache, path: Path) -> None:
 
 
 def example(program: BlockProgram, kv: KVCache) -> tuple[tuple, tuple]:
-    """Example inputs for three rows of which two draw, and which dimensions stay symbolic."""
+    """Example inputs for three rows, and which dimensions stay symbolic."""
     config, num_rows, width = program.head.config, 3, 2
     kv.reserve(num_rows + 1, 3 * BLOCK)
+    draws, dynamic_draws = example_draws(program.num_tokens, program.vocab_size, kv.device)
     states = torch.zeros(num_rows, width, config.target_hidden_size, dtype=kv.dtype)
     inputs = (
         torch.tensor([[1, width, 3, 7]] * num_rows), [states.clone() for _ in config.target_layers],
-        torch.arange(2 * BLOCK), kv.keys, kv.values,
-        torch.tensor([0, 2]), torch.ones(2), torch.rand(2, program.num_tokens, dtype=torch.float64),
+        torch.arange(2 * BLOCK), kv.keys, kv.values, draws,
     )  # fmt: skip
-    rows, drawing = {0: Dim("rows", min=1, max=4096)}, {0: Dim("drawing", min=0, max=4096)}
+    rows = {0: Dim("rows", min=1, max=4096)}
     store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=BLOCK, max=1 << 24)}
     per_state = {**rows, 1: Dim("width", min=1, max=1 << 16)}
     dynamic = (
         rows, [per_state] * len(config.target_layers), {0: Dim("keys", min=BLOCK, max=1 << 24)},
-        [store] * len(kv.keys), [store] * len(kv.values), drawing, drawing, drawing,
+        [store] * len(kv.keys), [store] * len(kv.values), dynamic_draws,
     )  # fmt: skip
     return inputs, dynamic

@@ -31,7 +31,7 @@ from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.draft_loop import MAX_SMALL_PARAMETERS, KeyRange, each_token, example_stores, joined
 from outrider.models.heads.eagle_lm import EagleLM, cached
 from outrider.models.layout import attention_mask
-from outrider.models.picking import Draws, pick
+from outrider.models.picking import Draws, example_draws, pick
 from outrider.models.program import Program
 from outrider.models.workshop import Workshop
 
@@ -56,9 +56,7 @@ class EagleLoopProgram(nn.Module):
         keys: list[Tensor],  # the layers' stores, once for each token: `each_token`
         values: list[Tensor],
         embedding: Tensor,  # (V, H): an input, for the target's own may be larger than the head
-        drawing: Tensor,  # (R,), (R,), (R, n): `Draws`
-        temperature: Tensor,
-        uniforms: Tensor,
+        draws: list[Tensor],  # `Draws`
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B, n) int64; laws (R, n + 1, V) fp32, the last ones 0; the states (B, 1, H) the last tokens come from."""
         head, tokens, laws, num_layers = self.head, [], [], len(keys) // self.num_tokens
@@ -74,7 +72,7 @@ class EagleLoopProgram(nn.Module):
             positions = (starts[:, None] + offsets).clamp(max=self.last_position)  # past the end: cut off later
             states = head.states(F.embedding(ids, embedding), features, positions, cached(plan))
             state = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
-            token, law = pick(head.logits(state)[:, 0], drawing, temperature, uniforms[:, node])
+            token, law = pick(head.logits(state)[:, 0], Draws(*draws), node, head.draft_ids)
             tokens.append(token if head.draft_ids is None else head.draft_ids[token])
             laws.append(law)
             ids = tokens[-1][:, None].expand(-1, self.width)
@@ -133,12 +131,11 @@ class EagleLoop:
     def _run(
         self, program: Program, ids: Tensor, features: Tensor, bounds: list[list[int]], draws: Draws, nodes: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kv, (drawing, temperature, uniforms) = self.lm.kv, draws
-        uniforms = uniforms[:, nodes].contiguous()
+        kv = self.lm.kv
         keys, values = (each_token(stores, nodes.stop - nodes.start) for stores in (kv.keys, kv.values))
         return program(
             ids, features, torch.tensor(bounds, device=kv.device), self._keys.positions, keys, values,
-            self.lm.head.embedding, drawing, temperature, uniforms,
+            self.lm.head.embedding, list(draws.of(nodes)),
         )  # fmt: skip
 
 
@@ -175,8 +172,9 @@ def compile_eagle_loop(lm: EagleLM, program: EagleLoopProgram, path: Path) -> No
 
 
 def example(lm: EagleLM, program: EagleLoopProgram) -> tuple[tuple, tuple]:
-    """Example inputs for four rows of which three draw, and which dimensions stay symbolic."""
-    config, num_rows, num_drawing = lm.head.config, 4, 3
+    """Example inputs for four rows, and which dimensions stay symbolic."""
+    config, num_rows = lm.head.config, 4
+    draws, dynamic_draws = example_draws(program.num_tokens, program.vocab_size, lm.device)
     width = program.width if program.goes_on else 5 if lm.native else 2 * QUERY_BLOCK
     keys, values = (example_stores(stores, num_rows + 1, program.num_tokens) for stores in (lm.kv.keys, lm.kv.values))
     row = torch.arange(num_rows, device=lm.device)
@@ -186,16 +184,15 @@ def example(lm: EagleLM, program: EagleLoopProgram) -> tuple[tuple, tuple]:
             num_rows, width, config.hidden_size if program.goes_on else config.feature_size, dtype=lm.dtype, device=lm.device
         ),
         torch.stack([row + 3, row % width], dim=1), torch.arange(2 * BLOCK, device=lm.device), keys, values,
-        lm.head.embedding, row[:num_drawing], torch.ones(num_drawing, device=lm.device),
-        torch.rand(num_drawing, program.num_tokens, dtype=torch.float64, device=lm.device),
+        lm.head.embedding, draws,
     )  # fmt: skip
-    rows, drawing = {0: Dim("rows", min=1, max=4096)}, {0: Dim("drawing", min=0, max=4096)}
+    rows = {0: Dim("rows", min=1, max=4096)}
     width_dim = Dim("pairs", min=1, max=4096) if lm.native else QUERY_BLOCK * Dim("blocks", min=1, max=512)
     pairs = rows if program.goes_on else {**rows, 1: width_dim}
     store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=BLOCK, max=1 << 24)}
     dynamic = (
         pairs, pairs, rows, {0: Dim("keys", min=BLOCK, max=1 << 24)},
-        [store] * len(keys), [store] * len(values), None, drawing, drawing, drawing,
+        [store] * len(keys), [store] * len(values), None, dynamic_draws,
     )  # fmt: skip
     return inputs, dynamic
 

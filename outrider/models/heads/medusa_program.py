@@ -1,6 +1,6 @@
 """A whole draft of Medusa heads as ONE compiled program: from the target's last hidden state to every head's token and law.
 
-The heads do not look at one another's tokens, so all levels are picked at once. Greedy rows and plain temperature only; the
+The heads do not look at one another's tokens, so all levels are picked at once. No penalties, biases or grammars; the
 general path is `drafters/parallel.py` on the same heads, and the test compares the two.
 """
 
@@ -17,7 +17,7 @@ from torch.export import Dim
 from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.draft_loop import MAX_SMALL_PARAMETERS
 from outrider.models.heads.medusa import MedusaHeads
-from outrider.models.picking import pick_all
+from outrider.models.picking import Draws, example_draws, pick_all
 from outrider.models.vocabulary import fit_width
 from outrider.models.workshop import Workshop
 
@@ -35,14 +35,12 @@ class MedusaProgram(nn.Module):
         self,
         hidden: Tensor,  # (B, T, H): what the target's output head read
         columns: Tensor,  # (B,) int64: each row's last
-        drawing: Tensor,  # (R,) int64: rows that draw their tokens, the others take the likeliest
-        temperature: Tensor,  # (R,) fp32
-        uniforms: Tensor,  # (R, n) fp64
+        draws: list[Tensor],  # `Draws`
     ) -> tuple[Tensor, Tensor]:
         """(tokens (B, n) int64, laws (R, n + 1, V) fp32 of the rows that draw; the last is zero: nothing is drawn after it)."""
         features = hidden.gather(1, columns[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
         logits = fit_width(self.heads(features, self.num_tokens), self.vocab_size)
-        tokens, laws = pick_all(logits, drawing, temperature, uniforms)
+        tokens, laws = pick_all(logits, Draws(*draws))
         return tokens, torch.cat([laws, torch.zeros_like(laws[:, :1])], dim=1)
 
 
@@ -62,11 +60,9 @@ def medusa_program(workshop: Workshop, heads: MedusaHeads, num_tokens: int, voca
 
 
 def example(program: MedusaProgram) -> tuple[tuple, tuple]:
-    """Example inputs for three rows of which two draw, and which dimensions stay symbolic."""
-    inputs = (
-        torch.zeros(3, 4, program.heads.config.hidden_size, dtype=program.heads.dtype), torch.tensor([0, 3, 1]),
-        torch.tensor([0, 2]), torch.ones(2), torch.rand(2, program.num_tokens, dtype=torch.float64),
-    )  # fmt: skip
-    rows, drawing = {0: Dim("rows", min=1, max=4096)}, {0: Dim("drawing", min=0, max=4096)}
-    dynamic = ({**rows, 1: Dim("columns", min=1, max=1 << 16)}, rows, drawing, drawing, drawing)
-    return inputs, dynamic
+    """Example inputs for three rows, and which dimensions stay symbolic."""
+    hidden = torch.zeros(3, 4, program.heads.config.hidden_size, dtype=program.heads.dtype)
+    draws, dynamic_draws = example_draws(program.num_tokens, program.vocab_size, hidden.device)
+    rows = {0: Dim("rows", min=1, max=4096)}
+    dynamic = ({**rows, 1: Dim("columns", min=1, max=1 << 16)}, rows, dynamic_draws)
+    return (hidden, torch.tensor([0, 3, 1]), draws), dynamic

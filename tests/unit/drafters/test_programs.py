@@ -32,6 +32,7 @@ from tests.unit.drafters.test_block import tiny_head
 
 V, SIZE = 257, 4
 GREEDY, WARM, HOT = (SamplingParams(temperature=t, max_tokens=60) for t in (0.0, 0.8, 1.0))
+SOME, FEW = SamplingParams(temperature=1.0, top_p=0.7, max_tokens=60), SamplingParams(temperature=0.9, top_k=3, max_tokens=60)
 PROMPTS = [[5, 80, 33, 7], [9], list(range(40, 60)), [5, 80, 33]]
 HEADS: dict[str, dict[str, Any]] = {
     "markov": {"num_layers": 2, "block_size": SIZE},
@@ -59,10 +60,10 @@ class Ragged(FixedLength):
 class Watched:
     """A decoder, and every draft it made."""
 
-    def __init__(self, root: Path, head: str) -> None:
+    def __init__(self, root: Path, head: str, verifier: str = "block") -> None:
         options = Options(
             str(root / "target"), drafter="block", draft=str(root / head), dtype="float32", compile="off", threads=1,
-            num_draft_tokens=SIZE,
+            num_draft_tokens=SIZE, verifier=verifier,
         )  # fmt: skip
         self.decoder: Decoder = build(options).decoder
         drafter = self.decoder.drafter
@@ -98,17 +99,22 @@ class Watched:
 
 
 @pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("verifier", ["block", "gumbel"])
 @pytest.mark.parametrize(
-    "params", [[GREEDY] * 4, [WARM, HOT, WARM, WARM], [GREEDY, WARM, GREEDY, HOT]], ids=["greedy", "warm", "mixed"]
-)
-def test_a_program_drafts_what_the_general_path_drafts(root: Path, head: str, params: list[SamplingParams]) -> None:
+    "params", [[GREEDY] * 4, [WARM, HOT, WARM, WARM], [GREEDY, WARM, GREEDY, HOT], [SOME, FEW, HOT, FEW]],
+    ids=["greedy", "warm", "mixed", "filtered"],
+)  # fmt: skip
+def test_a_program_drafts_what_the_general_path_drafts(
+    root: Path, head: str, verifier: str, params: list[SamplingParams]
+) -> None:
     """Catches other positions, places or masks, padding of shorter rows that is read, other random numbers, a law that is not the
     one drawn from, states that wait and are lost or read twice."""
-    general, compiled = Watched(root, head), Watched(root, head)
+    general, compiled = Watched(root, head, verifier), Watched(root, head, verifier)
     compiled.use_program(SIZE if head != "from_mask" else SIZE - 1)
     assert compiled.run(params) == general.run(params)
     assert sum(draft.num_nodes for draft in compiled.drafts) > 10
-    assert any(draft.probs is not None for draft in compiled.drafts) == any(p is not GREEDY for p in params)
+    drawn = verifier == "block" and any(p is not GREEDY for p in params)
+    assert any(draft.probs is not None for draft in compiled.drafts) == drawn
     for ours, theirs in zip(compiled.drafts, general.drafts, strict=True):
         assert ours.lists == theirs.lists
         assert (ours.probs is None) == (theirs.probs is None)
@@ -149,8 +155,8 @@ def test_bans_change_a_programs_draft_where_they_bite(root: Path) -> None:
 
 
 @pytest.mark.parametrize("own_output", [True, False])
-@pytest.mark.parametrize("params", [GREEDY, WARM])
-def test_a_medusa_program_says_what_the_heads_say(own_output: bool, params: SamplingParams) -> None:
+@pytest.mark.parametrize(("params", "coupled"), [(GREEDY, False), (WARM, False), (WARM, True), (SOME, False), (FEW, True)])
+def test_a_medusa_program_says_what_the_heads_say(own_output: bool, params: SamplingParams, coupled: bool) -> None:
     """Catches the feature of another column or row, levels picked with each other's random numbers, a reduced vocabulary whose
     tokens are not translated."""
     torch.manual_seed(5)
@@ -160,7 +166,7 @@ def test_a_medusa_program_says_what_the_heads_say(own_output: bool, params: Samp
     heads.bind(torch.nn.Linear(size, 50, bias=False))
     general, compiled = MedusaDrafter(heads, MedusaSettings()), MedusaDrafter(heads, MedusaSettings())
     compiled.program = MedusaCall(MedusaProgram(heads, 3, 50), 3)
-    rows = Rows(50, torch.device("cpu"))
+    rows = Rows(50, torch.device("cpu"), coupled=coupled)
     for seed, prompt in enumerate([[3, 4, 5], [7, 8], [1, 9, 9]]):
         row = make_row(prompt, params if seed != 1 else GREEDY, seed=seed)
         rows.add(row)
@@ -178,7 +184,7 @@ def test_a_medusa_program_says_what_the_heads_say(own_output: bool, params: Samp
         assert ours.lists[1] == theirs.lists[1]
         for line, other, length in zip(*(draft.lists[0] for draft in (ours, theirs)), ours.lists[1], strict=True):
             assert line[:length] == other[:length]
-        assert (ours.probs is None) == (theirs.probs is None) == (params is GREEDY)
+        assert (ours.probs is None) == (theirs.probs is None) == (params is GREEDY or coupled)
         if ours.probs is not None and theirs.probs is not None:
             torch.testing.assert_close(ours.probs, theirs.probs)
     assert len({tuple(line) for line in drafts[1][0].lists[0]}) == 3, "rows must differ for this to say anything"
@@ -195,7 +201,7 @@ def test_what_a_program_does_not_know_takes_the_general_path(root: Path) -> None
         raise AssertionError("the program was asked")
 
     watched.drafter.program = Program(refuse, SIZE)
-    for params in ({"top_k": 3}, {"top_p": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {3: 1.0}}):
+    for params in ({"presence_penalty": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {3: 1.0}}):
         watched.run([SamplingParams(temperature=0.7, max_tokens=60, **params)] * 4)
         while len(watched.decoder.rows):
             watched.decoder.remove(0)

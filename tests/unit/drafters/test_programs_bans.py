@@ -23,6 +23,7 @@ from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.coupled import CoupledVerifier
 from tests.helpers import EOS, byte_tokenizer, disturbed, make_row, tiny_llama
 from tests.unit.models.heads.test_eagle_loop import NODES, VOCAB, Beside, loop_of, models
 
@@ -31,10 +32,13 @@ WORDS = [[begin, last] for begin in range(0, VOCAB, 9) for last in range(VOCAB /
 
 
 def bound_rows() -> list[Row]:
-    """Two that draw and two that are greedy, of each one that is free."""
-    made = [make_row([5 + seed, 6, 7], params, seed=seed, number=seed) for seed, params in enumerate([GREEDY, WARM] * 2)]
+    """Two that draw, two that are greedy and two with shared noise, of each one that is free."""
+    kinds = [GREEDY, WARM, WARM] * 2
+    made = [make_row([5 + seed, 6, 7], params, seed=seed, number=seed) for seed, params in enumerate(kinds)]
     made[0].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
     made[1].constraint = Bans(VOCAB, words=WORDS)
+    made[2].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
+    made[2].verifier = made[5].verifier = CoupledVerifier()
     return made
 
 
@@ -96,6 +100,7 @@ def test_drafts_are_those_of_the_general_path(parts: Any) -> None:
         steps += 1
     assert both.compared > 100
     assert both.drawn > 50
+    assert both.raced > 50
     assert program.asked + stepwise.asked > steps, "some draft was made anew"
     assert stepwise.asked < steps - 3, "some draft of the program was kept"
 
@@ -128,11 +133,13 @@ def test_which_bans_a_program_may_wait_for() -> None:
     assert programs_serve(batch(bound(WARM, said))), "long enough by now"
 
 
-def test_shared_noise_keeps_only_greedy_rows_with_the_program() -> None:
-    """Their token is the likeliest one, with noise or without."""
-    assert programs_serve(batch(bound(GREEDY, None), bound(GREEDY, None), coupled=True))
-    assert not programs_serve(batch(bound(GREEDY, None), bound(WARM, None), coupled=True))
-    assert programs_serve(batch(bound(GREEDY, None), bound(WARM, None)))
+def test_bans_of_rows_that_share_noise_may_wait() -> None:
+    """Their tokens are placed: each may be looked at, as a greedy row's."""
+    word = Bans(257, words=[[3]])
+    assert programs_serve(batch(bound(WARM, word), coupled=True))
+    assert not programs_serve(batch(bound(WARM, word)))
+    assert bans_bite(batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([2])))
+    assert not bans_bite(batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([1])))
 
 
 def test_where_bans_bite() -> None:

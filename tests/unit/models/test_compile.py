@@ -18,7 +18,8 @@ from outrider.models.compiled import CompiledModel
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import LoadedModel, build_lm
-from tests.helpers import copies_a_cache, disturbed, greedy_draws, tiny_llama, word_tokenizer
+from outrider.models.picking import Draws
+from tests.helpers import copies_a_cache, disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
 slow_compile = [
@@ -95,7 +96,7 @@ class TestCompiledLLM:
         lm, draft = drafted._built.target.lm, drafted._built.draft
         assert draft is not None
         assert draft.draft_loop is not None
-        loop, draws = draft.draft_loop, greedy_draws(3)
+        loop, draws = draft.draft_loop, greedy_draws(3, VOCAB)
         for kv in (lm.kv, draft.lm.kv):
             kv.add_row()
         assert not copies_a_cache(lm.kv, lambda: lm.forward(torch.tensor([[3, 4, 5]])))
@@ -133,7 +134,7 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
             lm.kv.add_row()
         lm.catch_up([texts[0], texts[1][:-1]])  # row 1 lacks two tokens, row 0 one
         pending = [texts[0][-1:], texts[1][-2:]]
-        tokens, laws = loop(pending, (torch.tensor([1]), torch.tensor([0.7]), uniforms[1:]), 4)
+        tokens, laws = loop(pending, drawn([1], [0.7], uniforms[1:], VOCAB), 4)
         assert laws.shape == (1, 5, VOCAB), "greedy rows have none"
         assert lm.kv.lengths == [len(text) + 3 for text in texts]
         module.set_attn_implementation("eager")
@@ -146,8 +147,8 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
                 law = torch.softmax(scores / 0.7, -1)
                 torch.testing.assert_close(laws[0, :4], law, rtol=1e-3, atol=1e-4)
                 cumulative = laws[0, :4].double().cumsum(-1)
-                drawn = torch.searchsorted(cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True)[:, 0]
-                assert tokens[row].tolist() == drawn.tolist()
+                chosen = torch.searchsorted(cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True)[:, 0]
+                assert tokens[row].tolist() == chosen.tolist()
 
 
 def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> None:
@@ -157,15 +158,15 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     lm = build_lm(tiny_llama(VOCAB), str(draft), torch.float32, torch.device("cpu"))
     seen: list[torch.Tensor] = []
 
-    def program(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        seen.append(inputs[-1])
+    def program(*inputs: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(Draws(*inputs[-1]).uniforms)
         return torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 2, VOCAB), inputs[0]
 
     for _ in range(2):
         lm.kv.add_row()
     uniforms = torch.arange(6, dtype=torch.float64).view(2, 3)
     with torch.inference_mode():
-        DraftLoop(lm, {1: program})([[3], [4]], (torch.arange(2), torch.ones(2), uniforms), 3)
+        DraftLoop(lm, {1: program})([[3], [4]], drawn([0, 1], [1.0, 1.0], uniforms, VOCAB), 3)
     assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
 
 
@@ -187,7 +188,7 @@ def test_programs_of_a_draft_model_read_its_own_weights(tmp_path: Path, monkeypa
 
     def said() -> tuple[list[int], float]:
         logits = lm.forward(torch.tensor([[3, 4]]))
-        tokens = loop([[3]], greedy_draws(3), 3)[0]
+        tokens = loop([[3]], greedy_draws(3, VOCAB), 3)[0]
         lm.kv.truncate(0, 0)
         return tokens[0].tolist(), float(logits.abs().max())
 
@@ -220,7 +221,7 @@ def test_programs_make_up_a_length(tmp_path: Path, lengths: tuple[int, ...], wan
     lm.kv.add_row()
     num_tokens = loop.length(wanted)
     with torch.inference_mode():
-        tokens, laws = loop([[3]], greedy_draws(num_tokens), num_tokens)
+        tokens, laws = loop([[3]], greedy_draws(num_tokens, VOCAB), num_tokens)
     assert asked == calls
     assert tokens.tolist() == [list(range(4, 4 + sum(calls)))]
     assert laws.shape == (0, sum(calls) + 1, VOCAB)
@@ -230,11 +231,11 @@ def test_example_inputs_fit_the_program(tmp_path: Path) -> None:
     """The example is what torch.export traces: it must run, and leave no row behind."""
     module = tiny_llama(VOCAB)
     lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
-    inputs, dynamic = draft_loop.example(lm, 2)
+    inputs, dynamic = draft_loop.example(lm, 2, VOCAB)
     with torch.inference_mode():
         tokens, laws, state = DraftLoopProgram(lm, module, 2, VOCAB)(*inputs)
     assert tokens.shape == (4, 2)
-    assert laws.shape == (3, 3, VOCAB)
+    assert laws.shape == (2, 3, VOCAB)
     assert state.shape == inputs[0].shape
     assert len(inputs) == len(dynamic)
     assert lm.kv.num_rows == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from outrider.errors import ConfigError, NumericalError
 from outrider.sampling import distribution as distributions
 from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.warpers import apply_top_p, apply_top_p_by_sorting
+from outrider.sampling.warpers import apply_top_p, apply_top_p_by_sorting, floor
 from outrider.types import Draft
 
 VOCAB = 50
@@ -92,6 +94,36 @@ def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool) -> None:
     scores = (scores * 2).round() / 2 if is_tied else scores
     top_p = torch.tensor([0.9, 0.3, 1.0, 0.999])[:, None, None]
     assert torch.equal(apply_top_p(scores, top_p, head=64), apply_top_p_by_sorting(scores, top_p))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(params=options, seed=st.integers(0, 10_000), is_tied=st.booleans())
+def test_drafts_are_filtered_as_the_target_is(params: SamplingParams, seed: int, is_tied: bool) -> None:
+    """But for equals at the edge of a nucleus, which all stay."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(2, 3, VOCAB, generator=generator)
+    logits = logits.round() if is_tied else logits
+    sampling = BatchSampling.of([replace(params, repetition_penalty=1.0), SamplingParams(temperature=0.9)], VOCAB)
+    exact, ours = distribution(logits, sampling), distribution(logits, sampling, drafting=True)
+    torch.testing.assert_close(ours.sum(-1), torch.ones(2, 3))
+    assert torch.equal(ours[1], exact[1]), "a row without filters is left alone to the last bit"
+    if not is_tied:
+        assert torch.equal(ours > 0, exact > 0)
+        torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
+    edge = torch.where(exact > 0, logits, torch.inf).amin(-1, keepdim=True)
+    assert torch.equal(ours > 0, (exact > 0) | ((logits == edge) & (ours > 0)))
+
+
+def test_a_filter_that_keeps_more_than_the_head_does_nothing_to_a_draft() -> None:
+    """Beside rows whose filters do: catches a nucleus cut off at the head, and a k that is clamped to it."""
+    scores = torch.randn(4, 3, 900, generator=torch.Generator().manual_seed(1))
+    scores[1] *= 8
+    top_k, top_p = (torch.tensor(each)[:, None, None] for each in ([0, 0, 65, 64], [0.99, 0.9, 1.0, 1.0]))
+    kept = scores >= floor(scores, top_k, top_p, torch.zeros(4, 1, 1), head=64)
+    assert kept[0].all()
+    assert kept[2].all()
+    assert torch.equal(kept[1], apply_top_p_by_sorting(scores, top_p).isfinite()[1])
+    assert kept[3].sum(-1).tolist() == [64] * 3
 
 
 def test_greedy_is_a_point_mass_at_the_lowest_of_equals() -> None:

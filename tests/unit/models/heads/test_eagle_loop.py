@@ -23,8 +23,9 @@ from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.coupled import CoupledVerifier
 from tests.heads import random_eagle
-from tests.helpers import copies_a_cache, greedy_draws, make_row, tiny_llama
+from tests.helpers import copies_a_cache, drawn, greedy_draws, make_row, tiny_llama
 
 VOCAB, NODES = 60, 4
 HEADS: dict[str, dict[str, Any]] = {
@@ -57,7 +58,7 @@ class Beside(Drafter):
 
     def __init__(self, one: EagleChain, other: EagleChain) -> None:
         self.both = one, other
-        self.compared = self.drawn = 0
+        self.compared = self.drawn = self.raced = self.filtered = 0
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -74,14 +75,22 @@ class Beside(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         one, other = (drafter.propose(rows, gamma) for drafter in self.both)
         assert one.lists[1] == other.lists[1]
-        assert (one.probs is None) == (other.probs is None)
         for index, length in enumerate(one.lists[1]):
             assert one.lists[0][index][:length] == other.lists[0][index][:length]
             self.compared += length
-            if one.probs is not None and other.probs is not None:
-                assert one.probs.shape == (len(rows), one.num_nodes + 1, VOCAB)
-                torch.testing.assert_close(one.probs[index, :length], other.probs[index, :length], rtol=1e-4, atol=1e-5)
-                self.drawn += 0 if rows[index].params.is_greedy else length
+            if rows[index].params.is_greedy or not length:
+                continue
+            if _races(rows, index):
+                assert not one.is_sampled()[index].any(), "placed, not drawn"
+                self.raced += length
+                continue
+            assert one.probs is not None
+            assert other.probs is not None
+            assert one.probs.shape == (len(rows), one.num_nodes + 1, VOCAB)
+            assert one.is_sampled()[index].all()
+            torch.testing.assert_close(one.probs[index, :length], other.probs[index, :length], rtol=1e-4, atol=1e-5)
+            self.drawn += length
+            self.filtered += int(bool((one.probs[index, :length] == 0).any()))
         return one
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -98,6 +107,10 @@ class Beside(Drafter):
             drafter.stop(index)
 
 
+def _races(rows: Rows, index: int) -> bool:
+    return rows.coupled_rows is not None and bool(rows.coupled_rows[index])
+
+
 class Ragged(FixedLength):
     """Another length for every row and step, 0 among them."""
 
@@ -109,16 +122,22 @@ PARAMS = (
     SamplingParams(max_tokens=40, ignore_eos=True),
     SamplingParams(max_tokens=30, temperature=1.0),
     SamplingParams(max_tokens=30, temperature=0.6),
-    SamplingParams(max_tokens=9, temperature=1.0, top_p=0.9),  # while it is there, no program serves
+    SamplingParams(max_tokens=9, temperature=1.0, frequency_penalty=0.3),  # while it is there, no program serves
+    SamplingParams(max_tokens=30, temperature=0.9, top_p=0.8),
+    SamplingParams(max_tokens=30, temperature=1.0, top_k=4, min_p=0.1),
 )
-PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5, 3, 4, 5, 3, 4], [11], [8, 9])
+PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5, 3, 4, 5, 3, 4], [11], [8, 9], [5, 6], [7, 7, 7])
 
 
-def draft_side_by_side(target: LM, both: Beside, control: FixedLength, which: tuple[int, ...]) -> None:
-    """To the end of rows that join one by one."""
+def draft_side_by_side(
+    target: LM, both: Beside, control: FixedLength, which: tuple[int, ...], racing: tuple[int, ...] = ()
+) -> None:
+    """To the end of rows that join one by one, those of `racing` with the target's own noise."""
     decoder = Decoder(target, both, BlockVerifier(), control)
     for number in which:
-        decoder.add(make_row(PROMPTS[number], PARAMS[number], seed=number))
+        row = make_row(PROMPTS[number], PARAMS[number], seed=number)
+        row.verifier = CoupledVerifier() if number in racing else None
+        decoder.add(row)
         decoder.step()
     while len(decoder.rows):
         decoder.step()
@@ -127,12 +146,12 @@ def draft_side_by_side(target: LM, both: Beside, control: FixedLength, which: tu
                 decoder.remove(index)
 
 
-GREEDY, MIXED, FILTERED = (0,), (0, 2), (0, 1, 2, 3)
+GREEDY, MIXED, PENALISED, FILTERED = (0,), (0, 2), (0, 1, 2, 3), (0, 1, 4, 5)
 
 
 @pytest.mark.parametrize(("head", "how", "which"), [
-    ("eagle", {}, MIXED), ("eagle3", {"narrow": True}, GREEDY), ("eagle3", {"any_length": True}, FILTERED),
-    ("eagle3.1", {}, FILTERED),
+    ("eagle", {}, MIXED), ("eagle3", {"narrow": True}, GREEDY), ("eagle3", {"any_length": True}, PENALISED),
+    ("eagle3.1", {}, PENALISED), ("eagle", {}, FILTERED),
     ("eagle3.1", {"any_length": True, "narrow": True}, MIXED),
 ], ids=str)  # fmt: skip
 def test_drafts_are_those_drafted_token_by_token(head: str, how: dict[str, Any], which: tuple[int, ...]) -> None:
@@ -145,6 +164,7 @@ def test_drafts_are_those_drafted_token_by_token(head: str, how: dict[str, Any],
     draft_side_by_side(target, both, control, which)
     assert both.compared > 40
     assert both.drawn > 30 or which == GREEDY
+    assert both.filtered > 5 or which != FILTERED
 
 
 def test_a_program_of_one_token_drafts_what_a_longer_one_does() -> None:
@@ -153,7 +173,8 @@ def test_a_program_of_one_token_drafts_what_a_longer_one_does() -> None:
     lm.kv.add_row()
     generator = torch.Generator().manual_seed(0)
     pairs = [([3, 4, 5], torch.randn(3, lm.head.config.feature_size, generator=generator))]
-    draws = (torch.tensor([0]), torch.tensor([0.8]), torch.rand(1, 5, dtype=torch.float64, generator=generator))
+    uniforms = torch.rand(1, 5, dtype=torch.float64, generator=generator)
+    draws = drawn([0], [0.8], uniforms, VOCAB)
     with torch.inference_mode():
         tokens, laws = loop_of(lm, 5)(pairs, draws, 5)
         again, same = loop_of(lm, 5, any_length=True)(pairs, draws, 5)
@@ -174,10 +195,22 @@ def test_example_inputs_fit_the_program(head: str, goes_on: bool) -> None:
     with torch.inference_mode():
         tokens, laws, states = program(*inputs)
     assert tokens.shape == (4, 2)
-    assert laws.shape == (3, 3, VOCAB)
+    assert laws.shape == (2, 3, VOCAB)
     assert states.shape == (4, 1, lm.head.config.hidden_size)
     assert len(inputs) == len(dynamic)
     assert lm.kv.num_rows == 0
+
+
+@pytest.mark.parametrize(("head", "racing"), [("eagle3", (0, 1, 4, 5)), ("eagle3.1", (5,)), ("eagle", (0, 1))], ids=str)
+def test_rows_that_share_noise_are_drafted_token_by_token_alike(head: str, racing: tuple[int, ...]) -> None:
+    """All of a batch, or some beside rows that draw: catches another row's noise or temperature, the noise of another place, and
+    noise over the target's vocabulary beside scores over the head's own."""
+    target, lm = models(head)
+    plain = EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length))
+    both = Beside(EagleChain(lm, loop_of(lm, NODES, any_length=True, narrow=head == "eagle3")), plain)
+    draft_side_by_side(target, both, Ragged(NODES), FILTERED, racing)
+    assert both.raced > 30
+    assert (both.drawn > 0) == (len(racing) < len(FILTERED))
 
 
 @pytest.mark.slow
@@ -192,13 +225,13 @@ def test_compiled_drafts_are_those_drafted_token_by_token(
     loop = eagle_loop(lm, Workshop("on", print, []), NODES, any_length=any_length, label=head)
     assert loop is not None
     plain = EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length))
-    for which in (GREEDY, FILTERED):
+    for which, racing in ((GREEDY, ()), (PENALISED, ()), (FILTERED, (4,)), (FILTERED, (0, 1, 4, 5))):
         both = Beside(EagleChain(lm, loop), plain)
-        draft_side_by_side(target, both, Ragged(NODES), which)
+        draft_side_by_side(target, both, Ragged(NODES), which, racing)
         assert both.compared > 30
     lm.kv.add_row()
     pairs = [([3, 4, 5], torch.zeros(3, lm.head.config.feature_size))]
-    draws = greedy_draws(NODES)
+    draws = greedy_draws(NODES, VOCAB)
     with torch.inference_mode():
         assert not copies_a_cache(lm.kv, lambda: loop(pairs, draws, NODES))
 
