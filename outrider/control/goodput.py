@@ -35,8 +35,9 @@ MARGIN = 0.02  # predicted gain that a change of length must promise
 SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was measured: mean, and deviation for one row
 CROWD = 8  # rows up to which the deviation grows, with their root
 TOLD, TOLD_ALONE = 3, 6  # times that a median counts for: of a crowd, and of one row, which is timed more often
-EARLY = 24  # steps of a number of rows, in each of which everything is weighed anew; later in every
-EVERY = 4
+# Steps of a number of rows -> how many are learned from and weighed at once from then on: to do so takes a fiftieth of a short
+# step where it is done in each, and what is known changes ever less.
+PACES = ((0, 1), (24, 4), (240, 8))
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
 APART = 0.1  # relative deviation of a size's price from one number of rows to another, as large as the share they differ by
@@ -119,7 +120,7 @@ class Goodput:
         """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing."""
         self._now += 1
         self._waiting.append(_Step(num_rows, asked, drafted, accepted, seconds, self._now))
-        if not self._settled or len(self._waiting) >= EVERY or not self._is_steady(num_rows):
+        if not self._settled or len(self._waiting) >= self._pace(num_rows):
             self._catch_up()
         self._checks.observe(asked)
         self._tries.observe(drafted, accepted)
@@ -269,7 +270,7 @@ class Goodput:
     def _young_outlook(self, num_rows: int) -> Outlook | None:
         """Predictions of the latest steps, while they serve."""
         known = self._outlooks.get(num_rows)
-        if known is None or known.age >= (EVERY if self._is_steady(num_rows) else 1):
+        if known is None or known.age >= self._pace(num_rows):
             return None
         known.age += 1
         return known
@@ -284,9 +285,10 @@ class Goodput:
         self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
         return self._outlooks[num_rows]
 
-    def _is_steady(self, num_rows: int) -> bool:
-        """Whether steps of so many rows are known well enough to look at them anew only now and then."""
-        return self._steps[num_rows] >= EARLY
+    def _pace(self, num_rows: int) -> int:
+        """After how many steps of so many rows they are looked at anew: see PACES."""
+        steps = self._steps[num_rows]
+        return next(pace for begin, pace in reversed(PACES) if steps >= begin)
 
     def _blended(self, num_rows: int) -> dict[int, float] | None:
         """`goodput`, but what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows as well, each

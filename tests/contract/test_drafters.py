@@ -477,7 +477,7 @@ def test_shared_noise_gives_one_text(bench: Bench, case: Case, params: SamplingP
     """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, whoever drafts, however far."""
     expected = [bench.alone(bench.decoder(PLAIN, "gumbel"), number, params).output for number in range(3)]
     assert expected[0] != bench.alone(bench.decoder(PLAIN, "gumbel"), 0, SamplingParams(max_tokens=24)).output
-    for gamma in range(1, 7) if params not in MIXED else (2, 5):
+    for gamma in (1, 3, 6) if params not in MIXED else (2, 5):
         decoder = bench.decoder(case, "gumbel", gamma)
         for number in range(3):
             decoder.add(bench.row(number, params))

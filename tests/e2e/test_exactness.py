@@ -219,7 +219,7 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     options = {"dtype": dtype, "compile": "on", "threads": 2}
     prompts, demo = list(WORD_PROBLEMS), demo_paths()
     plain = LLM(demo.target, drafter="none", **options).generate(prompts, WITHOUT_END)
-    llm = LLM(demo.target, draft=demo.draft, num_draft_tokens=5, **options)
+    llm = LLM(demo.target, draft=demo.draft, num_draft_tokens=3, **options)
     assert llm.config["compile"] == "on"
     together = llm.generate(prompts, WITHOUT_END)
     alone = [llm.generate(prompt, WITHOUT_END)[0] for prompt in prompts]
@@ -229,10 +229,10 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     target, draft = llm._built.target.lm, llm._built.draft
     assert draft is not None
     assert draft.draft_loop is not None
-    loop, draws = draft.draft_loop, greedy_draws(5, target.shape.vocab_size)
+    loop, draws = draft.draft_loop, greedy_draws(3, target.shape.vocab_size)
     for kv in (target.kv, draft.lm.kv):
         kv.add_row()
     with torch.inference_mode():
         assert not copies_a_cache(target.kv, lambda: target.forward(torch.tensor([[3, 4, 5]])))
-        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 5))
+        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 3))
     torch.set_num_threads(threads)

@@ -215,7 +215,9 @@ def test_rows_that_share_noise_are_drafted_token_by_token_alike(head: str, racin
 
 @pytest.mark.slow
 @pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
-@pytest.mark.parametrize(("head", "any_length"), [("eagle", False), ("eagle3.1", False), ("eagle3", True)])
+@pytest.mark.parametrize(("head", "any_length"), [
+    pytest.param("eagle", False, marks=pytest.mark.nightly), ("eagle3.1", False), ("eagle3", True),
+])  # fmt: skip
 def test_compiled_drafts_are_those_drafted_token_by_token(
     head: str, any_length: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
