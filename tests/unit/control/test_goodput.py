@@ -6,7 +6,9 @@ Bounds are those of the product's promise (0.97 of the best fixed length, 0.98 o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -321,3 +323,21 @@ def test_regret_is_zero_where_only_the_best_was_chosen() -> None:
 
 def test_summary_before_anything_was_measured() -> None:
     assert Goodput(4, trees=False).summary() == {"chosen": {}, "by_rows": {}}
+
+
+def test_the_longer_a_run_the_more_steps_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches steps that wait for ever, and a pace that is asked of another number of rows."""
+    control, batches = Goodput(8, trees=False), list[int]()
+    learn = control._learn_seconds
+
+    def counted(steps: Sequence[Any]) -> None:
+        batches.extend([len(steps)] if steps else [])
+        learn(steps)
+
+    monkeypatch.setattr(control, "_learn_seconds", counted)
+    Run(control, 0).steps(World(0.8, linear(0.05)), 400)
+    assert set(batches[:20]) == {1}
+    assert batches.count(4) > 30
+    assert max(batches) == 8
+    assert batches[-1] == 8
+    assert sum(batches) > 400 - 2 * 8
