@@ -6,8 +6,8 @@
 
 The context's keys and values are kept in a cache of the head's own, row by row (`block_context.py`): read once from the prompt,
 then from every pass the committed columns, which the head's next pass takes along; the block's stand behind them for one pass and
-are overwritten by the next. Where the target is compiled, a chain is one program's call, but for rows with
-penalties, biases or grammars.
+are overwritten by the next. Where the target is compiled, a chain is one program's call, but for rows with penalties,
+biases or grammars.
 
 With a Markov head the laws of a block depend on the token before, so chains are drawn left to right and a tree's children follow
 their own parent, without another pass. The confidence head ends a chain where the guesses so far are unlikely to survive. It

@@ -1,8 +1,9 @@
 """A separate, smaller causal LM guesses a chain, token by token: the classic (Leviathan et al. 2211.17192).
 
 Each draft token is drawn from the draft's own law under the row's sampling options, filtered as the target's but for large
-nuclei (`warpers.floor`), and that law travels with it as `Draft.probs`. Greedy rows need no law: their tokens are the argmax, a
-deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the target's own noise instead.
+nuclei (`sampling/draft_filters.py`), and that law travels with it as `Draft.probs`. Greedy rows need no law: their tokens are
+the argmax, a deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the target's own noise
+instead.
 
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the cache lacks (after a
 full acceptance that is two tokens, else one), after a step it forgets what was rejected. A row that nothing is drafted for

@@ -21,7 +21,6 @@ from torch import Tensor
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
 from outrider.sampling.bans import Bans
-from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
 
@@ -70,23 +69,17 @@ def draws_of(rows: Rows, num_tokens: int) -> Draws:
     draws, num_sampled = no_draws(num_tokens, rows.vocab_size, device), len(sampled)
     if not num_sampled:
         return draws
-    scale = rows.sampling.warpers.temperature
+    scale, filters = rows.sampling.warpers.temperature, rows.sampling.warpers.filters
     temperature = torch.ones(num_sampled, device=device) if scale is None else scale[:, 0, 0].float()
-    draws = _filtered(draws._replace(sampled=sampled, temperature=temperature), rows.sampling.warpers)
+    draws = draws._replace(sampled=sampled, temperature=temperature)
+    if filters is not None:
+        draws = draws._replace(**dict(zip(("filtered", "top_k", "top_p", "min_p"), filters, strict=True)))
     everyone = torch.arange(num_sampled, device=device)
     if rows.coupled_rows is None:
         return draws._replace(drawn=everyone, uniforms=_uniforms(rows, sampled, num_tokens))
     races = rows.coupled_rows[sampled]
     uniforms, noise = _uniforms(rows, sampled[~races], num_tokens), _noise(rows, sampled[races], num_tokens)
     return draws._replace(drawn=everyone[~races], uniforms=uniforms, racing=everyone[races], noise=noise)
-
-
-def _filtered(draws: Draws, warpers: Warpers) -> Draws:
-    if warpers.filters is None:
-        return draws
-    top_k, top_p, min_p = (option[:, 0, 0] for option in warpers.filters)
-    some = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[:, 0]
-    return draws._replace(filtered=some, top_k=top_k[some], top_p=top_p[some].float(), min_p=min_p[some].float())
 
 
 def _uniforms(rows: Rows, drawn: Tensor, num_tokens: int) -> Tensor:

@@ -40,11 +40,12 @@ MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; b
 OPTIONS = {"freezing": True, "cpp.enable_concat_linear": True, "aot_inductor.custom_ops_to_c_shims": C_SHIMS}
 ONE_THREAD = {"cpp.threads": 1}  # for programs whose kernels are shorter than a fork and join
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
-# Files of this folder whose code is compiled in.
+# Files whose code is compiled in, seen from this folder.
 MODEL_SOURCES = (
     "attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py", "ops.py", "panel.py", "picking.py", "signals.py",
+    "vocabulary.py", "../sampling/draft_filters.py",
 )  # fmt: skip
-HEAD_SOURCES = ("vocabulary.py", "workshop.py")
+HEAD_SOURCES = ("workshop.py",)
 
 
 class PassProgram(nn.Module):

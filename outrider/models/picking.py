@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from outrider.sampling import rng
-from outrider.sampling.warpers import floor
+from outrider.sampling.draft_filters import above_floor
 
 
 class Draws(NamedTuple):
@@ -32,8 +32,8 @@ class Draws(NamedTuple):
     noise: Tensor  # (C, n, V) fp64, Gumbel noise of their next text positions
     filtered: Tensor  # (F,) int64
     top_k: Tensor  # (F,) int64, 0 = off
-    top_p: Tensor  # (F,) fp32, 1 = off
-    min_p: Tensor  # (F,) fp32, 0 = off
+    top_p: Tensor  # (F,) fp64, 1 = off
+    min_p: Tensor  # (F,) fp64, 0 = off
 
     def of(self, nodes: slice) -> Draws:
         """Of these tokens, each tensor contiguous: programs read their inputs by the strides of the example."""
@@ -46,7 +46,7 @@ def no_draws(num_tokens: int, vocab_size: int, device: torch.device) -> Draws:
     nobody, nothing = torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, device=device)
     uniforms = torch.empty(0, num_tokens, dtype=torch.float64, device=device)
     noise = uniforms[..., None].expand(-1, -1, vocab_size)
-    return Draws(nobody, nothing, nobody, uniforms, nobody, noise, nobody, nobody, nothing, nothing)
+    return Draws(nobody, nothing, nobody, uniforms, nobody, noise, nobody, nobody, nothing.double(), nothing.double())
 
 
 def pick(logits: Tensor, draws: Draws, node: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -73,10 +73,7 @@ def pick_all(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> tuple[T
 def _scores(logits: Tensor, draws: Draws) -> Tensor:
     """Logits (S, n, V) as the rows' options have them: fp32, unlikely tokens of rows that filter masked."""
     scores = logits.float() / draws.temperature[:, None, None]
-    top_k, top_p, min_p = (option[:, None, None] for option in (draws.top_k, draws.top_p, draws.min_p))
-    lowest = scores.new_full((*scores.shape[:2], 1), -torch.inf)
-    lowest = lowest.index_copy(0, draws.filtered, floor(scores.index_select(0, draws.filtered), top_k, top_p, min_p))
-    return scores.masked_fill(scores < lowest, -torch.inf)
+    return above_floor(scores, draws.filtered, draws.top_k, draws.top_p, draws.min_p)
 
 
 def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
@@ -90,16 +87,12 @@ def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
 
 def example_draws(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
     """Draws of three rows or more as torch.export must see them, and which of their dimensions stay symbolic."""
-
-    def two(*last: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(last, dtype=dtype, device=device)
-
-    sampled, two_of_them = torch.arange(3, device=device), two(0, 2, dtype=torch.int64)
+    two = torch.tensor([0, 2], device=device)  # torch.export takes no two inputs for one
     draws = Draws(
-        sampled, torch.ones(3, device=device),
-        two_of_them, torch.rand(2, num_tokens, dtype=torch.float64, device=device),
-        two_of_them.clone(), torch.zeros(2, num_tokens, vocab_size, dtype=torch.float64, device=device),
-        two_of_them.clone(), two(3, 0, dtype=torch.int64), two(1, 0.9), two(0, 0.1),
+        sampled=torch.arange(3, device=device), temperature=torch.ones(3, device=device),
+        drawn=two.clone(), uniforms=torch.rand(2, num_tokens, dtype=torch.float64, device=device),
+        racing=two.clone(), noise=torch.zeros(2, num_tokens, vocab_size, dtype=torch.float64, device=device),
+        filtered=two.clone(), top_k=two.clone(), top_p=two.double() / 2, min_p=two.double() / 4,
     )  # fmt: skip
     rows, drawn, racing, filtered = ({0: Dim(name, min=0, max=4096)} for name in ("sampled", "drawn", "racing", "filtered"))
     return list(draws), [rows] * 2 + [drawn] * 2 + [racing] * 2 + [filtered] * 4

@@ -5,18 +5,18 @@ last bit, so a row's law never depends on who shares its batch. Top-p has a plai
 reference) and a fast one that looks at the likeliest tokens only and falls back to the plain one for the
 nodes it cannot decide; a test compares them.
 
-A draft's law need not be the target's to the last token, only the one that was drawn from. `floor` is all
-three filters for drafts, from one look at the likeliest tokens; it never falls back, and is the same in
-compiled drafting programs.
+Drafts are filtered by `draft_filters.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from outrider.sampling.draft_filters import above_floor
 from outrider.sampling.params import SamplingParams
 
 NUCLEUS_HEAD = (
@@ -52,27 +52,23 @@ class Warpers:
         )
 
     def draft_law(self, scores: Tensor) -> Tensor:
-        """The same as `law`, for drafts: filtered by `floor`."""
+        """The same as `law`, for drafts: filtered by `draft_filters.above_floor`."""
         if self.temperature is not None:
             scores = scores / self.temperature.to(scores.dtype)
-        if self.filters is None:
-            return scores.softmax(dim=-1)
-        top_k, top_p, min_p = self.filters
-        lowest = floor(scores, top_k, top_p.to(scores.dtype), min_p.to(scores.dtype))
-        return scores.masked_fill(scores < lowest, -torch.inf).softmax(dim=-1)
+        return (scores if self.filters is None else above_floor(scores, *self.filters)).softmax(dim=-1)
 
-    @property
-    def filters(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Top-k, top-p and min-p, (S, 1, 1) each; None where no row has any."""
+    @cached_property
+    def filters(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """The rows that filter (F,) int64, and their top-k int64, top-p and min-p fp64, (F,) each; None where no row does."""
         some = [option for option in (self.top_k, self.top_p, self.min_p) if option is not None]
         if not some:
             return None
-        off = torch.zeros_like(some[0])
-        return (
-            off.long() if self.top_k is None else self.top_k,
-            off.double() + 1 if self.top_p is None else self.top_p,
-            off.double() if self.min_p is None else self.min_p,
-        )
+        off = torch.zeros(len(some[0]), device=some[0].device)
+        top_k = off.long() if self.top_k is None else self.top_k[:, 0, 0]
+        top_p = off.double() + 1 if self.top_p is None else self.top_p[:, 0, 0]
+        min_p = off.double() if self.min_p is None else self.min_p[:, 0, 0]
+        rows = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[:, 0]
+        return rows, top_k[rows], top_p[rows], min_p[rows]
 
     def law(self, scores: Tensor) -> Tensor:
         """softmax of the filtered scores: (S, M, V) -> (S, M, V), same dtype; NaN rows where scores are no
@@ -141,21 +137,3 @@ def apply_top_p_by_sorting(scores: Tensor, top_p: Tensor) -> Tensor:
     remove[..., 0] = False
     remove = torch.zeros_like(remove).scatter_(-1, order, remove)
     return scores.masked_fill(remove & (top_p < 1), -torch.inf)
-
-
-def floor(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, head: int = NUCLEUS_HEAD) -> Tensor:
-    """The lowest score (S, M, 1) that a draft keeps, of scores (S, M, V); options (S, 1, 1).
-
-    At and above it is what the three filters keep, but for two things: equals at the edge of a nucleus all
-    stay, and a filter that keeps more than the `head` likeliest tokens does nothing.
-    """
-    largest = scores.topk(min(head, scores.shape[-1]), dim=-1).values  # (S, M, head), descending
-    head = largest.shape[-1]
-    kth = largest.gather(-1, (top_k - 1).clamp(0, head - 1).expand(-1, scores.shape[1], -1))
-    lowest = kth.masked_fill((top_k <= 0) | (top_k > head), -torch.inf)
-    total = scores.masked_fill(scores < lowest, -torch.inf).logsumexp(dim=-1, keepdim=True)
-    probs = (largest.masked_fill(largest < lowest, -torch.inf) - total).exp()
-    num_kept = (probs.cumsum(dim=-1) - probs < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
-    edge = largest.gather(-1, num_kept - 1)
-    lowest = torch.where((top_p < 1) & (num_kept < head), torch.maximum(lowest, edge), lowest)
-    return torch.maximum(lowest, largest[..., :1] + min_p.log())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+import outrider
 from outrider import LLM, SamplingParams
 from outrider.models import draft_loop, native
-from outrider.models.compile import cannot_compile, compile_program, drop_old
+from outrider.models.compile import MODEL_SOURCES, cannot_compile, compile_program, drop_old
 from outrider.models.compiled import CompiledModel
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
@@ -268,3 +270,20 @@ def test_compiling_leaves_nothing_but_the_program(tmp_path: Path, monkeypatch: p
     compile_program(_Double(), (torch.ones(4),), (None,), path)
     assert [file.name for file in path.parent.iterdir()] == ["double.pt2"]
     assert list(rest.iterdir()) == []
+
+
+def test_whatever_runs_in_a_program_is_in_its_name(tmp_path: Path) -> None:
+    """Catches code that programs are made of and that changes without them: they would be found in the cache as before."""
+    module = tiny_llama(VOCAB)
+    lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
+    program, inputs = DraftLoopProgram(lm, module, 2, VOCAB), draft_loop.example(lm, 2, VOCAB)[0]
+    ours, met = Path(outrider.__file__).parent, set[Path]()
+    sys.setprofile(lambda frame, event, argument: met.add(Path(frame.f_code.co_filename)))
+    try:
+        with torch.inference_mode():
+            program(*inputs)
+    finally:
+        sys.setprofile(None)
+    named = {(ours / "models" / name).resolve() for name in MODEL_SOURCES}
+    assert ours / "sampling" / "draft_filters.py" in met
+    assert {path for path in met if path.is_relative_to(ours)} <= named

@@ -21,8 +21,9 @@ from transformers import (
 from outrider.errors import ConfigError, NumericalError
 from outrider.sampling import distribution as distributions
 from outrider.sampling.distribution import BatchSampling, History, distribution
+from outrider.sampling.draft_filters import floor
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.warpers import apply_top_p, apply_top_p_by_sorting, floor
+from outrider.sampling.warpers import apply_top_p, apply_top_p_by_sorting
 from outrider.types import Draft
 
 VOCAB = 50
