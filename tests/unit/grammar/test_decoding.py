@@ -135,10 +135,11 @@ def test_a_finished_answer_ends_without_an_end_token(built: Built) -> None:
     assert done.finish_reason == "stop"
 
 
-def test_the_compiled_loop_leaves_grammars_and_shared_noise_to_the_general_path() -> None:
+def test_the_compiled_loop_leaves_grammars_to_the_general_path() -> None:
+    """Shared noise it draws itself (`tests/unit/drafters/test_programs.py`); no program knows a grammar."""
     free, bound, coupled = make_row([5], GREEDY), make_row([5], GREEDY), make_row([5], SOFT)
     bound.constraint, coupled.verifier = GRAMMARS.constraint(WORDS), VERIFIERS.load("gumbel")()
-    for extra, expected in ((None, True), (bound, False), (coupled, False)):
+    for extra, expected in ((None, True), (bound, False), (coupled, True)):
         batch = Rows(257, torch.device("cpu"))
         for row in (free, *([] if extra is None else [extra])):
             batch.add(row)
