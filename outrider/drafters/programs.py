@@ -97,10 +97,10 @@ def _noise(rows: Rows, racing: Tensor, num_tokens: int) -> Tensor:
 def drafted(rows: Rows, draws: Draws, tokens: Tensor, laws: Tensor, lengths: Sequence[int]) -> Draft:
     """A program's tokens (B, n), and laws (R, n + 1, V) of the rows that draw, as a draft of lengths[b] tokens a row."""
     width, counts = max(lengths), torch.tensor(lengths, device=tokens.device)
+    if not len(laws):
+        return Draft(tokens[:, :width], counts)
     if width < tokens.shape[1]:
         tokens, laws = tokens[:, :width], F.pad(laws[:, :width], (0, 0, 0, 1))
-    if not len(laws):
-        return Draft(tokens, counts)
     if len(laws) < len(tokens):  # beside rows that draw, the others have laws, too
         full = laws.new_zeros(len(tokens), *laws.shape[1:])
         full[:, :width].scatter_(2, tokens[..., None], 1.0)

@@ -37,6 +37,8 @@ class Draws(NamedTuple):
 
     def of(self, nodes: slice) -> Draws:
         """Of these tokens, each tensor contiguous: programs read their inputs by the strides of the example."""
+        if not len(self.sampled):
+            return no_draws(nodes.stop - nodes.start, self.noise.shape[-1], self.noise.device)
         return self._replace(uniforms=self.uniforms[:, nodes].contiguous(), noise=self.noise[:, nodes].contiguous())
 
 
