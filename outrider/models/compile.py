@@ -134,9 +134,11 @@ def compile_program(
     """Export, compile (`options` on top of `OPTIONS`), store. Raises CapabilityError naming the cause when that is impossible."""
     if (reason := cannot_compile()) is not None:
         raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
-    from torch._inductor.utils import fresh_cache  # seconds, and only who compiles needs it
+    from torch._inductor.cpu_vec_isa import pick_vec_isa  # seconds, and only who compiles needs it
+    from torch._inductor.utils import fresh_cache
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    pick_vec_isa()  # tries the compiler, ten seconds, and keeps what it found: not in the fresh cache below
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch, torch.no_grad(), _quiet():
         try:
             exported = torch.export.export(program, inputs, dynamic_shapes=dynamic, strict=False)

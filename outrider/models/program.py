@@ -7,6 +7,8 @@ beside the pass of a small draft. Ours are tensors and lists of tensors, in the 
 from __future__ import annotations
 
 import os
+import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,10 @@ def load_program(path: Path, shared: Mapping[str, Tensor] | None = None) -> Prog
     one copy of its weights: what the first has brought into the caches serves the next. (Constants that the compiler made anew,
     such as weights packed for oneDNN, have other names and stay.)
     """
-    loader = torch._inductor.aoti_load_package(str(path)).loader
+    # `torch._inductor.aoti_load_package` ends here, too, but first tries this machine's C++ compiler, to compare processors: a
+    # second, ten in a fresh container. The names of our files tell processors apart (`compile.package_path`).
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    _delete_unpacked(path)
     os.utime(path)  # last use, for `compile.drop_old`
     run, own = loader.boxed_run, set(loader.get_constant_fqns())
     kept = {name: tensor for name, tensor in (shared or {}).items() if name in own}
@@ -45,6 +50,18 @@ def load_program(path: Path, shared: Mapping[str, Tensor] | None = None) -> Prog
         return tuple(run(flat))
 
     return program
+
+
+def _delete_unpacked(package: Path) -> None:
+    """torch unpacks a program into the temporary folder and deletes that when the process ends; one that is killed would leave it
+    there, weights and all. A library that is mapped needs its file no more."""
+    with zipfile.ZipFile(package) as archive:
+        libraries = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
+    maps = Path("/proc/self/maps")  # Linux has it
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        mapped = Path(line.split(maxsplit=5)[-1])
+        if mapped.name in libraries:
+            shutil.rmtree(mapped.parent, ignore_errors=True)
 
 
 class CompiledPass:

@@ -21,6 +21,7 @@ from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import LoadedModel, build_lm
 from outrider.models.picking import Draws
+from outrider.models.program import load_program
 from tests.helpers import copies_a_cache, disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
@@ -263,13 +264,18 @@ class _Double(nn.Module):
 @pytest.mark.slow
 @pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
 def test_compiling_leaves_nothing_but_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model's left 300 MB in the temporary folder, which in a container is memory."""
+    """A real model's left 300 MB in the temporary folder, which in a container is memory; and a program in use, as much as its
+    weights, for good if the process was killed."""
     rest, path = tmp_path / "rest", tmp_path / "programs" / "double.pt2"
     rest.mkdir()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(rest))
+    monkeypatch.setenv("TMPDIR", str(rest))
     compile_program(_Double(), (torch.ones(4),), (None,), path)
     assert [file.name for file in path.parent.iterdir()] == ["double.pt2"]
-    assert list(rest.iterdir()) == []
+    assert sum(file.stat().st_size for file in rest.rglob("*")) < 1 << 20, "what torch tried the compiler with"
+    program = load_program(path)
+    assert not [file for file in rest.rglob("*") if "Double" in file.name or "wrapper" in file.name]
+    assert program(torch.ones(4))[0].tolist() == [2.0] * 4
 
 
 def test_whatever_runs_in_a_program_is_in_its_name(tmp_path: Path) -> None:
