@@ -8,6 +8,7 @@ the process ends with code 0. A second one ends it at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -102,6 +103,8 @@ class Process(uvicorn.Server):
 
     def _open(self, engines: Sequence[Serves], seconds: float) -> None:
         self._engines = engines
+        gc.collect()
+        gc.freeze()  # libraries and models stay: looking through them all would stop every stream for a fifth of a second
         try:
             self._state.serve(engines, created=int(time.time()))
         except Exception as error:  # noqa: BLE001  a route that fits no model: raised again by `run`
