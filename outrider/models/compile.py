@@ -60,13 +60,13 @@ class PassProgram(nn.Module):
         self, ids: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor],
         places: Tensor, masks: list[Tensor], columns: Tensor,
     ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """Logits; with signals a tuple: the logits, then one tensor of hidden states for each."""
+        """Logits in fp32, which NumPy reads; with signals a tuple: the logits, then one tensor of hidden states for each."""
         near = masks[1] if len(masks) > 1 else None
         plan = PassPlan(keys, values, places.flatten(), masks[0], near, self._native)
         if not self._signals:
-            return self._run(ids, positions, plan, columns)
+            return self._run(ids, positions, plan, columns).float()
         logits, hidden = self._run.with_hidden(ids, positions, plan, columns, self._signals)
-        return (logits, *(states.clone() for states in hidden))  # one tensor may be two signals, which export refuses
+        return (logits.float(), *(states.clone() for states in hidden))  # one tensor may be two signals, which export refuses
 
 
 def cannot_compile() -> str | None:

@@ -29,8 +29,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
-MANY_SCORES = 1 << 16
-
 __all__ = ["BatchSampling", "History", "distribution", "greedy_choice"]
 
 
@@ -123,12 +121,19 @@ def distribution(
 
 def greedy_choice(
     logits: Tensor, sampling: BatchSampling, history: History | None = None, draft: Draft | None = None
-) -> Tensor:  # (B, M) int64
-    """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law."""
+) -> list[list[int]]:
+    """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law. M a row."""
     _check_arguments(logits, sampling, history)
-    peak, best = _first_max(_adjusted(logits, sampling, history, draft, torch.float32, 0))
-    if not math.isfinite(sum(map(sum, peak.tolist()))):  # sync: the caller reads the choice next
-        _refuse(peak, draft, 0)
+    scores = _adjusted(logits, sampling, history, draft, torch.float32, 0)
+    if scores.device.type == "cpu":  # right behind a pass, whose weights drove all code out of the caches: no operation of torch
+        known = _readable(scores)
+        best = known.argmax(axis=-1).tolist()
+        peaks = [known.item(row, node, token) for row, line in enumerate(best) for node, token in enumerate(line)]
+    else:
+        largest = scores.max(dim=-1)
+        best, peaks = largest.indices.tolist(), largest.values.flatten().tolist()
+    if not math.isfinite(sum(peaks)):
+        _refuse(scores.amax(dim=-1), draft, 0)
     return best
 
 
@@ -155,14 +160,17 @@ def _point_mass(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _first_max(scores: Tensor) -> tuple[Tensor, Tensor]:
     # (..., V) -> peaks and their places (...): the first among equals, and NaN wins, so that the peak tells whether the scores
-    # are usable. torch looks at one score after the other on the CPU, NumPy at a vector of them, which pays for the way there
-    # where there are many: a third of the time at six outputs of 150,000 scores
-    if scores.device.type != "cpu" or scores.numel() < MANY_SCORES:
+    # are usable. On the CPU torch looks at one score after the other, NumPy at a vector of them
+    if scores.device.type != "cpu":
         peak, best = scores.max(dim=-1)
         return peak, best
-    known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()  # NumPy has no bfloat16
-    best = torch.from_numpy(np.asarray(known.numpy().argmax(axis=-1)))
+    best = torch.from_numpy(np.asarray(_readable(scores).argmax(axis=-1)))
     return scores.gather(-1, best[..., None])[..., 0], best
+
+
+def _readable(scores: Tensor) -> np.ndarray:
+    # NumPy has no bfloat16
+    return (scores if scores.dtype in (torch.float32, torch.float64) else scores.float()).numpy()
 
 
 def _adjusted(

@@ -8,19 +8,16 @@ verifiers on the same point masses.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from outrider.types import Draft, Verdict, VerdictLists
 from outrider.verifiers.base import agreeing_ends, path_verdict
 
 
-def greedy_verdict(draft: Draft, choice: Tensor) -> Verdict:
-    """The kept path and the next token, from the target's choices (B, N+1) int64."""
-    chosen = choice.tolist()  # sync: once
+def greedy_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
+    """The kept path and the next token, from the target's choices (B, N+1)."""
     if draft.parents is None:
-        return _chain_verdict(draft, chosen)
-    ends = agreeing_ends(draft, chosen)
-    return path_verdict(draft, ends, [row[end + 1] for row, end in zip(chosen, ends, strict=True)])
+        return _chain_verdict(draft, choice)
+    ends = agreeing_ends(draft, choice)
+    return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])
 
 
 def _chain_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:

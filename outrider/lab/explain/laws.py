@@ -234,12 +234,13 @@ class _LawMaker:
         history, chain = self._context(first, count)
         p = self._laws(target, self._drawn, history, chain)
         p_open = p if self._open is None else self._laws(target, self._open, history, chain)
-        p_best = greedy_choice(target, self._best, history, chain)[0].tolist()
-        q, q_open, q_best, outside = None, None, [None] * count, None
+        p_best = greedy_choice(target, self._best, history, chain)[0]
+        q, q_open, outside = None, None, None
+        q_best: Sequence[int | None] = [None] * count
         if draft is not None:
             q = self._laws(draft, self._drawn, history, chain, drafting=True)
             q_open = q if self._open is None else self._laws(draft, self._open, history, chain, drafting=True)
-            q_best = greedy_choice(draft, self._best, history, chain)[0].tolist()
+            q_best = greedy_choice(draft, self._best, history, chain)[0]
             silent = draft[0, 0] < OUTSIDE / 2  # 16-bit floats round it
             outside = silent.cpu().numpy() if bool(silent.any()) else None
         for place in range(count):

@@ -36,7 +36,7 @@ def step(drafter: Drafter, rows: Rows, gamma: Sequence[int], follow: Follow) -> 
     """One whole step of the loop; returns what was drafted."""
     draft = drafter.propose(rows, list(gamma))
     logits = target_logits(rows, draft, follow)
-    verdict = greedy_verdict(draft, logits.argmax(dim=-1))
+    verdict = greedy_verdict(draft, logits.argmax(dim=-1).tolist())
     rows.append(draft, verdict, logits)
     drafter.commit(rows, draft, verdict, TargetOutput(logits))
     return draft

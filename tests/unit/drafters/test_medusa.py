@@ -59,7 +59,7 @@ def step(drafter: MedusaDrafter, rows: Rows, gamma: list[int]) -> Draft:
     draft = drafter.propose(rows, gamma)
     logits = target_logits(rows, draft, following)
     fed = torch.cat([torch.tensor([[row.tokens[-1]] for row in rows]), draft.tokens], dim=1)
-    verdict = greedy_verdict(draft, logits.argmax(dim=-1))
+    verdict = greedy_verdict(draft, logits.argmax(dim=-1).tolist())
     taken = rows.append(draft, verdict, logits)
     kept = [[0, *(node + 1 for node in path[: n - 1])] for path, n in zip(verdict.lists.path, taken, strict=True)]
     drafter.commit(rows, draft, verdict, TargetOutput(logits, states(fed), kept))

@@ -51,7 +51,7 @@ def steps_for(prediction: Sequence[int] | None, answer: Sequence[int], gamma: in
         logits = torch.zeros(1, draft.num_nodes + 1, 400)
         for column in range(draft.num_nodes + 1):
             logits[0, column, left[min(column, len(left) - 1)]] = 1.0
-        verdict = greedy_verdict(draft, logits.argmax(dim=-1))
+        verdict = greedy_verdict(draft, logits.argmax(dim=-1).tolist())
         rows.append(draft, verdict, logits)
         drafter.commit(rows, draft, verdict, TargetOutput(logits))
     assert row.output == list(answer)

@@ -130,7 +130,7 @@ def test_greedy_is_the_largest_allowed() -> None:
     logits = torch.tensor([[[9.0, 1, 2, 0], [9, 8, 1, 2], [0, 1, 9, 2]]])
     sampling = BatchSampling.of([SamplingParams()], 4, constraints=[fresh()])
     assert not sampling.is_plain_greedy
-    assert greedy_choice(logits, sampling, None, draft).tolist() == [[B, B, B]]
+    assert greedy_choice(logits, sampling, None, draft) == [[B, B, B]]
     one = distribution(logits[:, 1:2], sampling, None, draft, first_node=1)
     assert one.argmax(-1).tolist() == [[B]]
     other = distribution(logits.expand(2, -1, -1), BatchSampling.of([SamplingParams()] * 2, 4, constraints=[None, fresh()]))

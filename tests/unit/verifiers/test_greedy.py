@@ -39,7 +39,7 @@ def check(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
     law = torch.nn.functional.one_hot(choice, VOCAB).float()
     rng, start = KeyedStreams([seed + row for row in range(draft.num_rows)]), torch.full((draft.num_rows,), 5)
     expected = VERIFIERS.load(name)().verify(draft, law, rng, start)
-    found = greedy_verdict(draft, choice)
+    found = greedy_verdict(draft, choice.tolist())
     for field in ("path", "num_accepted", "next_token", "all_accepted"):
         assert torch.equal(getattr(found, field), getattr(expected, field)), field
 

@@ -65,16 +65,16 @@ def test_one_prompt_has_no_plain_batch(open_subject: Open) -> None:
 # ------------------------------------------------ causes
 
 
-def off_by_one_near_ties(margin: float) -> Callable[..., Tensor]:
+def off_by_one_near_ties(margin: float) -> Callable[..., list[list[int]]]:
     """BUG: with a draft, the runner-up wins where it is close."""
     real = batch.greedy_choice
 
-    def choice(logits: Tensor, sampling: Any, history: Any = None, draft: Any = None) -> Tensor:
+    def choice(logits: Tensor, sampling: Any, history: Any = None, draft: Any = None) -> list[list[int]]:
         found = real(logits, sampling, history, draft)
         if draft is None or draft.num_nodes == 0:
             return found
         top = logits.topk(2, dim=-1)
-        return torch.where(top.values[..., 0] - top.values[..., 1] < margin, top.indices[..., 1], found)
+        return torch.where(top.values[..., 0] - top.values[..., 1] < margin, top.indices[..., 1], torch.tensor(found)).tolist()
 
     return choice
 
