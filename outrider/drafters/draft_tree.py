@@ -169,26 +169,20 @@ class TreeModelDrafter(ModelDrafter):
         ]
         width = max(map(len, tokens))
         begin = min(offsets) + first
-        logits = self.lm.forward(
-            torch.tensor([line + [0] * (width - len(line)) for line in tokens], device=device),
-            torch.tensor([line + [-1] * (width - 1 - len(line)) for line in parents], dtype=torch.int64, device=device),
-            columns=torch.arange(begin, width, device=device),
-        )
+        columns = torch.arange(begin, width, device=device)
+        logits = self.lm.forward(_table(tokens, width, 0, device), _table(parents, width - 1, -1, device), columns)
+        if min(offsets) == max(offsets):
+            return logits[:, : last - first + 1]
         columns = torch.tensor(offsets, device=device)[:, None] + torch.arange(first, last + 1, device=device) - begin
         return logits[torch.arange(len(tokens), device=device)[:, None], columns.clamp(max=width - begin - 1)]
 
     def _fed_draft(self, device: torch.device) -> Draft:
         """The fed nodes as a draft: for penalties and positions along each path."""
         width = max(len(tree.fed) for tree in self._trees)
-
-        def padded(lines: list[list[int]], fill: int) -> Tensor:
-            table = [line + [fill] * (width - len(line)) for line in lines]
-            return torch.tensor(table, dtype=torch.int64, device=device).view(len(lines), width)
-
         return Draft(
-            tokens=padded([tree.fed_tokens() for tree in self._trees], 0),
+            tokens=_table([tree.fed_tokens() for tree in self._trees], width, 0, device),
             lengths=torch.tensor([len(tree.fed) for tree in self._trees], device=device),
-            parents=padded([tree.fed_parents() for tree in self._trees], -1),
+            parents=_table([tree.fed_parents() for tree in self._trees], width, -1, device),
         )
 
     def _children(self, rows: Rows, level: _Level) -> list[list[list[Child]]]:
@@ -228,22 +222,32 @@ class TreeModelDrafter(ModelDrafter):
 
     def _draft(self, rows: Rows, levels: list[_Level]) -> Draft:
         """The grown trees as one draft; laws are handed over only where something was drawn."""
-        chosen = self._chosen = [tree.growth.finish() for tree in self._trees]
-        width, device = max(map(len, chosen)), rows.device
-        tokens = torch.zeros(len(rows), width, dtype=torch.int64, device=device)
-        parents = torch.full_like(tokens, -1)
-        sampled = torch.zeros_like(tokens, dtype=torch.bool)
-        for index, (tree, nodes) in enumerate(zip(self._trees, chosen, strict=True)):
-            number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
-            growth = tree.growth
-            for new, node in enumerate(nodes):
-                tokens[index, new], parents[index, new] = growth.tokens[node], number[growth.parents[node]]
-                sampled[index, new] = isinstance(growth, ShapeGrowth) and growth.drawn[node]
-        lengths = torch.tensor([len(nodes) for nodes in chosen], device=device)
-        draft = Draft(tokens, lengths, parents, replacement=self.plan.replacement)
-        if bool(sampled.any()):
-            draft.sampled, draft.probs = sampled, _laws_of_children(levels, width)
+        self._chosen = [tree.growth.finish() for tree in self._trees]
+        lines = [_finished(tree.growth, nodes) for tree, nodes in zip(self._trees, self._chosen, strict=True)]
+        width, device = max(map(len, self._chosen)), rows.device
+        draft = Draft(
+            _table([tokens for tokens, _, _ in lines], width, 0, device),
+            torch.tensor([len(nodes) for nodes in self._chosen], device=device),
+            _table([parents for _, parents, _ in lines], width, -1, device),
+            replacement=self.plan.replacement,
+        )
+        if any(any(drawn) for _, _, drawn in lines):
+            draft.sampled = _table([drawn for _, _, drawn in lines], width, 0, device).bool()
+            draft.probs = _laws_of_children(levels, width)
         return draft
+
+
+def _finished(growth: Growth, nodes: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Of a grown tree's chosen nodes: tokens, parents numbered among them, whether they were drawn."""
+    number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
+    drawn = growth.drawn if isinstance(growth, ShapeGrowth) else [False] * len(growth.tokens)
+    return [growth.tokens[n] for n in nodes], [number[growth.parents[n]] for n in nodes], [int(drawn[n]) for n in nodes]
+
+
+def _table(lines: list[list[int]], width: int, fill: int, device: torch.device) -> Tensor:
+    """(B, width) int64."""
+    padded = [line + [fill] * (width - len(line)) for line in lines]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(lines), width)
 
 
 def _laws_of_children(levels: list[_Level], width: int) -> Tensor:

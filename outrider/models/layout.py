@@ -7,6 +7,8 @@ prefix, its ancestors and itself, whatever order the nodes are stored in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,14 +21,20 @@ def tree_depths_and_ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
 
     `parents` (B, N) counts nodes from 0 and calls the pending token -1; parents stand before their children.
     """
+    depths, sees = ancestors_on_host(parents)
+    return torch.from_numpy(depths).to(parents.device), torch.from_numpy(sees).to(parents.device)
+
+
+def ancestors_on_host(parents: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """`tree_depths_and_ancestors` as NumPy has them: trees are made on the host anyway."""
     num_rows, num_nodes = parents.shape
     depths = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
     sees = np.broadcast_to(np.eye(num_nodes + 1, dtype=bool), (num_rows, num_nodes + 1, num_nodes + 1)).copy()
-    for row, line in enumerate(parents.tolist()):  # sync: trees are made on the host anyway, and tensors this small are slow
+    for row, line in enumerate(parents.tolist()):  # sync
         for node, parent in enumerate(line, start=1):
             depths[row, node] = depths[row, parent + 1] + 1
             sees[row, node] |= sees[row, parent + 1]
-    return torch.from_numpy(depths).to(parents.device), torch.from_numpy(sees).to(parents.device)
+    return depths, sees
 
 
 def attention_mask(
@@ -72,3 +80,16 @@ def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, d
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
     hidden = torch.full((1, 1, padded, num_keys), float("-inf"), dtype=dtype, device=device)
     return hidden.triu_(start + 1)
+
+
+def tree_mask(starts: Sequence[int], sees: np.ndarray, num_keys: int, dtype: torch.dtype) -> Tensor:
+    """`attention_mask` of trees without a window, on the CPU: a few blocks are filled instead of every place being asked where
+    it stands. `sees` (B, T, T) as `ancestors_on_host` has it."""
+    num_rows, num_tokens, _ = sees.shape
+    padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
+    mask = np.full((num_rows, 1, padded, num_keys), -np.inf, dtype=np.float32)
+    for (queries,), start, own in zip(mask, starts, sees, strict=True):
+        queries[:num_tokens, :start] = 0
+        queries[:num_tokens, start : start + num_tokens][own] = 0
+        queries[num_tokens:, 0] = 0  # padding queries see one key: no 0/0
+    return torch.from_numpy(mask).to(dtype)

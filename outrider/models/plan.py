@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.kv import KVCache
 from outrider.kv.cache import BLOCK
 from outrider.models.attention import PassPlan
-from outrider.models.layout import attention_mask, chain_mask, tree_depths_and_ancestors
+from outrider.models.layout import ancestors_on_host, attention_mask, chain_mask, tree_depths_and_ancestors, tree_mask
 
 
 def plan_pass(
@@ -23,6 +24,8 @@ def plan_pass(
     num_keys = min(-(-(max(lengths) + width) // BLOCK) * BLOCK, kv.capacity)
     if num_rows == 1 and parents is None and window is None:
         return _plan_one_chain(kv, width, num_keys, first_row, last_position, native)
+    if parents is not None and window is None and kv.device.type == "cpu":
+        return _plan_trees(kv, parents, num_keys, first_row, last_position, native)
     starts = torch.tensor(lengths, device=kv.device)
     offsets = torch.arange(width, device=kv.device)
     depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
@@ -45,6 +48,21 @@ def _plan_one_chain(
     positions = places if start + width <= last_position + 1 else places.clamp(max=last_position)
     mask = chain_mask(start, width, num_keys, kv.dtype, kv.device)
     return PassPlan(*_stores(kv, first_row), places, mask, None, native), positions[None]
+
+
+def _plan_trees(
+    kv: KVCache, parents: Tensor, num_keys: int, first_row: int, last_position: int, native: bool
+) -> tuple[PassPlan, Tensor]:
+    """The same for trees without a window, by NumPy, where the general way takes some thirty small operations of torch. A draft
+    that grows a tree plans a pass for every level."""
+    depths, sees = ancestors_on_host(parents)
+    num_rows, width = depths.shape
+    starts = np.array(kv.lengths[first_row : first_row + num_rows])[:, None]
+    places = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
+    positions = np.minimum(starts + depths, last_position)
+    mask = tree_mask(starts[:, 0].tolist(), sees, num_keys, kv.dtype)
+    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(places.ravel()), mask, None, native)
+    return plan, torch.from_numpy(positions)
 
 
 def _stores(kv: KVCache, first_row: int) -> tuple[list[Tensor], list[Tensor]]:

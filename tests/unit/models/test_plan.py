@@ -1,4 +1,4 @@
-"""The short way to plan one text's chain, against the general way."""
+"""The short ways to plan one text's chain, and trees, against the general way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from outrider.kv import KVCache
 from outrider.kv.cache import LayerShape
+from outrider.models.attention import PassPlan
 from outrider.models.plan import plan_pass
 
 CPU = torch.device("cpu")
 LAST_POSITION = 300
+EVERYTHING = 10_000  # a window that hides nothing: such a pass is planned the general way
 
 
 def _cache(lengths: list[int]) -> KVCache:
@@ -29,15 +31,41 @@ def test_one_text_is_planned_like_a_tree_without_branches(lengths: list[int], ro
     """Catches a wrong place, position or mask; texts that end beyond the model's last position (padding) included."""
     row %= len(lengths)
     kv = _cache(lengths)
-    short, positions = plan_pass(kv, 1, width, None, row, last_position=LAST_POSITION)
+    short = plan_pass(kv, 1, width, None, row, last_position=LAST_POSITION)
     chain = torch.arange(-1, width - 2)[None]
-    general, expected = plan_pass(kv, 1, width, chain, row, last_position=LAST_POSITION)
-    assert torch.equal(positions, expected)
-    assert positions.dtype == expected.dtype
-    assert torch.equal(short.places, general.places)
-    assert short.mask.shape == general.mask.shape
-    assert short.mask.is_contiguous()
-    assert torch.equal(short.mask[:, :, :width], general.mask[:, :, :width])
-    assert (short.mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
-    assert short.window_mask is None
-    assert all(a.data_ptr() == b.data_ptr() and a.shape == b.shape for a, b in zip(short.keys, general.keys, strict=True))
+    _check(short, plan_pass(kv, 1, width, chain, row, last_position=LAST_POSITION, window=EVERYTHING), width)
+
+
+@st.composite
+def _parents(draw: st.DrawFn) -> list[list[int]]:
+    num_nodes, num_rows = draw(st.integers(0, 17)), draw(st.integers(1, 3))
+    line = st.tuples(*(st.integers(-1, node - 1) for node in range(num_nodes)))
+    return [list(draw(line)) for _ in range(num_rows)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(_parents(), st.lists(st.integers(0, 310), min_size=4, max_size=4), st.integers(0, 1))
+def test_trees_are_planned_alike(parents: list[list[int]], lengths: list[int], first_row: int) -> None:
+    """Catches a sibling that is seen, a depth that is not a position, a row that takes its neighbour's places."""
+    kv, num_rows, width = _cache(lengths), len(parents), len(parents[0]) + 1
+    trees = torch.tensor(parents, dtype=torch.int64).view(num_rows, width - 1)
+    short, general = (
+        plan_pass(kv, num_rows, width, trees, first_row, last_position=LAST_POSITION, window=window)
+        for window in (None, EVERYTHING)
+    )
+    _check(short, general, width)
+
+
+def _check(short: tuple[PassPlan, torch.Tensor], general: tuple[PassPlan, torch.Tensor], width: int) -> None:
+    (plan, positions), (expected, expected_positions) = short, general
+    assert torch.equal(positions, expected_positions)
+    assert positions.dtype == expected_positions.dtype
+    assert torch.equal(plan.places, expected.places)
+    assert plan.places.dtype == expected.places.dtype
+    assert plan.mask.shape == expected.mask.shape
+    assert plan.mask.dtype == expected.mask.dtype
+    assert plan.mask.is_contiguous()
+    assert torch.equal(plan.mask[:, :, :width], expected.mask[:, :, :width])
+    assert (plan.mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
+    assert plan.window_mask is None
+    assert all(a.data_ptr() == b.data_ptr() and a.shape == b.shape for a, b in zip(plan.keys, expected.keys, strict=True))
