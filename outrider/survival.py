@@ -152,15 +152,17 @@ class TreeYield:
     def _fit(self) -> tuple[float, float]:
         """s and b, by least squares; b = 1 unless the numbers speak against it more than chance would."""
         seen = [(size, record.kept, record.tried) for size, record in self._sizes.items() if record.tried > ALMOST_NOTHING]
-        mean = sum(kept for _, kept, _ in seen) / sum(tried for _, _, tried in seen)
-        variance = max(mean * (1 + mean), LEAST_VARIANCE)  # of one step's kept nodes, as if they were a run of equal chances
+        # One step strays the further, the more is kept on average (as if in a run of equal chances), so a few unlucky large trees
+        # say less than as many small ones.
+        usual = sum(kept for _, kept, _ in seen) / sum(tried * _shape(size, 1.0) for size, _, tried in seen)
+        means = [usual * _shape(size, 1.0) for size, _, _ in seen]
+        weights = [1 / max(mean * (1 + mean), LEAST_VARIANCE) for mean in means]
         best = (math.inf, 0.0, 0.0)
         for bend in BENDS:
-            shape = [_shape(size, bend) for size, _, _ in seen]
-            scale = sum(g * kept for g, (_, kept, _) in zip(shape, seen, strict=True))
-            scale /= sum(g * g * tried for g, (_, _, tried) in zip(shape, seen, strict=True))
-            error = sum(tried * (kept / tried - scale * g) ** 2 for g, (_, kept, tried) in zip(shape, seen, strict=True))
-            best = min(best, (error / variance + abs(bend - 1) / BEND_DEVIATION, scale, bend))
+            terms = [(w, _shape(size, bend), kept, tried) for w, (size, kept, tried) in zip(weights, seen, strict=True)]
+            scale = sum(w * g * kept for w, g, kept, _ in terms) / sum(w * g * g * tried for w, g, _, tried in terms)
+            error = sum(w * tried * (kept / tried - scale * g) ** 2 for w, g, kept, tried in terms)
+            best = min(best, (error + abs(bend - 1) / BEND_DEVIATION, scale, bend))
         return best[1:]
 
 

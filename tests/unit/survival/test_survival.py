@@ -147,3 +147,15 @@ def test_all_sizes_fade_together() -> None:
     for _ in range(300):
         estimate.observe(0, 4, 2.0)
     assert estimate.expected(16) > 2.0
+
+
+def test_a_few_unlucky_trees_do_not_say_that_more_nodes_bring_nothing() -> None:
+    """Catches a text's unlucky beginning that keeps `auto` at single nodes, all but one in ten of them kept, for sixty steps."""
+    known = TreeYield()
+    for size, kept in ((4, 1), (4, 0), (3, 1), (3, 2), (2, 0), (1, 1), (1, 0)):
+        known.observe(0, size, kept)
+    for step in range(20):
+        known.observe(0, 1, int(step % 10 > 0))
+    one, two, four = known.expected_of([1, 2, 4])
+    assert two > 1.25 * one
+    assert four > 1.5 * one
