@@ -8,9 +8,9 @@ Between the numbers of rows measured here the control interpolates (`Goodput`), 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from outrider.admission import new_row
@@ -31,7 +31,7 @@ BUDGET_S = 8.0  # after that, what is known must do
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 12  # steps per number of rows; per size, in a crowd and of one row
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
-LEAST_SIZES = 3  # that are timed whatever it takes
+LEAST_SIZES, LEAST_TIMES = 3, 2  # how many sizes are timed, and how often, whatever it takes: what was timed once may be anything
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
 PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer something, too
 
@@ -105,14 +105,16 @@ def _times(
         for _ in range(warm_up + (REPEATS if count > 1 else REPEATS_ALONE) * len(sizes)):
             if any(row.finish_reason for row in decoder.rows):  # a very short context
                 break
-            if time.perf_counter() - began > budget_s and len(timer.seconds) >= LEAST_SIZES:
-                break
+            if time.perf_counter() - began > budget_s:
+                timer.only(sizes[:LEAST_SIZES])
+                if len(timer.known()) >= LEAST_SIZES:
+                    break
             decoder.step()
     finally:
         decoder.control = control
         for index in reversed(range(len(decoder.rows))):
             decoder.remove(index)
-    return {size: median(seconds) for size, seconds in sorted(timer.seconds.items())}
+    return timer.known()
 
 
 class _Timer:
@@ -120,24 +122,30 @@ class _Timer:
 
     def __init__(self, sizes: list[int], skip: int) -> None:
         """`skip`: steps at the beginning that are not timed."""
-        self._turns = self._round(sizes)
+        self._sizes, self._turn = sizes, 0
         self._skip = skip
         self._size = 0
-        self.seconds: dict[int, list[float]] = {}
+        self._seconds: dict[int, list[float]] = {}
+
+    def only(self, sizes: list[int]) -> None:
+        """Go round these from now on."""
+        self._sizes = sizes
+
+    def known(self) -> dict[int, float]:
+        """Median seconds of the sizes that were timed often enough; of two the lower one, for a step is only ever disturbed."""
+        often = {size: seconds for size, seconds in sorted(self._seconds.items()) if len(seconds) >= LEAST_TIMES}
+        return {size: median_low(seconds) for size, seconds in often.items()}
 
     def choose(self, rows: Rows) -> list[int]:
-        self._size = next(self._turns)
+        self._size = self._sizes[self._turn % len(self._sizes)]
+        self._turn += 1
         return [row.wish(self._size) for row in rows]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         drafted = max(draft.lists[1])
         self._skip -= 1
         if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked in vain is no plain one
-            self.seconds.setdefault(drafted, []).append(seconds)
+            self._seconds.setdefault(drafted, []).append(seconds)
 
     def summary(self) -> dict[str, Any]:
         return {}
-
-    def _round(self, sizes: list[int]) -> Iterator[int]:
-        while True:
-            yield from sizes

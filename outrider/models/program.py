@@ -53,14 +53,14 @@ def load_program(path: Path, shared: Mapping[str, Tensor] | None = None) -> Prog
 
 
 def _delete_unpacked(package: Path) -> None:
-    """torch unpacks a program into the temporary folder and deletes that when the process ends; one that is killed would leave it
-    there, weights and all. A library that is mapped needs its file no more."""
+    """torch unpacks a program into the temporary folder, NAME/data/aotinductor/model, and deletes that with the loader; a process
+    that is killed, or ends with a model alive, would leave it there, weights and all. What is mapped needs its file no more."""
     with zipfile.ZipFile(package) as archive:
         libraries = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
     maps = Path("/proc/self/maps")  # Linux has it
     for line in maps.read_text().splitlines() if maps.exists() else ():
         mapped = Path(line.split(maxsplit=5)[-1])
-        if mapped.name in libraries:
+        if mapped.name in libraries and mapped.parent.parent.name == "aotinductor":
             shutil.rmtree(mapped.parent, ignore_errors=True)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from outrider.decode import Decoder
 from outrider.drafters.ngram_cache import NgramCacheDrafter
 from outrider.engine import calibrate as calibrating
 from outrider.engine import step_costs
-from outrider.engine.calibrate import calibrate_alone
+from outrider.engine.calibrate import _Timer, calibrate_alone
 from outrider.engine.request import Speculation
 from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
 from outrider.llm import LLM
@@ -207,3 +208,14 @@ def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkey
         for rows in (1, 2, 4):
             assert controls[name].goodput(rows) is not None, (name, rows)
     engine.start()
+
+
+def test_what_was_timed_once_is_not_known() -> None:
+    """Catches a single step of half a second, beside another program that started, kept as the price of a length for good."""
+    timer, row = _Timer([8, 0, 2], skip=1), SimpleNamespace(wish=lambda size: size)
+    for seconds in (9.0, 0.006, 0.5, 0.010, 0.011, 0.008):  # 8 (not timed), 0, 2, 8, 0, 2
+        (asked,) = timer.choose(cast(Any, [row]))
+        timer.observe(cast(Any, []), cast(Any, SimpleNamespace(lists=([], [asked]))), cast(Any, None), seconds)
+    assert timer.known() == {0: 0.006, 2: 0.008}
+    timer.only([8])
+    assert timer.choose(cast(Any, [row])) == [8]
