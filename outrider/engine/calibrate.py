@@ -125,7 +125,7 @@ class _Timer:
         self._sizes, self._turn = sizes, 0
         self._skip = skip
         self._size = 0
-        self._seconds: dict[int, list[float]] = {}
+        self.seconds: dict[int, list[float]] = {}
 
     def only(self, sizes: list[int]) -> None:
         """Go round these from now on."""
@@ -133,7 +133,7 @@ class _Timer:
 
     def known(self) -> dict[int, float]:
         """Median seconds of the sizes that were timed often enough; of two the lower one, for a step is only ever disturbed."""
-        often = {size: seconds for size, seconds in sorted(self._seconds.items()) if len(seconds) >= LEAST_TIMES}
+        often = {size: seconds for size, seconds in sorted(self.seconds.items()) if len(seconds) >= LEAST_TIMES}
         return {size: median_low(seconds) for size, seconds in often.items()}
 
     def choose(self, rows: Rows) -> list[int]:
@@ -145,7 +145,7 @@ class _Timer:
         drafted = max(draft.lists[1])
         self._skip -= 1
         if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked in vain is no plain one
-            self._seconds.setdefault(drafted, []).append(seconds)
+            self.seconds.setdefault(drafted, []).append(seconds)
 
     def summary(self) -> dict[str, Any]:
         return {}
