@@ -171,7 +171,7 @@ class TreeModelDrafter(ModelDrafter):
         begin = min(offsets) + first
         columns = torch.arange(begin, width, device=device)
         logits = self.lm.forward(_table(tokens, width, 0, device), _table(parents, width - 1, -1, device), columns)
-        if min(offsets) == max(offsets):
+        if min(offsets) == max(offsets):  # one text alone, mostly: nothing to line up
             return logits[:, : last - first + 1]
         columns = torch.tensor(offsets, device=device)[:, None] + torch.arange(first, last + 1, device=device) - begin
         return logits[torch.arange(len(tokens), device=device)[:, None], columns.clamp(max=width - begin - 1)]

@@ -99,6 +99,7 @@ def _times(
     warm_up = WARM_UP + (RECORDED * len(sizes) if decoder.target.device.type == "cuda" else 0)
     timer = decoder.control = _Timer(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
+    late = warm_up + LEAST_SIZES * LEAST_TIMES  # steps that may still follow when the time is over
     try:
         for number in range(count):
             decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
@@ -107,8 +108,9 @@ def _times(
                 break
             if time.perf_counter() - began > budget_s:
                 timer.only(sizes[:LEAST_SIZES])
-                if len(timer.known()) >= LEAST_SIZES:
+                if len(timer.known()) >= LEAST_SIZES or not late:
                     break
+                late -= 1
             decoder.step()
     finally:
         decoder.control = control

@@ -125,7 +125,7 @@ def greedy_choice(
     """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law. M a row."""
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, torch.float32, 0)
-    if scores.device.type == "cpu":  # right behind a pass, whose weights drove all code out of the caches: no operation of torch
+    if scores.device.type == "cpu":  # right behind a pass, which drove code out of the caches: no torch but for 16-bit floats
         known = _readable(scores)
         best = known.argmax(axis=-1).tolist()
         peaks = [known.item(row, node, token) for row, line in enumerate(best) for node, token in enumerate(line)]

@@ -13,6 +13,7 @@ import pytest
 from outrider.build import Needs, Options, assemble, choose, load_models
 from outrider.control import Goodput
 from outrider.decode import Decoder
+from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.ngram_cache import NgramCacheDrafter
 from outrider.engine import calibrate as calibrating
 from outrider.engine import step_costs
@@ -22,7 +23,9 @@ from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
 from outrider.llm import LLM
 from outrider.models import compile as compiling
 from outrider.models import native
+from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
 
 FACTS = {"cpu": "a", "threads": 2}
@@ -219,3 +222,19 @@ def test_what_was_timed_once_is_not_known() -> None:
     assert timer.known() == {0: 0.006, 2: 0.008}
     timer.only([8])
     assert timer.choose(cast(Any, [row])) == [8]
+
+
+def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a slow model's user waiting for a hundred steps, because three lengths were to be timed and there is but one."""
+    options, parts = choose(options_of(models, "ngram"))
+    built = assemble(load_models(options, Needs.of(parts)), parts)
+    steps: list[int] = []
+
+    def nothing(drafter: NgramDrafter, rows: Rows, gamma: list[int]) -> Draft:
+        steps.append(max(gamma))
+        return Draft.empty(len(rows), rows.device)
+
+    monkeypatch.setattr(NgramDrafter, "propose", nothing)
+    seconds = calibrating._times(built.decoder, built, None, 1, [4, 0, 2, 1, 3], budget_s=0.0)
+    assert set(seconds) == {0}
+    assert len(steps) <= 2 * (calibrating.WARM_UP + 3 * calibrating.LEAST_TIMES)
