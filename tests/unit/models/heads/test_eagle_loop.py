@@ -36,7 +36,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def models(head: str, **changes: Any) -> tuple[LM, EagleLM]:
-    """A target and a random head for it, in fp64: the fp32 products of some processors are sums of bf16's, too coarse to compare."""
+    """A target and a random head for it, in fp64: some processors make fp32 products of bf16's, too coarse to compare."""
     module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False).double()
     lm = build_lm(module, "tiny", torch.float64, torch.device("cpu"))
     made = random_eagle(target=module.config, **HEADS[head], **changes).double()
