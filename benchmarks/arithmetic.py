@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import time
 from pathlib import Path
 
 import torch
@@ -13,18 +12,17 @@ import torch
 from outrider.models import native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-FLOPS_PER_TURN = 16 * 32 * 2  # chains x pairs x (multiply, add)
-TURNS = 200_000  # a millisecond on a core of 200 GFLOP/s
 
 
 class Arithmetic:
     """The probe, built into `folder`."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        path = folder / "arithmetic.so"
-        subprocess.run([native.compiler(), *native.FLAGS, str(SOURCE), "-o", str(path)], check=True)
-        self._run = ctypes.CDLL(str(path)).dot_products
-        self._run.argtypes, self._run.restype = (ctypes.c_int64, ctypes.c_int), ctypes.c_float
+        path, kernels = folder / "arithmetic.so", Path(native.__file__).parent
+        sources = (str(SOURCE), str(kernels / "panel_tiles.cpp"))
+        subprocess.run([native.compiler(), *native.FLAGS, f"-I{kernels}", *sources, "-o", str(path)], check=True)
+        self._measure = ctypes.CDLL(str(path)).flops_per_s
+        self._measure.argtypes, self._measure.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_double
         self._threads = threads
 
     @staticmethod
@@ -32,7 +30,6 @@ class Arithmetic:
         """Whether the processor has bf16 dot products, and a compiler is here."""
         return native.is_supported(torch.device("cpu"), torch.bfloat16) and native.compiler() is not None
 
-    def flops_per_s(self) -> float:
-        start = time.perf_counter()
-        self._run(TURNS, self._threads)
-        return TURNS * FLOPS_PER_TURN * self._threads / (time.perf_counter() - start)
+    def flops_per_s(self, rows: int) -> float:
+        """Of `rows` (1 to 16) rows: matrix tiles take as long for one as for sixteen."""
+        return self._measure(self._threads, rows)

@@ -1,14 +1,15 @@
 """The native CPU kernels beside torch's: the linears of an 80M target and one layer's attention, bf16, few rows.
 
 Linears: all weight matrices of the widened target (8 layers of 384, MLP 8192, 4096 tokens), each used once, so that every
-weight comes from memory as in a decoding pass. `nn.Linear`, oneDNN's packed linear and the panel kernel hold their own copy
-and take turns. Attention: 6 heads, 2 KV heads of 64, behind 150 keys.
+weight comes from memory as in a decoding pass. `nn.Linear`, oneDNN's packed linear and our panels (by vectors, and by tiles
+where the processor has them) take turns. Attention: 6 heads, 2 KV heads of 64, behind 150 keys.
 
     python benchmarks/native.py
 """
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from outrider.models.panel import PanelLinear
 HIDDEN, MLP, KV, VOCABULARY, LAYERS = 384, 8192, 128, 4096, 8
 SHAPES = [(HIDDEN, HIDDEN), (HIDDEN, KV), (HIDDEN, KV), (HIDDEN, HIDDEN), (HIDDEN, MLP), (HIDDEN, MLP), (MLP, HIDDEN)] * LAYERS
 HEADS, SIZE, KEYS = 6, 64, 150
-ROWS = (1, 2, 4, 6, 8, 16)
+ROWS = (1, 2, 4, 6, 8, 16, 64)
 
 
 def main(
@@ -46,7 +47,7 @@ def main(
         library = Path(scratch) / "native.so"
         native.build(library)
         ops.enable(library)
-        linear, attention = linears(repeats), attentions(repeats)
+        linear, attention = linears(native.load(library), repeats), attentions(repeats)
     num_bytes = 2 * sum(inputs * outputs for inputs, outputs in [*SHAPES, (HIDDEN, VOCABULARY)])
     content = {
         "versions": {"outrider": __version__, "torch": torch.__version__},
@@ -63,9 +64,9 @@ def main(
     out.print(f"{num_bytes / 1e6:.0f} MB of weights; written to benchmarks/results/{path.name}")
 
 
-def linears(repeats: int) -> dict[str, dict[int, dict[str, float]]]:
+def linears(library: ctypes.CDLL, repeats: int) -> dict[str, dict[int, dict[str, float]]]:
     plain = [nn.Linear(*shape, bias=False, dtype=torch.bfloat16) for shape in [*SHAPES, (HIDDEN, VOCABULARY)]]
-    kinds = {"nn.Linear": plain, "oneDNN packed": [*map(PackedLinear, plain)], "panels": [*map(PanelLinear, plain)]}
+    packed, panels = [*map(PackedLinear, plain)], [*map(PanelLinear, plain)]
     advise_huge_pages()
     inputs = {size: torch.randn(max(ROWS), size).bfloat16() for size in (HIDDEN, MLP)}
 
@@ -76,12 +77,26 @@ def linears(repeats: int) -> dict[str, dict[int, dict[str, float]]]:
 
         return run
 
-    return _measure({kind: use(layers) for kind, layers in kinds.items()}, repeats)
+    def use_kernel(name: str) -> Callable[[int], None]:
+        kernel, out = getattr(library, name), torch.empty(max(ROWS) * MLP, dtype=torch.bfloat16)
+
+        def run(rows: int) -> None:
+            for layer in panels:
+                x, weights = inputs[layer.in_features].data_ptr(), layer.panels.data_ptr()
+                kernel(x, rows, layer.in_features, weights, None, out.data_ptr(), layer.out_features)
+
+        return run
+
+    kinds = {"nn.Linear": use(plain), "oneDNN packed": use(packed)}
+    for name in native.PANEL_KERNELS:
+        if "tiles" not in name or library.outrider_has_tiles():
+            kinds[f"panels by {name.rpartition('_')[2]}"] = use_kernel(name)
+    return _measure(kinds, repeats)
 
 
 def attentions(repeats: int) -> dict[str, dict[int, dict[str, float]]]:
     keys, values = (torch.randn(1, 512, 2, SIZE).bfloat16() for _ in range(2))
-    query = torch.randn(1, 16, HEADS, SIZE).bfloat16().transpose(1, 2)
+    query = torch.randn(1, max(ROWS), HEADS, SIZE).bfloat16().transpose(1, 2)
     masks = {rows: attention_mask(torch.tensor([KEYS]), rows, 512, torch.bfloat16) for rows in ROWS}
 
     def fused(rows: int) -> Tensor:

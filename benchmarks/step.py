@@ -132,7 +132,7 @@ def measure(
     for number in range(rounds * len(prompts)):
         time_passes(built[0].decoder.target, prompts[0], seconds)
         if arithmetic:
-            flops_per_s += [arithmetic.flops_per_s() for _ in range(PASS_REPEATS)]
+            flops_per_s += [arithmetic.flops_per_s(rows=8) for _ in range(PASS_REPEATS)]
         prompt = prompts[number % len(prompts)]
         for length in list(built)[:: 1 if number % 2 == 0 else -1]:
             attempts = [decode(built[length], prompt, max_tokens)]

@@ -21,7 +21,9 @@ import torch
 
 from outrider.errors import CapabilityError
 
-SOURCES = tuple(Path(__file__).parent / name for name in ("panel_linear.cpp", "attention.cpp"))
+SOURCES = tuple(Path(__file__).parent / name for name in ("panel_linear.cpp", "panel_tiles.cpp", "attention.cpp"))
+HEADERS = (Path(__file__).parent / "panel.h",)
+PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
 
 
@@ -37,7 +39,7 @@ def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
 
 def fingerprint() -> str:
     """Changes with the sources, the flags and torch."""
-    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, torch.__version__))
+    facts = repr(([source.read_bytes() for source in (*SOURCES, *HEADERS)], FLAGS, torch.__version__))
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
@@ -64,8 +66,10 @@ def load(path: Path) -> ctypes.CDLL:
     """The library, its names visible to programs loaded later."""
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.outrider_panel_linear.argtypes = (pointer, size, size, pointer, pointer, pointer, size)
     library.outrider_cache_attention.argtypes = (pointer, pointer, pointer, pointer, pointer, ctypes.c_double, pointer)
-    for function in (library.outrider_panel_linear, library.outrider_cache_attention):
-        function.restype = None
+    library.outrider_cache_attention.restype = None
+    for name in ("outrider_panel_linear", *PANEL_KERNELS):
+        getattr(library, name).argtypes = (pointer, size, size, pointer, pointer, pointer, size)
+        getattr(library, name).restype = None
+    library.outrider_has_tiles.restype = ctypes.c_bool
     return library

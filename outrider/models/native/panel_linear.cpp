@@ -1,10 +1,7 @@
 // y = x W^T + b for a few rows of bf16 activations, at the speed of memory.
 //
 // Decoding reads every weight once per pass and multiplies it with a handful of rows, so the only thing that counts is how
-// fast weights stream in. W is stored as panels of 32 outputs; within a panel, pairs of inputs of all 32 outputs lie side
-// by side (what `vdpbf16ps` multiplies), so that a thread reads its share front to back and never waits for an address:
-//
-//     panels[N / 32][K / 2][32 outputs][2 inputs]   bf16, N and K padded with zeros
+// fast weights stream in. `panel.h` says how they lie; where the processor has matrix tiles, `panel_tiles.cpp` multiplies.
 //
 // Each output of each row is one fp32 accumulator over k = 0, 2, 4, ...: its bits depend neither on how many rows stand
 // beside it nor on the number of threads.
@@ -13,7 +10,8 @@
 // More rows go in groups, which read a part of the panel one after the other, all but the first from the cache. Memory would
 // rest meanwhile, so that each group fetches its share of the part that comes next: 9 rows cost what 8 do.
 
-#include <immintrin.h>
+#include "panel.h"
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
@@ -23,29 +21,16 @@
 
 namespace {
 
-using bf16 = uint16_t;
-constexpr int64_t PANEL = 32;         // outputs of a panel: two vectors of 16 accumulators
 constexpr int ROWS = 8;               // rows multiplied at once: 16 accumulators cover a dot product's latency
 constexpr int64_t ALONE = 7;          // rows that are one group; 8 take turns by four, faster where memory is
 constexpr int64_t BLOCK = 64;         // rows whose accumulators are kept between two parts
 constexpr int64_t PART = 384;         // inputs of a part: 24 KB of weights
-constexpr int64_t LINE = 32;          // numbers of a cache line
-constexpr int64_t SERIAL = 1 << 16;   // weights below which a second thread costs more than it does
 
 inline __m512bh pair(const bf16* at) {
   int32_t both;
   std::memcpy(&both, at, sizeof both);
   return (__m512bh)_mm512_set1_epi32(both);
 }
-
-inline __m512 widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
-
-// Where a panel's results go: `count` outputs of rows that are N apart.
-struct Output {
-  const bf16* bias;
-  bf16* at;
-  int64_t N, count;
-};
 
 // Inputs [begin, end) of one panel, and what to fetch meanwhile: a line at `next` with each of the first `ahead` pairs.
 struct Part {
@@ -66,20 +51,6 @@ inline void multiply_pair(const bf16* x, int64_t K, const bf16* weights, __m512 
   }
 }
 
-template <int M>
-inline void write(const __m512 (&low)[M], const __m512 (&high)[M], const Output& out) {
-  const __mmask16 some_low = out.count >= 16 ? 0xffff : (1u << out.count) - 1;
-  const __mmask16 some_high = out.count >= PANEL ? 0xffff : out.count <= 16 ? 0 : (1u << (out.count - 16)) - 1;
-  const __m512 bias_low = out.bias ? widen(_mm256_maskz_loadu_epi16(some_low, out.bias)) : _mm512_setzero_ps();
-  const __m512 bias_high = out.bias ? widen(_mm256_maskz_loadu_epi16(some_high, out.bias + 16)) : _mm512_setzero_ps();
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    const __m512 sum_low = _mm512_add_ps(low[m], bias_low), sum_high = _mm512_add_ps(high[m], bias_high);
-    _mm256_mask_storeu_epi16(out.at + m * out.N, some_low, (__m256i)_mm512_cvtneps_pbh(sum_low));
-    _mm256_mask_storeu_epi16(out.at + m * out.N + 16, some_high, (__m256i)_mm512_cvtneps_pbh(sum_high));
-  }
-}
-
 // M rows times one part; `sums` (M, 32) hold what the parts before it gave.
 template <int M>
 void multiply(const bf16* x, int64_t K, const Part& part, float* sums, const Output& out) {
@@ -97,9 +68,12 @@ void multiply(const bf16* x, int64_t K, const Part& part, float* sums, const Out
     multiply_pair<M>(x, K, weights, low, high);
   }
   for (; x < all; x += 2, weights += 2 * PANEL) multiply_pair<M>(x, K, weights, low, high);
-  if (part.end == K) return write<M>(low, high, out);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
+    if (part.end == K) {
+      out.write(m, low[m], high[m]);
+      continue;
+    }
     _mm512_store_ps(sums + m * PANEL, low[m]);
     _mm512_store_ps(sums + m * PANEL + 16, high[m]);
   }
@@ -128,8 +102,13 @@ void multiply_panel(const bf16* x, int64_t M, int64_t K, const bf16* panel, cons
 
 extern "C" {
 
-// x (M, K), panels as above, bias (N) or null -> out (M, N)
 void outrider_panel_linear(const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N) {
+  const auto multiply = outrider_has_tiles() ? outrider_panel_linear_tiles : outrider_panel_linear_vectors;
+  multiply(x, M, K, panels, bias, out, N);
+}
+
+void outrider_panel_linear_vectors(
+    const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N) {
   const int64_t num_panels = (N + PANEL - 1) / PANEL;
 #pragma omp parallel for schedule(static) if (K * N > SERIAL)
   for (int64_t p = 0; p < num_panels; ++p) {

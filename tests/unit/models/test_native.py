@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,34 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+Kernel = Callable[[PanelLinear, Tensor], Tensor]
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("native") / "native.so"
     native.build(path)
     ops.enable(path)
+    return native.load(path)
+
+
+@pytest.fixture(params=["operation", *native.PANEL_KERNELS])
+def kernel(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Kernel:
+    """A way to run a panel linear: as the models do, by vectors, by tiles."""
+    if request.param == "operation":
+        return PanelLinear.__call__
+    if "tiles" in request.param and not library.outrider_has_tiles():
+        pytest.skip("needs matrix tiles (AMX)")
+    function = getattr(library, request.param)
+
+    def run(layer: PanelLinear, x: Tensor) -> Tensor:
+        out = x.new_full((*x.shape[:-1], layer.out_features), float("nan"))
+        bias = None if layer.bias is None else layer.bias.data_ptr()
+        rows, inputs = x.numel() // x.shape[-1], x.shape[-1]
+        function(x.data_ptr(), rows, inputs, layer.panels.data_ptr(), bias, out.data_ptr(), layer.out_features)
+        return out
+
+    return run
 
 
 def _linear(inputs: int, outputs: int, kind: str) -> nn.Module:
@@ -37,29 +62,30 @@ def _linear(inputs: int, outputs: int, kind: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["bias", "no bias", "conv1d"])
+@pytest.mark.parametrize("rows", [1, 18, 41])
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (64, 33), (384, 640), (1000, 96)])
-def test_panel_linear_is_the_linear(inputs: int, outputs: int, kind: str) -> None:
+def test_panel_linear_is_the_linear(kernel: Kernel, inputs: int, outputs: int, rows: int, kind: str) -> None:
     """Catches a wrong panel, a lost tail, a missing bias: as close to exact arithmetic as torch's own linear is."""
     layer = _linear(inputs, outputs, kind)
-    x = torch.randn(2, 9, inputs).bfloat16()
+    x = torch.randn(1, rows, inputs).bfloat16()
     weight = layer.weight.t() if kind == "conv1d" else layer.weight
     exact = F.linear(x.double(), weight.double(), None if layer.bias is None else layer.bias.double())
-    error = (PanelLinear(layer)(x).double() - exact).abs().max()
+    error = (kernel(PanelLinear(layer), x).double() - exact).abs().max()
     assert error <= 2**-8 * exact.abs().max()
 
 
 @pytest.mark.parametrize("inputs", [384, 1000])  # one part of a panel, three
-def test_a_row_has_the_same_bits_beside_any_other(inputs: int) -> None:
+def test_a_row_has_the_same_bits_beside_any_other(kernel: Kernel, inputs: int) -> None:
     """What greedy exactness rests on: one group of rows, two even and uneven ones, two blocks, another number of threads."""
     panel = PanelLinear(_linear(inputs, 200, "bias"))
     x = torch.randn(70, inputs).bfloat16()
-    alone = torch.cat([panel(x[i : i + 1]) for i in range(70)])
+    alone = torch.cat([kernel(panel, x[i : i + 1]) for i in range(70)])
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            for rows in (2, 7, 8, 9, 40, 64, 65, 70):
-                assert torch.equal(panel(x[:rows]), alone[:rows]), (rows, count)
+            for rows in (2, 7, 8, 9, 16, 17, 32, 40, 64, 65, 70):
+                assert torch.equal(kernel(panel, x[:rows]), alone[:rows]), (rows, count)
     finally:
         torch.set_num_threads(threads)
 
