@@ -2,8 +2,9 @@
 
 There is no library for it. For a handful of bf16 rows on 2 AVX-512 cores, oneDNN, MKL and inductor's own templates stream
 14 to 23 GB/s of weights where memory gives 30 to 35, and their attention multiplies blocks of 512 keys through a BLAS made
-for large matrices. Two kernels, a page each, take what memory gives (numbers in docs/architecture.md). Wherever they cannot
-be had (another CPU, another dtype, no compiler, `--compile off`), torch's own do the same work.
+for large matrices. Linear layers, by vectors or by matrix tiles (AMX), and attention, a page each, take what memory gives
+(numbers in docs/architecture.md). Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`),
+torch's own do the same work.
 """
 
 from __future__ import annotations
