@@ -38,6 +38,7 @@ from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
+from outrider.trees.growth import Growth
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -142,6 +143,7 @@ class BlockDrafter(Drafter):
         self._settings = settings
         depth = min(settings.max_depth, head.config.num_guesses)
         self._plan = None if settings.tree == "chain" else TreePlan(replace(settings, max_depth=depth))
+        self._growths: list[Growth] = []  # of every row's tree, until it is judged
         self.context = context
         self.program, self._native = program, native
 
@@ -234,12 +236,14 @@ class BlockDrafter(Drafter):
         states = block_pass(self.head, *asked, self.kv.keys, self.kv.values, self._native)
         guesses = BlockGuesses(self.head, self.head.guessing(states))
         if self._plan is not None:
-            return draft_tree(rows, gamma, guesses, self._plan)
+            draft, self._growths = draft_tree(rows, gamma, guesses, self._plan)
+            return draft
         return draft_chain(rows, gamma, guesses, self._stop_rule(guesses, rows))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         if self._plan is not None:
-            self._plan.observe(draft, verdict)
+            self._plan.observe(draft, verdict, self._growths)
+            self._growths = []
         self.context.commit(output.hidden, output.kept, [len(row.tokens) - 1 for row in rows])
 
     def stop(self, index: int) -> None:

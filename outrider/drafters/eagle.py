@@ -239,7 +239,7 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         super()._close(verdict, draft)
-        self.plan.observe(draft, verdict)
+        self.plan.observe(draft, verdict, [tree.growth for tree in self._trees])
         self._trees = []
 
 

@@ -74,10 +74,10 @@ class MedusaPlan(TreePlan):
         super().__init__(replace(settings, max_depth=depth))
         self._accuracies = heads.config.accuracies or assumed_accuracies(settings.acceptance(), heads.num_heads)
 
-    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
+    def growth(self, num_nodes: int, *, sampled: bool, greedy: bool = False) -> Growth:
         if self.kind == MEDUSA:
             return ShapeGrowth(cartesian_shape(self._accuracies, num_nodes))
-        return super().growth(num_nodes, sampled=sampled)
+        return super().growth(num_nodes, sampled=sampled, greedy=greedy)
 
 
 def assumed_accuracies(siblings: tuple[float, ...], num_heads: int) -> tuple[tuple[float, ...], ...]:
@@ -132,6 +132,7 @@ class MedusaDrafter(Drafter):
         self.program = program
         self._settings = settings
         self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
+        self._growths: list[Growth] = []  # of every row's tree, until it is judged
         self._note = note
         self._features: list[Tensor | None] = []  # per row (H,): at the last position that the target was fed
         self._last_pass: tuple[Tensor, list[int]] | None = None  # newer ones: states (B, T, H), the column of each row
@@ -206,7 +207,8 @@ class MedusaDrafter(Drafter):
                 return draft
         guesses = MedusaGuesses(self.heads(hidden[torch.arange(len(rows), device=rows.device), columns]))
         if self._plan is not None:
-            return draft_tree(rows, budgets, guesses, self._plan)
+            draft, self._growths = draft_tree(rows, budgets, guesses, self._plan)
+            return draft
         stop = None
         if self._settings.stop != "none":
             stop = LawStop(StopRule(self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
@@ -214,7 +216,8 @@ class MedusaDrafter(Drafter):
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         if self._plan is not None:
-            self._plan.observe(draft, verdict)
+            self._plan.observe(draft, verdict, self._growths)
+            self._growths = []
         self._last_pass = output.hidden[AFTER_NORM], [columns[-1] for columns in output.kept]
 
     def pack(self, index: int) -> tuple[Tensor | None]:

@@ -120,20 +120,20 @@ class _Level:
     outputs: list[list[int]]
 
 
-def draft_tree(rows: Rows, budgets: list[int], guesses: Guesses, plan: TreePlan) -> Draft:
-    """One tree a row, of at most budgets[b] nodes."""
+def draft_tree(rows: Rows, budgets: list[int], guesses: Guesses, plan: TreePlan) -> tuple[Draft, list[Growth]]:
+    """One tree a row, of at most budgets[b] nodes, and how each grew, for `plan.observe`."""
     coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
     trees = []
     for row, budget, is_coupled in zip(rows, budgets, coupled, strict=True):
         sampled = plan.samples(row.params) and not is_coupled
-        trees.append(_RowTree(plan.growth(budget, sampled=sampled), sampled))
+        trees.append(_RowTree(plan.growth(budget, sampled=sampled, greedy=row.params.is_greedy), sampled))
     levels: list[_Level] = []
     while len(levels) < guesses.num_levels and any(tree.growth.wanted() for tree in trees):
         levels.append(_next_level(rows, trees, guesses, len(levels)))
         for tree, children in zip(trees, _children(rows, trees, levels[-1], len(levels) - 1, plan), strict=True):
             if children:
                 tree.growth.add(children)
-    return _finished(rows, trees, levels, plan)
+    return _finished(rows, trees, levels, plan), [tree.growth for tree in trees]
 
 
 def _next_level(rows: Rows, trees: list[_RowTree], guesses: Guesses, depth: int) -> _Level:

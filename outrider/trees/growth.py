@@ -8,15 +8,18 @@ which of the nodes that were looked at belong to the draft (`finish`). Two kinds
 * `BestFirstGrowth`: deterministic nodes, the likeliest paths of the draft's own law. EAGLE-2 (Li et al. 2406.16858): every
   level expands the `top_k` best nodes of the level above, everything seen is remembered, and the best `num_nodes` of all
   make the tree; OPT-Tree (Wang et al. 2406.17276): it stops growing deeper once a level adds less than `min_gain` expected
-  accepted tokens. Both rank a node by the product of the draft's probabilities along its path.
+  accepted tokens. Both rank a node by the product of the draft's probabilities along its path; ours by what nodes of such
+  probabilities came to (`worth.py`), where that cannot make a seeded text depend on earlier ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.trees.shape import TreeShape
+from outrider.trees.worth import as_said
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,17 @@ class ShapeGrowth:
 
 
 class BestFirstGrowth:
-    """Grows where the draft's law says that acceptance is likeliest. `num_nodes` >= 1."""
+    """Grows where acceptance is likeliest. `num_nodes` >= 1. `worth`: P(kept | its parent is) of a child, by its rank among its
+    siblings and the draft's probability."""
 
-    def __init__(self, num_nodes: int, top_k: int, max_depth: int, min_gain: float) -> None:
+    def __init__(
+        self, num_nodes: int, top_k: int, max_depth: int, min_gain: float, worth: Callable[[int, float], float] = as_said
+    ) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self._value = [1.0]  # of every output: product of the draft's probabilities along its path
+        self.said: list[tuple[int, float]] = []  # of every node: rank and probability
+        self._worth = worth
+        self._value = [1.0]  # of every output: product of what the nodes of its path are worth
         self._num_nodes, self._top_k = num_nodes, min(top_k, num_nodes)
         self._levels_left, self._min_gain = min(max_depth, num_nodes), min_gain
         self._frontier = [0]
@@ -86,10 +94,11 @@ class BestFirstGrowth:
     def add(self, children: list[list[Child]]) -> None:
         before, first = self._best_sum(), len(self.tokens)
         for output, siblings in zip(self._frontier, children, strict=True):
-            for child in siblings:
+            for rank, child in enumerate(siblings):
                 self.tokens.append(child.token)
                 self.parents.append(output - 1)
-                self._value.append(self._value[output] * child.prob)
+                self.said.append((rank, child.prob))
+                self._value.append(self._value[output] * self._worth(rank, child.prob) if child.prob > 0 else 0.0)
         level = range(first + 1, len(self.tokens) + 1)
         ranked = sorted(level, key=lambda output: (-self._value[output], output))
         self._frontier = sorted(ranked[: self._top_k])
@@ -106,5 +115,5 @@ class BestFirstGrowth:
         return sorted(possible, key=lambda node: (-self._value[node + 1], node))[: self._num_nodes]
 
     def _best_sum(self) -> float:
-        """Expected accepted tokens of the best `num_nodes` so far, by the draft's own estimate."""
+        """Expected accepted tokens of the best `num_nodes` so far."""
         return sum(self._value[node + 1] for node in self._best_nodes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from outrider.trees.growth import BestFirstGrowth, Growth, ShapeGrowth
 from outrider.trees.sequoia import sequoia_shape
 from outrider.trees.shape import TreeShape, parse_widths
 from outrider.trees.siblings import SiblingAcceptance
+from outrider.trees.worth import NodeWorth, as_said, choices
 from outrider.types import Draft, Verdict
 
 KINDS = "chain, best-first, sequoia, parallel:3 or widths like 4x2x1"
@@ -29,7 +31,7 @@ class TreeSettings:
     max_depth: int = setting(8, "best-first and sequoia: deepest level")
     min_gain: float = setting(0.15, "best-first: stop when a level adds fewer expected accepted tokens")
     sibling_acceptance: str = setting("0.7,0.12,0.05,0.03", "sequoia: P(the b-th child is the one kept), b = 1, 2, ...")
-    adapt: bool = setting(False, "sequoia: replace them by what is measured while running (seeded texts then depend on it)")
+    adapt: bool = setting(False, "replace estimates by what is measured, for sampled rows, too (seeded texts then depend on it)")
 
     def __post_init__(self) -> None:
         kind, _, number = self.tree.partition(":")
@@ -66,29 +68,42 @@ class TreeSettings:
 
 
 class TreePlan:
-    """The settings at work. `siblings` counts what is accepted; with `adapt` the shapes follow it."""
+    """The settings at work. `siblings` and `worth` count what is accepted; with `adapt` every shape follows it, without it those
+    of greedy rows alone, whose text is the same in any shape."""
 
     def __init__(self, settings: TreeSettings) -> None:
         self.settings = settings
         self.kind, _, number = settings.tree.partition(":")
         self._num_chains = int(number or 0)
         self.siblings = SiblingAcceptance(settings.acceptance())
+        self.worth = NodeWorth()
         self.replacement = self.kind == "parallel"
 
     def samples(self, params: SamplingParams) -> bool:
         """Whether this row's nodes are drawn."""
         return not params.is_greedy and params.temperature >= self.settings.sample_from
 
-    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
+    def growth(self, num_nodes: int, *, sampled: bool, greedy: bool = False) -> Growth:
         """A tree of at most `num_nodes`. Drawn nodes always get a shape that is fixed beforehand."""
         if num_nodes and self.kind == "best-first" and not sampled:
             settings = self.settings
-            return BestFirstGrowth(num_nodes, settings.top_k, settings.max_depth, settings.min_gain)
+            worth = self.worth if greedy or settings.adapt else as_said
+            return BestFirstGrowth(num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth)
         return ShapeGrowth(self._shape(num_nodes))
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Count which siblings were kept."""
+    def observe(self, draft: Draft, verdict: Verdict, growths: Sequence[Growth] = ()) -> None:
+        """Count which siblings were kept. `growths`: of every row, where its nodes came from."""
         self.siblings.count(draft, verdict)
+        for index, growth in enumerate(growths):
+            if isinstance(growth, BestFirstGrowth):
+                path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
+                self._weigh(growth, choices(draft.children[index], path))
+
+    def _weigh(self, growth: BestFirstGrowth, chosen: list[tuple[Sequence[int], int | None]]) -> None:
+        nodes = growth.finish()  # the draft's, as the growth numbers them
+        for siblings, kept in chosen:
+            for node in siblings:
+                self.worth.count(*growth.said[nodes[node]], kept=node == kept)
 
     def _shape(self, num_nodes: int) -> TreeShape:
         if self.kind == "parallel":

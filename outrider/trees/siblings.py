@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.trees.worth import choices
 from outrider.types import Draft, Verdict
 
 PRIOR_WEIGHT = 20  # nodes: how many observations the starting estimate counts for
@@ -25,11 +26,10 @@ class SiblingAcceptance:
         for children, path, num_accepted in zip(
             draft.children, verdict.lists.path, verdict.lists.num_accepted, strict=True
         ):
-            kept = path[:num_accepted]
-            for output, chosen in zip([-1, *kept], [*kept, None], strict=True):
-                self._count_node(children[output + 1], chosen)
+            for siblings, chosen in choices(children, path[:num_accepted]):
+                self._count_node(siblings, chosen)
 
-    def _count_node(self, siblings: list[int], chosen: int | None) -> None:
+    def _count_node(self, siblings: Sequence[int], chosen: int | None) -> None:
         for rank, node in enumerate(siblings[: len(self._prior)]):
             self._tried[rank] += 1
             self._kept[rank] += node == chosen

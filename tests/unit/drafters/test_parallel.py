@@ -81,7 +81,7 @@ def test_trees_keep_the_law(tree: str, filters: str) -> None:
     """Any bias: siblings drawn from the wrong rest, a drawn node that was chosen by its score, another branch's penalties."""
     guesses, params = table(2), FILTERS[filters]
     plan = TreePlan(TreeSettings(tree=tree))
-    drafts = all_drafts(lambda rows: draft_tree(rows, [4] * len(rows), guesses, plan), PROMPT, params, V)
+    drafts = all_drafts(lambda rows: draft_tree(rows, [4] * len(rows), guesses, plan)[0], PROMPT, params, V)
     assert max(map(max, drafts.draft.levels)) <= LEVELS
     assert bias(drafts, "traversal", params) < EXACT
 
@@ -90,7 +90,7 @@ def test_cold_trees_are_placed() -> None:
     """Catches drawn nodes below `sample_from`, where the likeliest are better, and laws claimed for placed nodes."""
     plan = TreePlan(TreeSettings(tree="best-first", min_gain=0.0))
     rows = batch(PROMPT, SamplingParams(temperature=0.3, max_tokens=9), 2, V)
-    draft = draft_tree(rows, [4, 2], table(2, levels=3), plan)
+    draft, _ = draft_tree(rows, [4, 2], table(2, levels=3), plan)
     assert draft.probs is None
     assert draft.lengths.tolist() == [4, 2]
 
@@ -102,6 +102,6 @@ def test_markov_trees_follow_their_own_branch() -> None:
     guesses = Table(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), follow)
     guesses.markov[PROMPT[-1]] = 0.0  # the pending token says nothing
     rows = batch(PROMPT, SamplingParams(max_tokens=9), 1, V)
-    draft = draft_tree(rows, [6], guesses, TreePlan(TreeSettings(tree="2x1")))
+    draft, _ = draft_tree(rows, [6], guesses, TreePlan(TreeSettings(tree="2x1")))
     assert draft.parents[0].tolist() == [-1, -1, 0, 1]
     assert draft.tokens[0].tolist() == [0, 1, 1, 2]
