@@ -154,7 +154,7 @@ class Bench:
     def __init__(self, target: Path, draft: Path, threads: int, compile_mode: str, *, module: bool) -> None:
         fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
         options, parts = choose(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
-        # every fixed length has its own drafting program, as with a user; "auto" makes do with two
+        # every fixed length has its own drafting program, as with a user; "auto" makes do with three
         models = load_models(options, replace(Needs.of(parts), loop_lengths=LOOP_LENGTHS))
         built = assemble(models, parts)
         self._built, self.target, self.draft, self.folder = built, built.target, built.draft, target
