@@ -81,7 +81,9 @@ def disturbed(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForC
 
 def widened(model: LlamaForCausalLM, vocab_size: int) -> LlamaForCausalLM:
     """The same model with a padded vocabulary: rows that no tokenizer names, as Qwen's larger checkpoints have them."""
-    wide = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "vocab_size": vocab_size})).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # a padded row may be the likeliest: then the target says what no draft can
+        wide = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "vocab_size": vocab_size})).eval()
     weights, own = wide.state_dict(), model.state_dict()
     for name, weight in own.items():
         weights[name][: weight.shape[0]] = weight

@@ -125,7 +125,7 @@ class TreeModelDrafter(ModelDrafter):
         is_coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
         for row, budget, missing, coupled in zip(rows, budgets, pending, is_coupled, strict=True):
             sampled = self.plan.samples(row.params) and not coupled
-            self._trees.append(_RowTree(self.plan.growth(budget, sampled=sampled, greedy=row.params.is_greedy), sampled, missing))
+            self._trees.append(_RowTree(self.plan.growth(budget, sampled=sampled), sampled, missing))
         levels: list[_Level] = []
         while any(tree.growth.wanted() for tree in self._trees):
             levels.append(self._next_level(rows))

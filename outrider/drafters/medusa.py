@@ -74,10 +74,10 @@ class MedusaPlan(TreePlan):
         super().__init__(replace(settings, max_depth=depth))
         self._accuracies = heads.config.accuracies or assumed_accuracies(settings.acceptance(), heads.num_heads)
 
-    def growth(self, num_nodes: int, *, sampled: bool, greedy: bool = False) -> Growth:
+    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
         if self.kind == MEDUSA:
             return ShapeGrowth(cartesian_shape(self._accuracies, num_nodes))
-        return super().growth(num_nodes, sampled=sampled, greedy=greedy)
+        return super().growth(num_nodes, sampled=sampled)
 
 
 def assumed_accuracies(siblings: tuple[float, ...], num_heads: int) -> tuple[tuple[float, ...], ...]:

@@ -126,7 +126,7 @@ def draft_tree(rows: Rows, budgets: list[int], guesses: Guesses, plan: TreePlan)
     trees = []
     for row, budget, is_coupled in zip(rows, budgets, coupled, strict=True):
         sampled = plan.samples(row.params) and not is_coupled
-        trees.append(_RowTree(plan.growth(budget, sampled=sampled, greedy=row.params.is_greedy), sampled))
+        trees.append(_RowTree(plan.growth(budget, sampled=sampled), sampled))
     levels: list[_Level] = []
     while len(levels) < guesses.num_levels and any(tree.growth.wanted() for tree in trees):
         levels.append(_next_level(rows, trees, guesses, len(levels)))

@@ -8,8 +8,8 @@ which of the nodes that were looked at belong to the draft (`finish`). Two kinds
 * `BestFirstGrowth`: deterministic nodes, the likeliest paths of the draft's own law. EAGLE-2 (Li et al. 2406.16858): every
   level expands the `top_k` best nodes of the level above, everything seen is remembered, and the best `num_nodes` of all
   make the tree; OPT-Tree (Wang et al. 2406.17276): it stops growing deeper once a level adds less than `min_gain` expected
-  accepted tokens. Both rank a node by the product of the draft's probabilities along its path; ours by what nodes of such
-  probabilities came to (`worth.py`), where that cannot make a seeded text depend on earlier ones.
+  accepted tokens. Both rank a node by the product of the draft's probabilities along its path; with `adapt` by what nodes
+  of such probabilities came to (`worth.py`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TreeSettings:
     max_depth: int = setting(8, "best-first and sequoia: deepest level")
     min_gain: float = setting(0.15, "best-first: stop when a level adds fewer expected accepted tokens")
     sibling_acceptance: str = setting("0.7,0.12,0.05,0.03", "sequoia: P(the b-th child is the one kept), b = 1, 2, ...")
-    adapt: bool = setting(False, "replace estimates by what is measured, for sampled rows, too (seeded texts then depend on it)")
+    adapt: bool = setting(False, "best-first, sequoia: follow what is measured while running (drafts then depend on other texts)")
 
     def __post_init__(self) -> None:
         kind, _, number = self.tree.partition(":")
@@ -68,8 +68,7 @@ class TreeSettings:
 
 
 class TreePlan:
-    """The settings at work. `siblings` and `worth` count what is accepted; with `adapt` every shape follows it, without it those
-    of greedy rows alone, whose text is the same in any shape."""
+    """The settings at work. `siblings` and `worth` count what is accepted; with `adapt` the shapes follow it."""
 
     def __init__(self, settings: TreeSettings) -> None:
         self.settings = settings
@@ -83,11 +82,11 @@ class TreePlan:
         """Whether this row's nodes are drawn."""
         return not params.is_greedy and params.temperature >= self.settings.sample_from
 
-    def growth(self, num_nodes: int, *, sampled: bool, greedy: bool = False) -> Growth:
+    def growth(self, num_nodes: int, *, sampled: bool) -> Growth:
         """A tree of at most `num_nodes`. Drawn nodes always get a shape that is fixed beforehand."""
         if num_nodes and self.kind == "best-first" and not sampled:
             settings = self.settings
-            worth = self.worth if greedy or settings.adapt else as_said
+            worth = self.worth if settings.adapt else as_said
             return BestFirstGrowth(num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth)
         return ShapeGrowth(self._shape(num_nodes))
 

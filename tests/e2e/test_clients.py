@@ -22,7 +22,9 @@ pytest.importorskip("openai")
 
 import openai
 
+from outrider.build import Options, build
 from outrider.demo import DEMO_PROMPTS
+from outrider.engine.prefill import reads_any_way
 from tests.live_server import KEY, live_server
 
 pytestmark = pytest.mark.slow
@@ -123,7 +125,9 @@ def test_a_conversation_goes_on_and_reuses_its_prompt(client: Any) -> None:
     two = client.chat.completions.create(model="demo", messages=then, temperature=0, max_tokens=80)
     assert "####" in said(two)
     assert two.usage.prompt_tokens > one.usage.prompt_tokens
-    assert two.usage.prompt_tokens_details.cached_tokens > 0
+    target = build(Options("demo", drafter="none")).target.lm
+    few_are_shared = reads_any_way(target)  # else only whole chunks of 512: on some processors a text's bits follow its cuts
+    assert (two.usage.prompt_tokens_details.cached_tokens > 0) == few_are_shared
 
 
 def test_length_limit_is_kept_and_named(client: Any) -> None:
