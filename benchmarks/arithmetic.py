@@ -31,5 +31,5 @@ class Arithmetic:
         return native.is_supported(torch.device("cpu"), torch.bfloat16) and native.compiler() is not None
 
     def flops_per_s(self, rows: int) -> float:
-        """Of `rows` (1 to 16) rows: matrix tiles take as long for one as for sixteen."""
+        """Of `rows` (1 to 16) rows: few of them leave a matrix tile partly empty."""
         return self._measure(self._threads, rows)

@@ -68,7 +68,7 @@ class TreeSettings:
 
 
 class TreePlan:
-    """The settings at work. `siblings` and `worth` count what is accepted; with `adapt` the shapes follow it."""
+    """The settings at work. `siblings`, and with `adapt` `worth`, count what is accepted; with `adapt` the shapes follow them."""
 
     def __init__(self, settings: TreeSettings) -> None:
         self.settings = settings
@@ -93,7 +93,7 @@ class TreePlan:
     def observe(self, draft: Draft, verdict: Verdict, growths: Sequence[Growth] = ()) -> None:
         """Count which siblings were kept. `growths`: of every row, where its nodes came from."""
         self.siblings.count(draft, verdict)
-        for index, growth in enumerate(growths):
+        for index, growth in enumerate(growths if self.settings.adapt else ()):
             if isinstance(growth, BestFirstGrowth):
                 path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
                 self._weigh(growth, choices(draft.children[index], path))

@@ -1,7 +1,7 @@
 // y = x W^T + b on processors with matrix tiles (Intel AMX: Sapphire Rapids and later).
 //
-// A tile holds 16 rows of x; multiplying it with a tile of weights takes 16 cycles, however many of its rows are used. So a
-// pass over 16 tokens computes as long as one over a single token, and both read weights at the speed of memory. Each output
+// A tile holds up to 16 rows of x; multiplying it with a tile of weights takes 16 cycles at most, in which memory brings a
+// fraction of the next one. So a pass over 16 tokens takes hardly longer than one over a single token: both wait for weights. Each output
 // of each row adds up over k = 0, 32, 64, ... in an order of its own: its bits do not depend on the rows beside it.
 //
 // Up to 32 rows share one reading of the weights; more read a panel again, from the cache.

@@ -43,7 +43,11 @@ def kernel(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Kernel:
         return PanelLinear.__call__
     if "tiles" in request.param and not library.outrider_has_tiles():
         pytest.skip("needs matrix tiles (AMX)")
-    function = getattr(library, request.param)
+    return _by(request.param, library)
+
+
+def _by(name: str, library: ctypes.CDLL) -> Kernel:
+    function = getattr(library, name)
 
     def run(layer: PanelLinear, x: Tensor) -> Tensor:
         out = x.new_full((*x.shape[:-1], layer.out_features), float("nan"))
@@ -88,6 +92,15 @@ def test_a_row_has_the_same_bits_beside_any_other(kernel: Kernel, inputs: int) -
                 assert torch.equal(kernel(panel, x[:rows]), alone[:rows]), (rows, count)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_models_multiply_by_tiles_where_there_are(library: ctypes.CDLL) -> None:
+    """Catches a choice that never takes them: right, and slow. Bits tell: the kernels add up in different orders."""
+    layer, x = PanelLinear(_linear(1000, 640, "bias")), torch.randn(9, 1000).bfloat16()
+    by_tiles = _by("outrider_panel_linear_tiles", library)(layer, x) if library.outrider_has_tiles() else None
+    by_vectors = _by("outrider_panel_linear_vectors", library)(layer, x)
+    assert torch.equal(layer(x), by_vectors if by_tiles is None else by_tiles)
+    assert by_tiles is None or not torch.equal(by_tiles, by_vectors)
 
 
 def test_what_does_not_fit_is_left_alone() -> None:
