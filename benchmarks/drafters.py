@@ -87,6 +87,7 @@ CONFIGURATIONS = {
     "retrieval": Configuration("retrieval", None, {"corpus": CORPUS}, workloads=("gsm8k", "math_reasoning")),
     "quantised 4 bits": Configuration("quantised", None, {"bits": 4}, workloads=FEW),
     "composite merge": Configuration("composite", 8, {"parts": "draft-model,suffix"}),
+    **{f"composite merge k={k}": Configuration("composite", k, {"parts": "draft-model,suffix"}, workloads=FEW) for k in (3, 5)},
     "composite best": Configuration("composite", 8, {"parts": "ngram,draft-model", "mode": "best"}),
     "composite auto": Configuration("composite", "auto:8", {"parts": "draft-model,suffix"}),
 }
