@@ -177,7 +177,7 @@ class Bench:
         )
         key = repr((configuration.drafter, options, parts.length.most, parts.loop_lengths))
         if parts.drafter.learns or key not in self._kept:
-            self._kept[key] = parts.make_drafter(self.target, self._draft_for(parts))
+            self._kept[key] = parts.make_drafter(self.target, self._draft_for(parts), self._built.workshop)
         decoder = Decoder(self.target.lm, self._kept[key], parts.make_verifier(), parts.make_control())
         calibrate_alone(self._built, decoder, parts)  # as `LLM` does: `auto` knows what steps cost, not yet what is accepted
         return decoder

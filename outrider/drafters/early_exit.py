@@ -1,8 +1,6 @@
 """The target without its last layers, or without some of its layers, as the draft: no second model, no second cache.
 
-The draft runs on the target's own weights (`models/truncate.py`) and on the target's own keys and values (`kv/view.py`):
-the committed prefix is already there for every layer it runs, so there is nothing to feed but the pending token. What it
-writes for its draft tokens, the target's pass over them writes again. Drafting itself is that of any draft model.
+The draft runs on the target's own weights (`models/truncate.py`) and on the target's own keys and values (`self_speculation.py`).
 
 Source: LayerSkip (Elhoushi et al. 2404.16710), whose models were trained for it; Draft & Verify (Zhang et al. 2309.08168)
 for subsets of layers. A head trained for the exit (`outrider train early-exit`, models/heads/exit.py) may stand before the
@@ -19,19 +17,15 @@ import torch
 from torch import nn
 
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.self_speculation import SelfDrafter
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
-from outrider.kv import KVCache
-from outrider.kv.view import KVView
 from outrider.models.derive import derived_lm, own_module, with_replaced
 from outrider.models.exit_search import find_exit
 from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.truncate import DecoderLayers
-from outrider.rows import Rows
 from outrider.settings import setting
-from outrider.types import Draft, TargetOutput, Verdict
 
 OWNER = "drafter 'early-exit'"
 
@@ -63,19 +57,14 @@ class EarlyExitSettings:
         return [int(word) for word in words]
 
 
-class EarlyExitDrafter(ModelDrafter):
+class EarlyExitDrafter(SelfDrafter):
     """Chains from some of the target's layers."""
 
     needs = "nothing; best with a model trained for early exits"
-    needs_draft = False
-    needs_module = True
-    reads_texts = False  # the target has
     Settings = EarlyExitSettings
 
-    def __init__(self, lm: LM, cache: KVCache, note: str) -> None:
-        """`cache`: the target's."""
-        super().__init__(lm)
-        self._view = lm.kv = KVView(cache)
+    def __init__(self, lm: LM, setup: DraftSetup, note: str) -> None:
+        super().__init__(lm, setup, "exit")
         self._note = note
 
     @property
@@ -102,15 +91,7 @@ class EarlyExitDrafter(ModelDrafter):
         if head is not None:
             module = _reading(module, head, target.lm.device)
         lm = derived_lm(module, target.lm, f"'{target.name}' without layers {', '.join(map(str, skipped))}")
-        return cls(lm, target.lm.kv, note)
-
-    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        self._view.follow()
-
-    def _catch_up(self, rows: Rows) -> list[list[int]]:
-        """The target has just caught up, so only the pending token is missing."""
-        self._view.follow()
-        return super()._catch_up(rows)
+        return cls(lm, setup, note)
 
 
 def _trained_head(setup: DraftSetup, count: int) -> ExitHead:

@@ -1,6 +1,6 @@
 """The target's own weights in 4 or 8 bits as the draft model: no second checkpoint, no training.
 
-Drafting is that of any draft model (`draft_model.py`), on a cache of its own; the weights are `models/quantise.py`.
+It drafts on the target's own keys and values (`self_speculation.py`); the weights are `models/quantise.py`.
 Self-speculation by quantisation: e.g. QuantSpec (Tiwari et al. 2502.10424), ML-SpecQD (Georganas et al. 2503.13565).
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.drafters.base import DraftSetup
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.self_speculation import SelfDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derive import derived_lm, own_module
+from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.lm import LM
 from outrider.models.memory import available_memory
 from outrider.models.quantise import BITS, GROUP_SIZES, added_bytes, check_kernels, estimated_bytes, quantised_copy
@@ -37,26 +38,21 @@ class QuantisedSettings:
             raise ConfigError(f"drafter 'quantised': group_size must be 32, 64 or 128, got {self.group_size}")
 
 
-class QuantisedDrafter(ModelDrafter):
+class QuantisedDrafter(SelfDrafter):
     """Chains from the quantised target."""
 
     needs = "nothing but memory for a second, smaller copy of the weights (CPU)"
-    needs_draft = False
-    needs_module = True
     Settings = QuantisedSettings
 
-    def __init__(self, lm: LM, num_bytes: int, bits: int) -> None:
-        super().__init__(lm)
-        self.added_bytes = num_bytes  # weights alone; keys and values cost what the target's do
-        self.bits = bits
+    def __init__(self, lm: LM, setup: DraftSetup, num_bytes: int) -> None:
+        self.bits = setup.settings.bits
+        self.added_bytes = num_bytes  # weights alone; keys and values are the target's
+        super().__init__(lm, setup, f"int{self.bits}")
 
     @property
     def notes(self) -> list[str]:
         """For a person, one line each."""
-        return [
-            f"the int{self.bits} draft takes {self.added_bytes / MIB:.1f} MiB beside the target, "
-            f"and {self.lm.kv.bytes_per_token} bytes per token for its keys and values"
-        ]
+        return [f"the int{self.bits} draft takes {self.added_bytes / MIB:.1f} MiB beside the target"]
 
     @classmethod
     def build(cls, setup: DraftSetup) -> QuantisedDrafter:
@@ -65,9 +61,13 @@ class QuantisedDrafter(ModelDrafter):
         module = own_module(target.module, "quantised")
         group_size = settings.group_size or GROUP_SIZES[0]
         _check_memory(estimated_bytes(module, settings.bits, group_size, head=settings.quantise_head), target.lm, settings)
-        draft = quantised_copy(module, settings.bits, group_size, head=settings.quantise_head, name=target.name)
+        draft = quantised_copy(
+            module, settings.bits, group_size, head=settings.quantise_head, native=target.lm.native, name=target.name
+        )
         lm = derived_lm(draft, target.lm, f"the int{settings.bits} copy of '{target.name}'")
-        return cls(lm, added_bytes(draft), settings.bits)
+        drafter = cls(lm, setup, added_bytes(draft))
+        advise_huge_pages()
+        return drafter
 
 
 def _check_memory(needed: int, target: LM, settings: QuantisedSettings) -> None:

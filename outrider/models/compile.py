@@ -45,7 +45,7 @@ MODEL_SOURCES = (
     "attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py", "ops.py", "panel.py", "picking.py", "signals.py",
     "vocabulary.py", "../sampling/draft_filters.py",
 )  # fmt: skip
-HEAD_SOURCES = ("workshop.py",)
+HEAD_SOURCES = ("workshop.py", "quantised_linear.py", "truncate.py")  # of the programs of `workshop.py`, beside heads/
 
 
 class PassProgram(nn.Module):
@@ -89,7 +89,7 @@ def package_path(lm: LM, module: Any, purpose: str = "pass") -> Path:
 
 
 def program_path(purpose: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:
-    """The file of a program of a head, or of another part with these weights. The code of all heads counts for each."""
+    """The file of a program of a head, or of another part with these weights. The code of all such parts counts for each."""
     return _stored(purpose, (*facts, fingerprint()), tensors)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
-from outrider.models.lm import LM, module_run
-from outrider.models.load import finish
+from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.models.lm import LM, ModuleRun, module_run
+from outrider.models.load import LoadedModel, finish
 from outrider.models.pack import PackedLinear
 from outrider.models.panel import PanelLinear, output_major
 from outrider.models.probe import probe_logits
+from outrider.models.workshop import Workshop
 
 Linear: TypeAlias = nn.Linear | Conv1D | PackedLinear | PanelLinear
 LINEAR_KINDS = (nn.Linear, Conv1D, PackedLinear, PanelLinear)
@@ -99,6 +102,27 @@ def derived_lm(module: nn.Module, target: LM, name: str) -> LM:
     if not torch.isfinite(probe_logits(lm)).all():
         raise CapabilityError(f"{name} gives NaN or infinite logits, so it cannot draft. Use another drafter.")
     return lm
+
+
+def derived_loop(lm: LM, target: LoadedModel, workshop: Workshop | None, purpose: str) -> DraftLoop | None:
+    """The compiled drafting loop of a derived model on native kernels, where the target runs compiled, too; None where its
+    program is not there and is not to be made. `purpose`: in a word, what kind of draft it is.
+
+    A program of one token, called once for each: unrolled, a model as deep as its target would take minutes to compile, to
+    save some 30 microseconds a token of a pass of milliseconds.
+    """
+    if workshop is None or not lm.native:
+        return None
+    assert isinstance(lm.run, ModuleRun)
+    module: Any = lm.run.module
+    tensors = {f"module.{name}": t.detach() for name, t in chain(module.named_parameters(), module.named_buffers())}
+    vocab_size = target.lm.shape.vocab_size
+    facts = (lm.shape, lm.dtype, lm.device, module.config.to_json_string(), vocab_size)
+    program = workshop.program(
+        f"{purpose}-draft1", facts, tensors, f"the {purpose} draft",
+        lambda path: compile_draft_loop(lm, module, 1, vocab_size, path), share=True,
+    )  # fmt: skip
+    return None if program is None else DraftLoop(lm, {1: program})
 
 
 def own_module(module: Any, drafter: str) -> Any:

@@ -167,22 +167,22 @@ class ModuleRun:
     """The plain, uncompiled run: transformers' forward with our plan passed through its keyword arguments."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
         self._keeps_columns = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._listening: dict[tuple[int, ...], Listening] = {}
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False, "outrider_plan": plan}
         if self._keeps_columns:
-            return self._module(**inputs, logits_to_keep=columns).logits
-        return self._module(**inputs).logits[:, columns]
+            return self.module(**inputs, logits_to_keep=columns).logits
+        return self.module(**inputs).logits[:, columns]
 
     def with_hidden(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:
         """The same, and the hidden states (B, T, H) of these layers, in this order."""
         if layers not in self._listening:
-            self._listening[layers] = Listening(self._module, layers)
+            self._listening[layers] = Listening(self.module, layers)
         heard: dict[int, Tensor] = {}
         with self._listening[layers].during(heard):
             logits = self(ids, positions, plan, columns)

@@ -1,6 +1,7 @@
 """The native kernels (`native/`) as torch operations: callable eagerly, by torch.export and by AOTInductor programs.
 
     outrider::panel_linear(x, panels, bias, out_features)          y = x W^T + b
+    outrider::quantised_linear(x, panels, bias, out_features, bits, group)    the same, W in 4 or 8 bits
     outrider::cache_attention(query, keys, values, mask, scale)    attention over the cache's own layout
 
 The operations are always defined; they run once `enable` has loaded the built library.
@@ -18,6 +19,7 @@ from outrider.models import native
 
 _LIBRARY = torch.library.Library("outrider", "FRAGMENT")
 _LIBRARY.define("panel_linear(Tensor x, Tensor panels, Tensor? bias, int out_features) -> Tensor")
+_LIBRARY.define("quantised_linear(Tensor x, Tensor panels, Tensor? bias, int out_features, int bits, int group) -> Tensor")
 _LIBRARY.define("cache_attention(Tensor query, Tensor keys, Tensor values, Tensor mask, float scale) -> Tensor")
 
 # What a compiled program calls instead of going through the dispatcher.
@@ -26,6 +28,10 @@ C_SHIMS = {
     torch.ops.outrider.panel_linear.default: [
         f"AOTITorchError aoti_torch_cpu_panel_linear({_TENSOR} x, {_TENSOR} panels, {_TENSOR}* bias, "
         f"int64_t out_features, {_RESULT})"
+    ],
+    torch.ops.outrider.quantised_linear.default: [
+        f"AOTITorchError aoti_torch_cpu_quantised_linear({_TENSOR} x, {_TENSOR} panels, {_TENSOR}* bias, "
+        f"int64_t out_features, int64_t bits, int64_t group, {_RESULT})"
     ],
     torch.ops.outrider.cache_attention.default: [
         f"AOTITorchError aoti_torch_cpu_cache_attention({_TENSOR} query, {_TENSOR} keys, {_TENSOR} values, "
@@ -38,12 +44,17 @@ def _linear_result(x: Tensor, panels: Tensor, bias: Tensor | None, out_features:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
+def _quantised_result(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, bits: int, group: int) -> Tensor:
+    return _linear_result(x, panels, bias, out_features)
+
+
 def _attention_result(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     rows, heads, queries, _ = query.shape
     return query.new_empty((rows, queries, heads, values.shape[3]))
 
 
 torch.library.register_fake("outrider::panel_linear", _linear_result, lib=_LIBRARY)
+torch.library.register_fake("outrider::quantised_linear", _quantised_result, lib=_LIBRARY)
 torch.library.register_fake("outrider::cache_attention", _attention_result, lib=_LIBRARY)
 
 
@@ -62,6 +73,15 @@ def enable(path: Path) -> None:
         )  # fmt: skip
         return out
 
+    def quantised_linear(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, bits: int, group: int) -> Tensor:
+        x = x.contiguous()
+        out, num_inputs = _linear_result(x, panels, bias, out_features), x.shape[-1]
+        library.outrider_quantised_linear(
+            x.data_ptr(), x.numel() // num_inputs, num_inputs, panels.data_ptr(), bits, group,
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out_features,
+        )  # fmt: skip
+        return out
+
     def cache_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
         query = query if query.stride(3) == 1 else query.contiguous()
         mask = mask.contiguous()
@@ -76,4 +96,5 @@ def enable(path: Path) -> None:
         return out
 
     _LIBRARY.impl("panel_linear", panel_linear, "CPU")
+    _LIBRARY.impl("quantised_linear", quantised_linear, "CPU")
     _LIBRARY.impl("cache_attention", cache_attention, "CPU")

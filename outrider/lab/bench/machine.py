@@ -70,7 +70,7 @@ def added_memory(contender: Contender) -> tuple[int | None, int | None]:
     drafter, draft = contender.built.decoder.drafter, contender.built.memory.draft
     parts, built = contender.configuration.parts(lossy=not contender.built.decoder.verifier.lossless), contender.built
     if isinstance(drafter, QuantisedDrafter):
-        return drafter.added_bytes, drafter.lm.kv.bytes_per_token
+        return drafter.added_bytes, 0
     dtype = built.target.lm.dtype
     heads = [kind.weigh_head(head, built.target.config, dtype) for kind, head in parts.drafter.heads_of(parts.drafter_settings)]
     weights, kv = sum(head.weights_bytes for head in heads), sum(head.kv_bytes_per_token for head in heads)

@@ -22,8 +22,9 @@ import torch
 
 from outrider.errors import CapabilityError
 
-SOURCES = tuple(Path(__file__).parent / name for name in ("panel_linear.cpp", "panel_tiles.cpp", "attention.cpp"))
-HEADERS = (Path(__file__).parent / "panel.h",)
+_HERE = Path(__file__).parent
+SOURCES = tuple(_HERE / f"{name}.cpp" for name in ("panel_linear", "panel_tiles", "quantised_linear", "attention"))
+HEADERS = tuple(_HERE / name for name in ("panel.h", "shim.h"))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
 
@@ -34,8 +35,9 @@ def compiler() -> str | None:
 
 
 def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels serve this: bf16 on a CPU with AVX-512 and its bf16 dot products."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    """Whether the kernels serve this: bf16 on a CPU with AVX-512 and its dot products of bf16 and of bytes."""
+    has_products = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()  # no processor has the first alone
+    return device.type == "cpu" and dtype == torch.bfloat16 and has_products
 
 
 def fingerprint() -> str:
@@ -72,5 +74,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name in ("outrider_panel_linear", *PANEL_KERNELS):
         getattr(library, name).argtypes = (pointer, size, size, pointer, pointer, pointer, size)
         getattr(library, name).restype = None
+    quantised = library.outrider_quantised_linear
+    quantised.argtypes, quantised.restype = (pointer, size, size, pointer, size, size, pointer, pointer, size), None
     library.outrider_has_tiles.restype = ctypes.c_bool
     return library

@@ -12,12 +12,11 @@
 
 #include "panel.h"
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
+
+#include "shim.h"
 
 namespace {
 
@@ -123,26 +122,10 @@ void outrider_panel_linear_vectors(
 // The same for programs that AOTInductor made: it calls this by name.
 AOTITorchError aoti_torch_cpu_panel_linear(
     AtenTensorHandle x, AtenTensorHandle panels, AtenTensorHandle* bias, int64_t out_features, AtenTensorHandle* result) {
-  int64_t dim = 0, numel = 0;
-  int64_t* sizes = nullptr;
-  bool contiguous = false;
-  void *from = nullptr, *weights = nullptr, *offsets = nullptr, *to = nullptr;
-  if (aoti_torch_is_contiguous(x, &contiguous) || !contiguous) return 1;
-  if (aoti_torch_get_dim(x, &dim) || aoti_torch_get_sizes(x, &sizes) || aoti_torch_get_numel(x, &numel)) return 1;
-  std::vector<int64_t> shape(sizes, sizes + dim), strides(dim, 1);
-  const int64_t K = shape.back();
-  shape.back() = out_features;
-  for (int64_t d = dim - 1; d > 0; --d) strides[d - 1] = strides[d] * shape[d];
-  if (aoti_torch_empty_strided(
-          dim, shape.data(), strides.data(), aoti_torch_dtype_bfloat16(), aoti_torch_device_type_cpu(), 0, result))
-    return 1;
-  if (aoti_torch_get_data_ptr(x, &from) || aoti_torch_get_data_ptr(panels, &weights) ||
-      aoti_torch_get_data_ptr(*result, &to))
-    return 1;
-  if (bias && aoti_torch_get_data_ptr(*bias, &offsets)) return 1;
+  Call call;
+  if (open_call(x, panels, bias, out_features, result, call)) return 1;
   outrider_panel_linear(
-      static_cast<const bf16*>(from), numel / K, K, static_cast<const bf16*>(weights), static_cast<const bf16*>(offsets),
-      static_cast<bf16*>(to), out_features);
+      call.x, call.M, call.K, static_cast<const bf16*>(call.weights), call.bias, call.out, out_features);
   return 0;
 }
 

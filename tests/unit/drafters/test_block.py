@@ -138,6 +138,17 @@ def test_the_context_is_that_of_the_text(target: Path) -> None:
             torch.testing.assert_close(left[index, :length], right[index, :length], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("adapt", [False, True])
+def test_trees_are_counted_where_they_follow_the_counts(target: Path, adapt: bool) -> None:
+    """Catches growths not handed on, or twice: every step looks at the children of the pending token and of kept nodes."""
+    decoder = build(options(target, "head", tree="best-first", adapt=adapt)).decoder
+    decoder.add(make_row([5, 80, 33, 7], SamplingParams(max_tokens=30)))
+    for _ in range(5):
+        decoder.step()
+    stats, seen = decoder.rows[0].stats, sum(decoder.drafter._plan.worth._seen[0])
+    assert (stats.steps <= seen <= stats.steps + stats.accepted) if adapt else seen == 0  # kept leaves have no children
+
+
 def test_what_does_not_fit_is_refused(target: Path) -> None:
     with pytest.raises(CapabilityError, match="no confidence head"):
         build(options(target, "unsure", stop="confidence"))

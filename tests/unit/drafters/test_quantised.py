@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from outrider.build import Built, Options, build
 from outrider.drafters import quantised
 from outrider.errors import CapabilityError, ConfigError
+from outrider.models import compile as compiling
+from outrider.models import native
 from outrider.models.derive import own_module
+from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM
+from outrider.models.picking import Draws
+from outrider.models.quantised_linear import QuantisedPanels
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
 
@@ -23,39 +30,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257, sharpness=2.0), byte_tokenizer())
 
 
-def built(folder: Path, dtype: str = "float32", **settings: object) -> Built:
+def built(folder: Path, dtype: str = "float32", compiled: str = "off", **settings: object) -> Built:
     return build(
         Options(
-            target=str(folder), dtype=dtype, compile="off", drafter="quantised", drafter_options=settings,
-            num_draft_tokens=4,
+            target=str(folder), dtype=dtype, compile=compiled, drafter="quantised", drafter_options=settings,
+            num_draft_tokens=4, threads=2,
         )
     )  # fmt: skip
 
 
 @torch.inference_mode()
-def continued(lm: LM, tokens: list[int], count: int) -> list[int]:
-    """Greedy decoding by hand, the whole text fed anew for every token."""
-    text = list(tokens)
-    while lm.kv.num_rows:
-        lm.kv.swap_remove(0)
+def continued(draft: LM, target: LM, tokens: list[int], count: int) -> list[int]:
+    """Greedy decoding by hand behind a prompt that the target has read, all new tokens fed again for each."""
+    lm, text = target.twin(), list(tokens)
     lm.kv.add_row()
+    lm.catch_up([text])
+    lm.run = draft.run
     for _ in range(count):
-        lm.kv.truncate(0, 0)
-        text.append(int(lm.forward(torch.tensor([text]))[0, -1].argmax()))
-    lm.kv.swap_remove(0)
+        text.append(int(lm.forward(torch.tensor([text[len(tokens) - 1 :]]))[0, -1].argmax()))
     return text[len(tokens) :]
 
 
 @pytest.mark.parametrize("settings", [{}, {"bits": 8}, {"group_size": 128, "quantise_head": False}], ids=str)
 def test_it_drafts_what_the_quantised_model_says(folder: Path, settings: dict[str, object]) -> None:
-    """Catches drafting with the target itself (always right), or on a cache that is not its own."""
+    """Catches drafting with the target itself, and a draft that does not begin behind the target's own keys and values."""
     decoder = built(folder, **settings).decoder
     drafter = decoder.drafter
-    expected = continued(drafter.lm, PROMPT, 4)
+    expected = continued(drafter.lm, decoder.target, PROMPT, 4)
     decoder.add(make_row(PROMPT, SamplingParams(max_tokens=20)))
     with torch.inference_mode():
+        decoder.target.catch_up([PROMPT])
         assert drafter.propose(decoder.rows, [4]).tokens[0].tolist() == expected
-    assert drafter.lm.kv is not decoder.target.kv
+        decoder.target.kv.check_integrity()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -67,12 +73,56 @@ def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
     assert stats.accepted > 0.8 * stats.tested
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    compiling.cannot_compile() is not None or not native.is_supported(torch.device("cpu"), torch.bfloat16),
+    reason="needs a C++ compiler and AVX-512 with bf16",
+)
+def test_a_compiled_target_has_a_compiled_draft_on_our_kernel(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a program with other weights than the copy's, one that is never called, and a text that depends on it."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    params = SamplingParams(max_tokens=60)
+    decoder = built(folder, "bfloat16", "on", bits=8).decoder
+    drafter = decoder.drafter
+    assert isinstance(drafter.lm.run.module.lm_head, QuantisedPanels)
+    decoder.add(make_row(PROMPT, params))
+    with torch.inference_mode():
+        drafted = drafter.propose(decoder.rows, [4])
+        drafter.lm.kv.truncate(0, 0)
+        stepwise = drafter._propose_stepwise(decoder.rows, drafter._catch_up(decoder.rows), [4])
+        drafter.lm.kv.truncate(0, 0)
+    assert drafted.tokens.tolist() == stepwise.tokens.tolist()
+    calls: list[int] = []
+    loop = drafter._loop
+    monkeypatch.setattr(drafter, "_loop", _counted(loop, calls))
+    row = run_to_end(decoder)[0]
+    assert row.stats.accepted > 0.8 * row.stats.tested
+    assert len(calls) >= row.stats.steps - 1
+    plain = build(Options(target=str(folder), dtype="bfloat16", compile="on", drafter="none", threads=2)).decoder
+    plain.add(make_row(PROMPT, params))
+    assert run_to_end(plain)[0].tokens == row.tokens
+    again = built(folder, "bfloat16", "auto", bits=8).decoder.drafter
+    assert again._loop is not None, "auto must use the program that is already in the cache"
+
+
+def _counted(loop: DraftLoop, calls: list[int]) -> DraftLoop:
+    class Counted(DraftLoop):
+        def __call__(self, pending: Sequence[list[int]], draws: Draws, num_tokens: int) -> tuple[Tensor, Tensor]:
+            calls.append(num_tokens)
+            return super().__call__(pending, draws, num_tokens)
+
+    return Counted(loop.lm, loop._programs)
+
+
 def test_memory_is_told_and_weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a copy nobody was told about, and one that is made where it does not fit."""
     drafter = built(folder, bits=8).decoder.drafter
     parameters = sum(p.numel() for p in tiny_llama(257).parameters() if p.dim() > 1) - 257 * 64  # embeddings are shared
     assert parameters < drafter.added_bytes < 1.1 * parameters
-    assert "int8 draft takes 0.1 MiB beside the target, and 512 bytes per token" in drafter.notes[0]
+    assert drafter.notes == ["the int8 draft takes 0.1 MiB beside the target"]
+    assert drafter.lm.kv.allocated_bytes == 0, "keys and values are the target's"
     monkeypatch.setattr(quantised, "available_memory", lambda device: 1000)
     with pytest.raises(CapabilityError, match=r"not enough memory for the int8 draft.*try bits=4, "):
         built(folder, bits=8)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
-from outrider.models import native, ops
+from outrider.models import native
 from outrider.models.attention import _attend
 from outrider.models.layout import attention_mask, tree_depths_and_ancestors
 from outrider.models.panel import PanelLinear, fits, to_panels
@@ -29,11 +29,8 @@ Kernel = Callable[[PanelLinear, Tensor], Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = tmp_path_factory.mktemp("native") / "native.so"
-    native.build(path)
-    ops.enable(path)
-    return native.load(path)
+def library(native_library: ctypes.CDLL) -> ctypes.CDLL:
+    return native_library
 
 
 @pytest.fixture(params=["operation", *native.PANEL_KERNELS])

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
-from outrider.models import quantise
+from outrider.models import quantised_linear
 from outrider.models.derive import linear_shape, num_weights, weight_of
 from outrider.models.pack import PackedLinear, can_pack
 from outrider.models.panel import PanelLinear
-from outrider.models.quantise import (
+from outrider.models.quantise import added_bytes, check_kernels, estimated_bytes, quantised_copy
+from outrider.models.quantised_linear import (
     Int4Linear,
     Int8Linear,
     QuantisedLinear,
-    added_bytes,
-    check_kernels,
-    estimated_bytes,
-    quantised_copy,
+    QuantisedPanels,
+    eight_bits,
+    four_bits,
 )
 from tests.helpers import tiny_llama
 
@@ -33,7 +33,9 @@ KINDS: dict[str, Callable[[nn.Module], QuantisedLinear]] = {
     "int4-64": lambda layer: Int4Linear(layer, 64),
     "int4-128": lambda layer: Int4Linear(layer, 128),
 }
+PANELS: dict[str, tuple[int, int]] = {"4-32": (4, 32), "4-64": (4, 64), "4-128": (4, 128), "8": (8, 32)}  # bits, group size
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+every_panel = pytest.mark.parametrize(("bits", "group_size"), PANELS.values(), ids=PANELS)
 
 
 def linear(outputs: int, inputs: int, dtype: torch.dtype = torch.float32, *, bias: bool = True) -> nn.Linear:
@@ -92,7 +94,7 @@ def test_blocks_of_outputs_make_no_difference(make: Callable, monkeypatch: pytes
     """Catches a packed layout that does not survive being made in parts, as it is for large output layers."""
     layer = linear(208, 64)
     whole = make(layer)
-    monkeypatch.setattr(quantise, "ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(quantised_linear, "ROWS_AT_ONCE", 64)
     parts = make(layer)
     assert torch.equal(parts.codes, whole.codes)
     assert torch.equal(parts.scales, whole.scales)
@@ -104,6 +106,96 @@ def test_a_layer_of_zeros_stays_zero(make: Callable) -> None:
     layer = linear(32, 64, bias=False)
     layer.weight.zero_()
     assert torch.equal(make(layer)(torch.randn(3, 64)), torch.zeros(3, 32))
+
+
+def dequantised(layer: nn.Linear, bits: int, group_size: int) -> Tensor:
+    """The weight (out, in) that any kernel stands for, in fp64."""
+    weight = layer.weight.float()
+    if bits == 8:
+        codes, scales = eight_bits(weight)
+        return codes.double() * scales.double()[:, None]
+    padded = F.pad(weight, (0, -weight.shape[1] % group_size))
+    codes, scales, zeros = four_bits(padded, group_size)
+    steps = codes.view(len(weight), -1, group_size).double() - 8
+    return (steps * scales.double()[..., None] + zeros.double()[..., None]).view_as(padded)[:, : weight.shape[1]]
+
+
+def in_bytes(x: Tensor) -> Tensor:
+    """Rows as our kernel multiplies them: 32 inputs in 255 steps of their largest; ties to even, as the processor rounds."""
+    blocks = F.pad(x.float(), (0, -x.shape[1] % 32)).view(x.shape[0], -1, 32)
+    largest = blocks.abs().amax(dim=2, keepdim=True)
+    steps = torch.full_like(largest, 127).div(largest).where(largest > 0, 0)  # 127 / largest is 127 times a rounded reciprocal
+    return ((blocks * steps).round() * (largest / 127)).view(x.shape[0], -1)[:, : x.shape[1]].double()
+
+
+@pytest.mark.usefixtures("native_library")
+@every_panel
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (300, 1000)])
+def test_our_kernel_multiplies_the_kept_weights(bits: int, group_size: int, outputs: int, inputs: int, bias: bool) -> None:
+    """Catches a code, scale or zero at the wrong place, a lost tail, a sum that overflows: exact but for the last rounding."""
+    layer = linear(outputs, inputs, torch.bfloat16, bias=bias)
+    panels = QuantisedPanels(layer, bits, group_size)
+    for num_rows in (1, 9, 70):  # one block of rows, two
+        x = torch.randn(num_rows, inputs).bfloat16()
+        exact = in_bytes(x) @ dequantised(layer, bits, group_size).t() + (0 if layer.bias is None else layer.bias.double())
+        error = (panels(x[:, None])[:, 0].double() - exact).abs()
+        assert (error <= 2**-8 * exact.abs() + 1e-5 * exact.abs().max()).all()
+
+
+@pytest.mark.usefixtures("native_library")
+@every_panel
+def test_our_kernel_says_what_the_libraries_says(bits: int, group_size: int) -> None:
+    """The fast path beside its reference: the same weights; only the activations are rounded once more."""
+    layer, x = linear(96, 256, torch.bfloat16), torch.randn(20, 256).bfloat16()
+    reference = (Int8Linear(layer) if bits == 8 else Int4Linear(layer, group_size))(x).double()
+    ours = QuantisedPanels(layer, bits, group_size)(x).double()
+    assert (ours - reference).norm() <= 0.01 * reference.norm()
+
+
+@pytest.mark.usefixtures("native_library")
+@every_panel
+def test_a_row_has_the_same_bits_on_our_kernel_beside_any_other(bits: int, group_size: int) -> None:
+    """Also on one thread: a draft may depend neither on its neighbours nor on who computes."""
+    panels, x = QuantisedPanels(linear(400, 300, torch.bfloat16), bits, group_size), torch.randn(70, 300).bfloat16()
+    alone, threads = torch.cat([panels(x[i : i + 1]) for i in range(70)]), torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert all(torch.equal(panels(x[:rows]), alone[:rows]) for rows in (2, 8, 9, 64, 65, 70))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("native_library")
+@every_panel
+def test_our_layout_survives_being_made_in_parts(bits: int, group_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = linear(208, 64, torch.bfloat16)
+    whole = QuantisedPanels(layer, bits, group_size)
+    monkeypatch.setattr(quantised_linear, "ROWS_AT_ONCE", 64)
+    assert torch.equal(QuantisedPanels(layer, bits, group_size).codes, whole.codes)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_zeros_stay_zero_on_our_kernel() -> None:
+    """Weights without a range, and inputs without one: catches 0/0 in codes and in activations."""
+    layer = linear(32, 64, torch.bfloat16)
+    for bits in (4, 8):
+        panels = QuantisedPanels(layer, bits, 32)
+        assert torch.equal(panels(torch.zeros(2, 64).bfloat16()), layer.bias.expand(2, -1))
+    layer.weight.zero_()
+    for bits in (4, 8):
+        assert torch.equal(QuantisedPanels(layer, bits, 32)(torch.randn(2, 64).bfloat16()), layer.bias.expand(2, -1))
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_copy_on_our_kernel_takes_the_same_memory(bits: int) -> None:
+    """Catches an estimate that would let a copy in that does not fit: outputs are multiples of 32 here, so it is exact."""
+    model = tiny_llama(96).bfloat16()
+    copy = quantised_copy(model, bits, 32, head=True, native=True, name="tiny")
+    assert all(isinstance(part, QuantisedPanels) for part in (copy.lm_head, copy.model.layers[0].mlp.down_proj))
+    assert added_bytes(copy) == estimated_bytes(model, bits, 32, head=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -129,7 +221,7 @@ def test_a_copy_shares_all_but_its_linears() -> None:
     model = tiny_llama(96)
     kinds = {type(part) for part in model.modules()}
     for head in (True, False):
-        copy = quantised_copy(model, 4, 32, head=head, name="tiny")
+        copy = quantised_copy(model, 4, 32, head=head, native=False, name="tiny")
         assert copy.model.embed_tokens is model.model.embed_tokens
         assert copy.model.norm is model.model.norm
         assert copy.model.layers[1].input_layernorm is model.model.layers[1].input_layernorm
@@ -143,7 +235,8 @@ def test_a_copy_shares_all_but_its_linears() -> None:
 def test_eight_bits_are_counted() -> None:
     """Catches an estimate that would let a copy in that does not fit: inputs are multiples of 16 here, so it is exact."""
     model = tiny_llama(96)
-    assert added_bytes(quantised_copy(model, 8, 32, head=True, name="tiny")) == estimated_bytes(model, 8, 32, head=True)
+    copy = quantised_copy(model, 8, 32, head=True, native=False, name="tiny")
+    assert added_bytes(copy) == estimated_bytes(model, 8, 32, head=True)
 
 
 def test_refusals() -> None:
@@ -152,4 +245,4 @@ def test_refusals() -> None:
         check_kernels(torch.device("cuda"))
     check_kernels(torch.device("cpu"))
     with pytest.raises(CapabilityError, match="'tiny' has no linear layers"):
-        quantised_copy(nn.Sequential(nn.LayerNorm(4)), 8, 32, head=True, name="'tiny'")
+        quantised_copy(nn.Sequential(nn.LayerNorm(4)), 8, 32, head=True, native=False, name="'tiny'")
