@@ -114,9 +114,9 @@ class AutoRun:
         self.asked[asked] += 1
         row.room -= step.kept + 1
         row.stats.steps += 1
-        draft, verdict = SimpleNamespace(lists=([], [step.drafted])), SimpleNamespace(num_accepted=[step.kept])
         seconds = self.clock.shown(step.ms, slow, self.rng) / 1000
-        self.control.observe([row], draft, SimpleNamespace(lists=verdict), seconds)
+        known = seconds if row.stats.steps > 1 else None  # as `Goodput.observe` has it: a first step also reads the prompt
+        self.control.learn(1, [asked], [step.drafted], [step.kept], known, [step.ran_out])
 
     def _cause(self, asked: int, row: Any) -> str:
         settled, known = self.control.settled, self.control.goodput(1)

@@ -156,6 +156,7 @@ class Step:
 
     drafted: int
     kept: int
+    ran_out: bool
     tokens: float
     ms: float
 
@@ -167,14 +168,15 @@ class Kind:
     machine: Machine
     write: Write
     trees: bool = False
+    thin: bool = False  # trees with one node at each depth, as of a model and a look-up that seldom disagree
     timed_on: Machine | None = None  # what the machine was when lengths were timed, where sizes compared otherwise then
 
     def step(self, text: Text, position: int, asked: int) -> Step:
         """One that asks for so many nodes."""
         drafted = min(asked, text.offered[position])
-        widths = tree(drafted) if self.trees else chain(drafted)
+        widths = tree(drafted) if self.trees and not self.thin else chain(drafted)
         kept, expected = text.kept(position, widths), text.expected(position, widths)
-        return Step(drafted, kept, 1 + expected, self.machine.ms(asked, drafted))
+        return Step(drafted, kept, kept == len(widths), 1 + expected, self.machine.ms(asked, drafted))
 
 
 _MODEL, _LOOKUP = {"draft": 0.2, "start": 0.4, "vain": 0.4}, {"draft": 0.0, "start": 0.05, "vain": 0.05}
@@ -193,6 +195,9 @@ KINDS: dict[str, Kind] = {
     "flat passes, bursts": Kind(Machine(FLAT, draft=1.2), bursts(0.95, 0.4, 15)),
     "trees, alpha 0.7": Kind(Machine(CPU, **_MODEL), steady(0.7), trees=True),
     "trees, bursts": Kind(Machine(SLOW_MEMORY, **_MODEL), bursts(0.9, 0.4, 12), trees=True),
+    "thin trees, alpha 0.95": Kind(Machine(CPU, **_MODEL), steady(0.95), trees=True, thin=True),
+    "thin trees, alpha 0.6": Kind(Machine(CPU, **_MODEL), steady(0.6), trees=True, thin=True),
+    "thin trees, bursts": Kind(Machine(CPU, **_MODEL), bursts(0.98, 0.4, 20), trees=True, thin=True),
     "look-up, much copied": Kind(Machine(CPU, **_LOOKUP), copies(0.5, 12, 0.4, 0.3)),
     "look-up, some copied": Kind(Machine(SLOW_MEMORY, **_LOOKUP), copies(0.2, 8, 0.4, 0.3)),
     "look-up, nothing copied": Kind(Machine(CPU, **_LOOKUP), copies(0.001, 2, 0.35, 0.1)),

@@ -22,8 +22,9 @@ PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was see
 LEAN_WEIGHT = 3.0  # tokens of the next shallower depth that a depth's own record is mixed with
 ALMOST_NOTHING = 1e-6  # weight of the prior once it has faded
 ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
-BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # b of the family; 0: more nodes bring nothing more
+BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # b of the family; 0: more nodes bring nothing more
 BEND_DEVIATION = 0.7  # of b from 1, before anything was seen: rarely large
+STEEPNESS = 0.15, 0.3  # deviation of b from what trees that ran out say: relative, and of one tree
 LEAST_VARIANCE = 0.05
 FIT_EVERY = 4  # observations
 FIT_WEIGHT = 15.0  # observations that the fitted curve counts for at each size
@@ -63,8 +64,9 @@ class ChainSurvival:
     _rows: dict[int, Record] = field(default_factory=dict)
     _all: Record = field(default_factory=lambda: _prior())
 
-    def observe(self, row: int, drafted: int, accepted: int, *, fade: bool = True) -> None:
-        """One step of one row: `accepted` of a chain of `drafted` tokens were kept. `fade`: in one row of each step only."""
+    def observe(self, row: int, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
+        """One step of one row: `accepted` of a chain of `drafted` tokens were kept, so it is plain whether it ran out. `fade`: in
+        one row of each step only."""
         tested, decay = min(accepted + 1, drafted), DECAY if fade else 1.0
         while len(self._depths) < tested:
             self._depths.append(Record())
@@ -118,15 +120,17 @@ class TreeYield:
     """Expected kept tokens of a tree of n nodes."""
 
     _sizes: dict[int, Record] = field(default_factory=lambda: {1: _prior()})
+    _ran_out: dict[int, Record] = field(default_factory=lambda: {1: _prior()})  # a single node that is kept has no children
     _fitted: tuple[float, float] | None = None  # s and b, until a few trees more were seen
     _age: int = 0  # trees seen since
 
-    def observe(self, row: int, drafted: int, accepted: int, *, fade: bool = True) -> None:
-        """One step of one row: `accepted` nodes of a tree of `drafted` were kept. Nothing is known of single rows. `fade`: in one
-        row of each step only."""
-        for record in self._sizes.values() if fade else ():
+    def observe(self, row: int, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
+        """One step of one row: `accepted` nodes of a tree of `drafted` were kept; `ran_out`: the last of them had no children.
+        Nothing is known of single rows. `fade`: in one row of each step only."""
+        for record in (*self._sizes.values(), *self._ran_out.values()) if fade else ():
             record.scale(DECAY)
         self._sizes.setdefault(drafted, Record()).add(accepted, 1.0, decay=1.0)
+        self._ran_out.setdefault(drafted, Record()).add(ran_out, 1.0, decay=1.0)
         self._age += 1
         if self._age >= FIT_EVERY:
             self._fitted = None
@@ -162,8 +166,21 @@ class TreeYield:
             terms = [(w, _shape(size, bend), kept, tried) for w, (size, kept, tried) in zip(weights, seen, strict=True)]
             scale = sum(w * g * kept for w, g, kept, _ in terms) / sum(w * g * g * tried for w, g, _, tried in terms)
             error = sum(w * tried * (kept / tried - scale * g) ** 2 for w, g, kept, tried in terms)
-            best = min(best, (error + abs(bend - 1) / BEND_DEVIATION, scale, bend))
+            best = min(best, (error + abs(bend - 1) / BEND_DEVIATION + self._strangeness(bend), scale, bend))
         return best[1:]
+
+    def _strangeness(self, bend: float) -> float:
+        """How far b is, in squared deviations, from what trees say that ran out: one node more would have been kept in as many of
+        them as such nodes are kept at all, c = K / (K + 1 - X) for K kept nodes and a share X that ran out, as in a chain. K then
+        grows by X c a node, the family by K b / ((1 + n) ln(1 + n))."""
+        seen = [(size, self._sizes[size], record) for size, record in self._ran_out.items() if record.tried > ALMOST_NOTHING]
+        tried = sum(record.tried for _, _, record in seen)
+        steep = sum(
+            record.kept * (1 + size) * math.log(1 + size) / (kept.kept / kept.tried + 1 - record.kept / record.tried)
+            for size, kept, record in seen
+        ) / tried  # fmt: skip
+        deviation = STEEPNESS[0] * steep + STEEPNESS[1] / tried**0.5
+        return (max(0.0, steep - bend) / deviation) ** 2
 
 
 def _prior() -> Record:

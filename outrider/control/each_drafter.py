@@ -53,12 +53,14 @@ class EachDrafter:
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
-        names, columns = dict.fromkeys(self._owners), (self._asked, draft.lists[1], verdict.lists.num_accepted)
+        names, found = dict.fromkeys(self._owners), verdict.lists
+        columns = self._asked, draft.lists[1], found.num_accepted
         timed = len(names) == 1 and all(row.stats.steps > 1 for row in rows)
         for name in names:
             mine = [index for index, owner in enumerate(self._owners) if owner == name]
             asked, drafted, accepted = ([column[index] for index in mine] for column in columns)
-            self.controls[name].learn(len(rows), asked, drafted, accepted, seconds if timed else None)
+            ran_out = [found.all_accepted[index] for index in mine]
+            self.controls[name].learn(len(rows), asked, drafted, accepted, seconds if timed else None, ran_out)
 
     def learn_pause(self, num_rows: int, seconds: float) -> None:
         """What passed between two steps of so many rows, whoever drafts."""

@@ -36,8 +36,8 @@ SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was meas
 CROWD = 8  # rows up to which the deviation grows, with their root
 TOLD, TOLD_ALONE = 3, 6  # times that a median counts for: of a crowd, and of one row, which is timed more often
 # Steps of a number of rows -> how many are learned from and weighed at once from then on: to do so takes a fiftieth of a short
-# step where it is done in each, and what is known changes ever less.
-PACES = ((0, 1), (24, 4), (240, 8))
+# step where it is done in each, and decisions are as good (benchmarks/control.py).
+PACES = ((0, 1), (24, 4), (64, 8))
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
 APART = 0.1  # relative deviation of a size's price from one number of rows to another, as large as the share they differ by
@@ -65,6 +65,7 @@ class _Step:
     accepted: Sequence[int]
     seconds: float | None
     number: int  # since the first
+    ran_out: Sequence[bool]  # more nodes might have been kept
 
 
 class Goodput:
@@ -105,7 +106,10 @@ class Goodput:
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
         timed = all(row.stats.steps > 1 for row in rows)  # a row's first step also reads its prompt into the draft
-        self.learn(len(rows), self._asked, draft.lists[1], verdict.lists.num_accepted, seconds if timed else None)
+        found = verdict.lists
+        self.learn(
+            len(rows), self._asked, draft.lists[1], found.num_accepted, seconds if timed else None, found.all_accepted
+        )
 
     def next_size(self, num_rows: int) -> int:
         """Nodes that the coming step should ask for, for each of so many rows."""
@@ -115,11 +119,13 @@ class Goodput:
         return size
 
     def learn(
-        self, num_rows: int, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], seconds: float | None
-    ) -> None:
-        """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing."""
+        self, num_rows: int, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], seconds: float | None,
+        ran_out: Sequence[bool],
+    ) -> None:  # fmt: skip
+        """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing. `ran_out`: the
+        last token kept had no children."""
         self._now += 1
-        self._waiting.append(_Step(num_rows, asked, drafted, accepted, seconds, self._now))
+        self._waiting.append(_Step(num_rows, asked, drafted, accepted, seconds, self._now, ran_out))
         if not self._settled or len(self._waiting) >= self._pace(num_rows):
             self._catch_up()
         self._checks.observe(asked)
@@ -200,7 +206,8 @@ class Goodput:
         for step in waiting:
             self._of(step.num_rows).observe(step.asked, step.drafted)
             if any(step.drafted):
-                self._learn({i: (step.asked[i], step.accepted[i]) for i, count in enumerate(step.drafted) if count})
+                told = zip(step.asked, step.accepted, step.ran_out, strict=True)
+                self._learn({i: row for i, (row, count) in enumerate(zip(told, step.drafted, strict=True)) if count})
         self._learn_seconds([step for step in waiting if step.seconds is not None])
 
     def _learn_seconds(self, steps: Sequence[_Step]) -> None:
@@ -211,15 +218,15 @@ class Goodput:
             last = alike[-1]
             self._of(last.num_rows).observe_seconds(last.asked, last.drafted, seconds, last.number, len(alike))
 
-    def _learn(self, rows: Mapping[int, tuple[int, int]]) -> None:
-        """Nodes asked for and kept in the rows of a step that were offered some."""
-        expected = self._yield.expected_of([asked for asked, _ in rows.values()])
-        error = sum(accepted for _, accepted in rows.values()) - sum(expected)
+    def _learn(self, rows: Mapping[int, tuple[int, int, bool]]) -> None:
+        """Nodes asked for and kept in the rows of a step that were offered some, and whether they ran out."""
+        expected = self._yield.expected_of([asked for asked, _, _ in rows.values()])
+        error = sum(accepted for _, accepted, _ in rows.values()) - sum(expected)
         if self._surprise.observe(error / len(rows)):
             self._yield.doubt(DOUBT)
             self._outlooks.clear()
-        for number, (index, (asked, accepted)) in enumerate(rows.items()):
-            self._yield.observe(index, asked, accepted, fade=number == 0)
+        for number, (index, (asked, accepted, ran_out)) in enumerate(rows.items()):
+            self._yield.observe(index, asked, accepted, ran_out=ran_out, fade=number == 0)
         if not self._settled:  # a try
             self._outlooks.clear()
 

@@ -6,7 +6,7 @@ again, for all positions, the untested ones included. Filters, penalties and bia
 Where the draft's law comes from:
 
     Drafter.model       that model reads the text in chunks, as the target does
-    ... on a KVView     (early exit, quantised) step by step, before the target: it runs on what the target has committed, as while decoding
+    ... on a KVView     (early exit, quantised) step by step, before the target: it runs on what that has committed, as ever
     none, but it runs a model (universal)       the drafter itself is asked for one token at every position
     none                there is no law: what it proposes are point masses
 """
