@@ -86,6 +86,7 @@ CONFIGURATIONS = {
     "lookahead": Configuration("lookahead", workloads=FEW),
     "retrieval": Configuration("retrieval", None, {"corpus": CORPUS}, workloads=("gsm8k", "math_reasoning")),
     "quantised 4 bits": Configuration("quantised", None, {"bits": 4}, workloads=FEW),
+    "quantised 4 bits k=8": Configuration("quantised", 8, {"bits": 4}, workloads=FEW),
     "composite merge": Configuration("composite", 8, {"parts": "draft-model,suffix"}),
     **{f"composite merge k={k}": Configuration("composite", k, {"parts": "draft-model,suffix"}, workloads=FEW) for k in (3, 5)},
     "composite best": Configuration("composite", 8, {"parts": "ngram,draft-model", "mode": "best"}),
@@ -422,7 +423,8 @@ def measure(plan: Plan, unfinished: Unfinished) -> None:
 def _measure_cells(plan: Plan, unfinished: Unfinished, pair: str, cells: list, progress: Progress, task: Any) -> None:
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, plan.mlp, 0)
-    bench = Bench(wide, draft, plan.threads, plan.compile, module="quantised 4 bits" in plan.configurations)
+    from_target = any(CONFIGURATIONS[name].drafter == "quantised" for name in plan.configurations)
+    bench = Bench(wide, draft, plan.threads, plan.compile, module=from_target)
     failures = unfinished.content["failures"]
     models = {"target": model_name(target), "draft": model_name(draft), "inflation": inflation}
     unfinished.content["pairs"][pair] = models | bench.about

@@ -2,7 +2,8 @@
 
 Linears: all weight matrices of the widened target (8 layers of 384, MLP 8192, 4096 tokens), each used once, so that every
 weight comes from memory as in a decoding pass. `nn.Linear`, oneDNN's packed linear and our panels (by vectors, and by tiles
-where the processor has them) take turns. Attention: 6 heads, 2 KV heads of 64, behind 150 keys.
+where the processor has them) take turns, and the same weights in 4 and 8 bits, by torch's kernels and by ours. Attention: 6
+heads, 2 KV heads of 64, behind 150 keys.
 
     python benchmarks/native.py
 """
@@ -29,10 +30,12 @@ from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.layout import attention_mask
 from outrider.models.pack import PackedLinear
 from outrider.models.panel import PanelLinear
+from outrider.models.quantised_linear import Int4Linear, Int8Linear, QuantisedPanels
 
 HIDDEN, MLP, KV, VOCABULARY, LAYERS = 384, 8192, 128, 4096, 8
 SHAPES = [(HIDDEN, HIDDEN), (HIDDEN, KV), (HIDDEN, KV), (HIDDEN, HIDDEN), (HIDDEN, MLP), (HIDDEN, MLP), (MLP, HIDDEN)] * LAYERS
 HEADS, SIZE, KEYS = 6, 64, 150
+GROUP = 32  # inputs that share a scale in 4 bits
 ROWS = (1, 2, 4, 6, 8, 16, 64)
 
 
@@ -67,6 +70,12 @@ def main(
 def linears(library: ctypes.CDLL, repeats: int) -> dict[str, dict[int, dict[str, float]]]:
     plain = [nn.Linear(*shape, bias=False, dtype=torch.bfloat16) for shape in [*SHAPES, (HIDDEN, VOCABULARY)]]
     packed, panels = [*map(PackedLinear, plain)], [*map(PanelLinear, plain)]
+    fewer_bits = {
+        "8 bits, torch": [Int8Linear(layer) for layer in plain],
+        "8 bits, ours": [QuantisedPanels(layer, 8, GROUP) for layer in plain],
+        "4 bits, torch": [Int4Linear(layer, GROUP) for layer in plain],
+        "4 bits, ours": [QuantisedPanels(layer, 4, GROUP) for layer in plain],
+    }
     advise_huge_pages()
     inputs = {size: torch.randn(max(ROWS), size).bfloat16() for size in (HIDDEN, MLP)}
 
@@ -91,6 +100,7 @@ def linears(library: ctypes.CDLL, repeats: int) -> dict[str, dict[int, dict[str,
     for name in native.PANEL_KERNELS:
         if "tiles" not in name or library.outrider_has_tiles():
             kinds[f"panels by {name.rpartition('_')[2]}"] = use_kernel(name)
+    kinds |= {name: use(layers) for name, layers in fewer_bits.items()}
     return _measure(kinds, repeats)
 
 

@@ -161,26 +161,28 @@ class TreeYield:
         usual = sum(kept for _, kept, _ in seen) / sum(tried * _shape(size, 1.0) for size, _, tried in seen)
         means = [usual * _shape(size, 1.0) for size, _, _ in seen]
         weights = [1 / max(mean * (1 + mean), LEAST_VARIANCE) for mean in means]
+        least, deviation = self._steepness()
         best = (math.inf, 0.0, 0.0)
         for bend in BENDS:
             terms = [(w, _shape(size, bend), kept, tried) for w, (size, kept, tried) in zip(weights, seen, strict=True)]
             scale = sum(w * g * kept for w, g, kept, _ in terms) / sum(w * g * g * tried for w, g, _, tried in terms)
             error = sum(w * tried * (kept / tried - scale * g) ** 2 for w, g, kept, tried in terms)
-            best = min(best, (error + abs(bend - 1) / BEND_DEVIATION + self._strangeness(bend), scale, bend))
+            strange = abs(bend - 1) / BEND_DEVIATION + (max(0.0, least - bend) / deviation) ** 2
+            best = min(best, (error + strange, scale, bend))
         return best[1:]
 
-    def _strangeness(self, bend: float) -> float:
-        """How far b is, in squared deviations, from what trees say that ran out: one node more would have been kept in as many of
-        them as such nodes are kept at all, c = K / (K + 1 - X) for K kept nodes and a share X that ran out, as in a chain. K then
-        grows by X c a node, the family by K b / ((1 + n) ln(1 + n))."""
-        seen = [(size, self._sizes[size], record) for size, record in self._ran_out.items() if record.tried > ALMOST_NOTHING]
-        tried = sum(record.tried for _, _, record in seen)
-        steep = sum(
-            record.kept * (1 + size) * math.log(1 + size) / (kept.kept / kept.tried + 1 - record.kept / record.tried)
-            for size, kept, record in seen
-        ) / tried  # fmt: skip
-        deviation = STEEPNESS[0] * steep + STEEPNESS[1] / tried**0.5
-        return (max(0.0, steep - bend) / deviation) ** 2
+    def _steepness(self) -> tuple[float, float]:
+        """The least b that trees speak for that ran out, and its deviation: one node more would have been kept in as many of
+        them as such nodes are kept at all, c = K / (K + 1 - X) for K kept nodes and a share X that ran out, as in a chain. K
+        then grows by X c a node, the family by K b / ((1 + n) ln(1 + n))."""
+        steep = total = 0.0
+        for size, record in self._ran_out.items():
+            ran_out, tried = record.kept, record.tried
+            if tried > ALMOST_NOTHING:
+                kept = self._sizes[size].kept
+                steep += ran_out * (1 + size) * math.log(1 + size) / ((kept - ran_out) / tried + 1)
+                total += tried
+        return steep / total, STEEPNESS[0] * steep / total + STEEPNESS[1] / total**0.5
 
 
 def _prior() -> Record:
