@@ -85,7 +85,7 @@ CONFIGURATIONS = {
     "recycling": Configuration("recycling", workloads=FEW),
     "lookahead": Configuration("lookahead", workloads=FEW),
     "retrieval": Configuration("retrieval", None, {"corpus": CORPUS}, workloads=("gsm8k", "math_reasoning")),
-    "quantised 4 bits": Configuration("quantised", None, {"bits": 4}, workloads=FEW),
+    "quantised 4 bits k=5": Configuration("quantised", 5, {"bits": 4}, workloads=FEW),
     "quantised 4 bits k=8": Configuration("quantised", 8, {"bits": 4}, workloads=FEW),
     "composite merge": Configuration("composite", 8, {"parts": "draft-model,suffix"}),
     **{f"composite merge k={k}": Configuration("composite", k, {"parts": "draft-model,suffix"}, workloads=FEW) for k in (3, 5)},

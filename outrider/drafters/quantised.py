@@ -19,6 +19,7 @@ from outrider.models.quantise import BITS, GROUP_SIZES, added_bytes, check_kerne
 from outrider.settings import setting
 
 MIB = 1 << 20
+NUM_DRAFT_TOKENS = 8  # by default: nearly all are kept, so a step's fixed costs want many to share them
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class QuantisedDrafter(SelfDrafter):
     def notes(self) -> list[str]:
         """For a person, one line each."""
         return [f"the int{self.bits} draft takes {self.added_bytes / MIB:.1f} MiB beside the target"]
+
+    @classmethod
+    def default_num_draft_tokens(cls, settings: QuantisedSettings) -> int:
+        return NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> QuantisedDrafter:
