@@ -115,12 +115,12 @@ def derived_loop(lm: LM, target: LoadedModel, workshop: Workshop | None, purpose
         return None
     assert isinstance(lm.run, ModuleRun)
     module: Any = lm.run.module
-    tensors = {f"module.{name}": t.detach() for name, t in chain(module.named_parameters(), module.named_buffers())}
     vocab_size = target.lm.shape.vocab_size
     facts = (lm.shape, lm.dtype, lm.device, module.config.to_json_string(), vocab_size)
+    tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     program = workshop.program(
         f"{purpose}-draft1", facts, tensors, f"the {purpose} draft",
-        lambda path: compile_draft_loop(lm, module, 1, vocab_size, path), share=True,
+        lambda path: compile_draft_loop(lm, module, 1, vocab_size, path),
     )  # fmt: skip
     return None if program is None else DraftLoop(lm, {1: program})
 

@@ -29,13 +29,11 @@ class Workshop:
 
     def program(
         self, purpose: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor], label: str, make: Callable[[Path], None],
-        *, share: bool = False,
     ) -> Callable[..., Any] | None:  # fmt: skip
         """The program for these facts and weights, made first by `make(path)` where that is allowed; None where it is missing.
 
         `purpose` begins its file's name; `facts` (compared by their repr) and `tensors` are all that its code depends on
-        beside our source files; `label` is what a person calls the part. `share`: the program reads these very tensors, no copy
-        of its own (`load_program`). Raises what `make` raises.
+        beside our source files; `label` is what a person calls the part. Raises what `make` raises.
         """
         path = program_path(purpose, facts, tensors)
         if path not in self._loaded:
@@ -45,7 +43,7 @@ class Workshop:
                     return None
                 self._status(f"compiling {label}: once per machine, a minute or so")
                 make(path)
-            self._loaded[path] = load_program(path, tensors if share else None)
+            self._loaded[path] = load_program(path)
         return self._loaded[path]
 
     def note(self, line: str) -> None:
