@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from outrider.build import Built, Options, build
 from outrider.drafters import quantised
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models import compile as compiling
-from outrider.models import native
 from outrider.models.derive import own_module
-from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM
-from outrider.models.picking import Draws
-from outrider.models.quantised_linear import QuantisedPanels
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
 
@@ -30,11 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257, sharpness=2.0), byte_tokenizer())
 
 
-def built(folder: Path, dtype: str = "float32", compiled: str = "off", **settings: object) -> Built:
+def built(folder: Path, dtype: str = "float32", **settings: object) -> Built:
     return build(
         Options(
-            target=str(folder), dtype=dtype, compile=compiled, drafter="quantised", drafter_options=settings,
-            num_draft_tokens=4, threads=2,
+            target=str(folder), dtype=dtype, compile="off", drafter="quantised", drafter_options=settings,
+            num_draft_tokens=4,
         )
     )  # fmt: skip
 
@@ -71,49 +64,6 @@ def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
     decoder.add(make_row(PROMPT, SamplingParams(max_tokens=60)))
     stats = run_to_end(decoder)[0].stats
     assert stats.accepted > 0.8 * stats.tested
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    compiling.cannot_compile() is not None or not native.is_supported(torch.device("cpu"), torch.bfloat16),
-    reason="needs a C++ compiler and AVX-512 with bf16",
-)
-def test_a_compiled_target_has_a_compiled_draft_on_our_kernel(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a program with other weights than the copy's, one that is never called, and a text that depends on it."""
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    params = SamplingParams(max_tokens=60)
-    decoder = built(folder, "bfloat16", "on", bits=8).decoder
-    drafter = decoder.drafter
-    assert isinstance(drafter.lm.run.module.lm_head, QuantisedPanels)
-    decoder.add(make_row(PROMPT, params))
-    with torch.inference_mode():
-        drafted = drafter.propose(decoder.rows, [4])
-        drafter.lm.kv.truncate(0, 0)
-        stepwise = drafter._propose_stepwise(decoder.rows, drafter._catch_up(decoder.rows), [4])
-        drafter.lm.kv.truncate(0, 0)
-    assert drafted.tokens.tolist() == stepwise.tokens.tolist()
-    calls: list[int] = []
-    loop = drafter._loop
-    monkeypatch.setattr(drafter, "_loop", _counted(loop, calls))
-    row = run_to_end(decoder)[0]
-    assert row.stats.accepted > 0.8 * row.stats.tested
-    assert len(calls) >= row.stats.steps - 1
-    plain = build(Options(target=str(folder), dtype="bfloat16", compile="on", drafter="none", threads=2)).decoder
-    plain.add(make_row(PROMPT, params))
-    assert run_to_end(plain)[0].tokens == row.tokens
-    again = built(folder, "bfloat16", "auto", bits=8).decoder.drafter
-    assert again._loop is not None, "auto must use the program that is already in the cache"
-
-
-def _counted(loop: DraftLoop, calls: list[int]) -> DraftLoop:
-    class Counted(DraftLoop):
-        def __call__(self, pending: Sequence[list[int]], draws: Draws, num_tokens: int) -> tuple[Tensor, Tensor]:
-            calls.append(num_tokens)
-            return super().__call__(pending, draws, num_tokens)
-
-    return Counted(loop.lm, loop._programs)
 
 
 def test_memory_is_told_and_weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
