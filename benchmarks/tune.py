@@ -148,7 +148,7 @@ def main(
     prompts: Annotated[int, typer.Option(help="That tuning and the exhaustive search see.")] = 16,
     fresh: Annotated[int, typer.Option(help="That nobody has seen.")] = 16,
     max_tokens: Annotated[int, typer.Option()] = 48,
-    own_weights: Annotated[bool, typer.Option(help="Also quantised and early-exit drafts, which are slow here.")] = False,
+    own_weights: Annotated[bool, typer.Option(help="Also quantised and early-exit drafts, each a program to compile.")] = False,
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
     compile: Annotated[str, typer.Option()] = "on",

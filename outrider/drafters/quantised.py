@@ -12,7 +12,6 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.self_speculation import SelfDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derive import derived_lm, own_module
-from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.lm import LM
 from outrider.models.memory import available_memory
 from outrider.models.quantise import BITS, GROUP_SIZES, added_bytes, check_kernels, estimated_bytes, quantised_copy
@@ -70,9 +69,7 @@ class QuantisedDrafter(SelfDrafter):
             module, settings.bits, group_size, head=settings.quantise_head, native=target.lm.native, name=target.name
         )
         lm = derived_lm(draft, target.lm, f"the int{settings.bits} copy of '{target.name}'")
-        drafter = cls(lm, setup, added_bytes(draft))
-        advise_huge_pages()
-        return drafter
+        return cls(lm, setup, added_bytes(draft))
 
 
 def _check_memory(needed: int, target: LM, settings: QuantisedSettings) -> None:

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
 from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.lm import LM, ModuleRun, module_run
 from outrider.models.load import LoadedModel, finish
 from outrider.models.pack import PackedLinear
@@ -109,7 +110,8 @@ def derived_loop(lm: LM, target: LoadedModel, workshop: Workshop | None, purpose
     program is not there and is not to be made. `purpose`: in a word, what kind of draft it is.
 
     A program of one token, called once for each: unrolled, a model as deep as its target would take minutes to compile, to
-    save some 30 microseconds a token of a pass of milliseconds.
+    save some 30 microseconds a token of a pass of milliseconds. Quantised linears count no parameters, so whatever its size their
+    model's program runs torch's own kernels on one thread, as small drafts do; ours take all.
     """
     if workshop is None or not lm.native:
         return None
@@ -122,7 +124,10 @@ def derived_loop(lm: LM, target: LoadedModel, workshop: Workshop | None, purpose
         f"{purpose}-draft1", facts, tensors, f"the {purpose} draft",
         lambda path: compile_draft_loop(lm, module, 1, vocab_size, path),
     )  # fmt: skip
-    return None if program is None else DraftLoop(lm, {1: program})
+    if program is None:
+        return None
+    advise_huge_pages()
+    return DraftLoop(lm, {1: program})
 
 
 def own_module(module: Any, drafter: str) -> Any:
