@@ -116,7 +116,7 @@ class AutoRun:
         row.stats.steps += 1
         seconds = self.clock.shown(step.ms, slow, self.rng) / 1000
         known = seconds if row.stats.steps > 1 else None  # as `Goodput.observe` has it: a first step also reads the prompt
-        self.control.learn(1, [asked], [step.drafted], [step.kept], known, [step.ran_out])
+        self.control.learn(1, [asked], [step.drafted], [step.kept], known, [step.ran_out], [step.budgets])
 
     def _cause(self, asked: int, row: Any) -> str:
         settled, known = self.control.settled, self.control.goodput(1)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 
 MOST = 8
 NEAR = 0.7  # rate at which ranks behind the first fall off
@@ -90,12 +91,17 @@ def chain(size: int) -> tuple[int, ...]:
 
 
 @cache
-def tree(size: int) -> tuple[int, ...]:
-    """Widths of a tree of so many nodes, likeliest nodes first."""
+def ranking(size: int) -> dict[tuple[int, int], int]:
+    """(depth, rank) of the nodes of a tree of so many -> how many nodes it must have to have this one: likeliest first."""
     nodes = [(depth, rank) for depth in range(size) for rank in range(1, 6)]
     value = {(depth, rank): 0.75**depth * (0.75 if rank == 1 else 0.16 * 0.6 ** (rank - 2)) for depth, rank in nodes}
-    chosen = sorted(value, key=lambda node: -value[node])[:size]
-    return tuple(count for _, count in sorted(Counter(depth for depth, _ in chosen).items()))
+    return {node: place for place, node in enumerate(sorted(value, key=lambda node: -value[node])[:size], 1)}
+
+
+@cache
+def tree(size: int) -> tuple[int, ...]:
+    """Widths of a tree of so many nodes."""
+    return tuple(count for _, count in sorted(Counter(depth for depth, _ in ranking(size)).items()))
 
 
 Write = Callable[[random.Random, int], Text]
@@ -157,6 +163,7 @@ class Step:
     drafted: int
     kept: int
     ran_out: bool
+    budgets: list[int]  # of every kept node
     tokens: float
     ms: float
 
@@ -176,7 +183,11 @@ class Kind:
         drafted = min(asked, text.offered[position])
         widths = tree(drafted) if self.trees and not self.thin else chain(drafted)
         kept, expected = text.kept(position, widths), text.expected(position, widths)
-        return Step(drafted, kept, kept == len(widths), 1 + expected, self.machine.ms(asked, drafted))
+        budgets = list(range(1, kept + 1))
+        if self.trees and not self.thin:
+            ranks = text.ranks[position : position + kept]
+            budgets = list(accumulate((ranking(drafted)[node] for node in enumerate(ranks)), max))
+        return Step(drafted, kept, kept == len(widths), budgets, 1 + expected, self.machine.ms(asked, drafted))
 
 
 _MODEL, _LOOKUP = {"draft": 0.2, "start": 0.4, "vain": 0.4}, {"draft": 0.0, "start": 0.05, "vain": 0.05}

@@ -2,8 +2,9 @@
 
 A chain is a survival curve: S(i) = P(at least i tokens kept | at least i were drafted) = c_1 c_2 ... c_i. The conditional
 acceptances c_i are fading counts over all rows, deep ones leaning on shallower ones while they are rare; a row that is
-luckier or unluckier than the others scales them. A tree has no single next token per depth; there the mean number of kept
-nodes is known per size, and sizes lean on the best curve of the family s log2(1 + n)^b.
+luckier or unluckier than the others scales them. A tree has no single next token per depth. Where a drafter says which node
+one more would have been (`Draft.budgets`), each node's share of being kept is counted instead, as a chain's token's. Where it
+does not, the mean number of kept nodes is known per size, and sizes lean on the best curve of the family s log2(1 + n)^b.
 
 Everything fades with every step, also what is not seen at present: a depth or size given up long ago gets another chance.
 Only counts of earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
@@ -20,6 +21,8 @@ DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen; how many tokens it counts for, fading too
 LEAN_WEIGHT = 3.0  # tokens of the next shallower depth that a depth's own record is mixed with
+LEAST_SHARE = 0.1  # of steps, that a node counts as kept in where the next one leans on it: else it would hardly be believed
+LEAST_RATIO = 0.5  # of the share before it, that an unseen node's is expected to be at least
 ALMOST_NOTHING = 1e-6  # weight of the prior once it has faded
 ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # b of the family; 0: more nodes bring nothing more
@@ -113,6 +116,41 @@ class ChainSurvival:
             return 1.0
         average = self._all.mean(PRIOR, ALMOST_NOTHING)
         return self._rows[row].mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
+
+
+@dataclass
+class NestedYield:
+    """Expected kept tokens of a tree of n nodes that is the tree of n - 1 and a node: sum of P(its n-th node is kept)."""
+
+    _nodes: list[Record] = field(default_factory=lambda: [_prior()])
+
+    def observe(self, drafted: int, budgets: Sequence[int], *, fade: bool = True) -> None:
+        """One step of one row that asked for `drafted` nodes. `budgets`: which of them were kept, counted from 1. `fade`: in one
+        row of each step only."""
+        for record in self._nodes if fade else ():
+            record.scale(DECAY)
+        while len(self._nodes) < drafted:
+            self._nodes.append(Record())
+        for record in self._nodes[:drafted]:
+            record.tried += 1
+        for node in budgets:
+            self._nodes[node - 1].kept += 1
+
+    def doubt(self, most: float) -> None:
+        """What is known counts for `most` observations at most: news is to be believed soon."""
+        for record in self._nodes:
+            record.limit(most)
+
+    def expected_of(self, sizes: Sequence[int]) -> list[float]:
+        """Kept tokens of trees of several sizes. A node seen rarely is to the one before it as that one is to its own."""
+        share, ratio, sums = 1.0, PRIOR, [0.0]
+        for node in range(max(sizes)):
+            record = self._nodes[node] if node < len(self._nodes) else Record()
+            weight = LEAN_WEIGHT / max(share, LEAST_SHARE) if node else ALMOST_NOTHING
+            before, share = share, record.mean(ratio * share, weight)
+            ratio = max(LEAST_RATIO, min(share / before, 1.0)) if before else LEAST_RATIO
+            sums.append(sums[-1] + share)
+        return [sums[size] for size in sizes]
 
 
 @dataclass

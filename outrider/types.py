@@ -29,6 +29,8 @@ class Draft:
     # Siblings stand in the order they were drawn. Each was drawn from the parent's law without the tokens of its earlier
     # siblings (renormalised), or, with replacement, from the whole law every time.
     replacement: bool = False
+    # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown. Never less than its parent's.
+    budgets: list[list[int]] | None = None
 
     @cached_property
     def lists(self) -> tuple[list[list[int]], list[int]]:

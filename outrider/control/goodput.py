@@ -17,27 +17,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from outrider.control.costs import CostCurve, Slope, Times
 from outrider.control.offers import Offers
+from outrider.control.plan import Plans
 from outrider.control.probing import TRY_ROWS, Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
 from outrider.rows import Row, Rows
-from outrider.survival import ChainSurvival, TreeYield
+from outrider.survival import ChainSurvival, NestedYield, TreeYield
 from outrider.types import Draft, Verdict
 
 MARGIN = 0.02  # predicted gain that a change of length must promise
 SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was measured: mean, and deviation for one row
 CROWD = 8  # rows up to which the deviation grows, with their root
 TOLD, TOLD_ALONE = 3, 6  # times that a median counts for: of a crowd, and of one row, which is timed more often
-# Steps of a number of rows -> how many are learned from and weighed at once from then on: to do so takes a fiftieth of a short
-# step where it is done in each, and decisions are as good (benchmarks/control.py).
-PACES = ((0, 1), (24, 4), (64, 8))
+# Steps of a number of rows -> how many are learned from, and planned, at once from then on: decisions are as good as by single
+# steps (benchmarks/control.py), and `plan.py` says what they cost.
+PACES = ((0, 1), (24, 4), (64, 8), (128, 16))
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
 APART = 0.1  # relative deviation of a size's price from one number of rows to another, as large as the share they differ by
@@ -45,27 +45,26 @@ LEAST_DOUBT = 1e-6
 TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63, 64)  # a pass over 8, 16, ... tokens is a node less
 
 
-@dataclass
-class Outlook:
-    """What was predicted for a number of rows, while it is young."""
-
-    rates: dict[int, float]  # size -> tokens per second
-    best: int
-    price: float  # what one node adds to the seconds of a plain step, in shares
-    age: int = 0  # steps that were chosen by it
-
-
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """What `Goodput.learn` was told."""
 
     num_rows: int
+    size: int | None  # chosen for all of them; None: every one had its own number
     asked: Sequence[int]
     drafted: Sequence[int]
     accepted: Sequence[int]
     seconds: float | None
     number: int  # since the first
     ran_out: Sequence[bool]  # more nodes might have been kept
+    budgets: Sequence[Sequence[int]] | None  # of every kept node: the least number of nodes asked for that brings it
+
+
+def kept_budgets(draft: Draft, verdict: Verdict) -> list[Sequence[int]] | None:
+    """Of every row's kept nodes, in order: how much must be asked for to get them. None where the drafter does not say."""
+    if draft.budgets is None:
+        return None
+    kept = zip(draft.budgets, verdict.lists.path, verdict.lists.num_accepted, strict=True)
+    return [[budgets[node] for node in path[:count]] for budgets, path, count in kept]
 
 
 class Goodput:
@@ -76,19 +75,21 @@ class Goodput:
         self.most = most
         sizes = [size for size in TREE_SIZES if size < most] if trees else range(1, most)
         self._sizes = [0, *sizes, most]
-        self._yield: ChainSurvival | TreeYield = TreeYield() if trees else ChainSurvival()
+        self._yield: ChainSurvival | TreeYield | NestedYield = TreeYield() if trees else ChainSurvival()
         self._offers: dict[int, Offers] = {}  # by number of rows
         self._checks, self._tries, self._surprise = PlainChecks(), Tries(), Surprise()
         self._growth, self._entrance = GrowthChecks(), Entrance()
         # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
         self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
-        self._now = 0  # steps so far
+        self._now = self._weighed_at = 0  # steps so far, and when drafting was last weighed against plain decoding
         self._waiting: list[_Step] = []  # not yet learned from
+        self._most_waiting = 1
+        self._plans = Plans()
         self._asked: list[int] = []  # of the present step
+        self._size: int | None = None  # what it was chosen to ask for
         self._reading_s = 0.0  # per token said
         self._unread_s = 0.0  # of all that would have to be read now
         self._pauses: dict[int, Times] = {}  # by number of rows
-        self._outlooks: dict[int, Outlook] = {}  # by number of rows
         self._chosen: dict[int, Counter[int]] = {}  # number of rows -> size -> steps
         self._steps: Counter[int] = Counter()  # by number of rows
 
@@ -108,33 +109,34 @@ class Goodput:
         timed = all(row.stats.steps > 1 for row in rows)  # a row's first step also reads its prompt into the draft
         found = verdict.lists
         self.learn(
-            len(rows), self._asked, draft.lists[1], found.num_accepted, seconds if timed else None, found.all_accepted
-        )
+            len(rows), self._asked, draft.lists[1], found.num_accepted, seconds if timed else None, found.all_accepted,
+            kept_budgets(draft, verdict),
+        )  # fmt: skip
 
     def next_size(self, num_rows: int) -> int:
         """Nodes that the coming step should ask for, for each of so many rows."""
-        size = self._next(num_rows)
-        self._chosen.setdefault(num_rows, Counter())[size] += 1
-        self._steps[num_rows] += 1
+        planned = self._plans.next(num_rows)
+        self._size = size = self._plan(num_rows) if planned is None else planned
         return size
 
     def learn(
         self, num_rows: int, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], seconds: float | None,
-        ran_out: Sequence[bool],
+        ran_out: Sequence[bool], budgets: Sequence[Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing. `ran_out`: the
-        last token kept had no children."""
+        last token kept had no children. `budgets`: `kept_budgets` of these rows."""
         self._now += 1
-        self._waiting.append(_Step(num_rows, asked, drafted, accepted, seconds, self._now, ran_out))
-        if not self._settled or len(self._waiting) >= self._pace(num_rows):
+        self._waiting.append(_Step(num_rows, self._size, asked, drafted, accepted, seconds, self._now, ran_out, budgets))
+        self._size = None
+        if len(self._waiting) >= self._most_waiting or self._tries.is_open:
             self._catch_up()
-        self._checks.observe(asked)
-        self._tries.observe(drafted, accepted)
+            self._tries.observe(drafted, accepted)
+            self._most_waiting = self._pace(num_rows)
 
     def learn_cost(self, num_rows: int, size: int, seconds: float) -> None:
         """What a step of so many rows that drafts `size` nodes took, measured before there was any traffic."""
         self._of(num_rows).curve.observe(size, seconds)
-        self._outlooks.clear()
+        self._plans.drop()
 
     def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> None:
         """The same of several sizes, from another hour: how they compare is known then, how fast the machine is now is not."""
@@ -187,6 +189,7 @@ class Goodput:
 
     def summary(self) -> dict[str, Any]:
         """What was measured and chosen, and by how much the best fixed length is predicted to beat the mix (regret)."""
+        self._catch_up()
         total: Counter[int] = sum(self._chosen.values(), Counter())
         report: dict[str, Any] = {"chosen": dict(sorted(total.items())), "by_rows": {}}
         for num_rows, chosen in sorted(self._chosen.items()):
@@ -200,14 +203,16 @@ class Goodput:
         return report
 
     def _catch_up(self) -> None:
-        """Learn from the steps that wait. Several at once: a model's pass drives this code out of the processor's caches, and the
-        first step costs four times what the next ones do."""
+        """Learn from the steps that wait."""
         waiting, self._waiting = self._waiting, []
         for step in waiting:
+            if step.size is not None:
+                self._chosen.setdefault(step.num_rows, Counter())[step.size] += 1
+                self._steps[step.num_rows] += 1
             self._of(step.num_rows).observe(step.asked, step.drafted)
-            if any(step.drafted):
-                told = zip(step.asked, step.accepted, step.ran_out, strict=True)
-                self._learn({i: row for i, (row, count) in enumerate(zip(told, step.drafted, strict=True)) if count})
+        offered = [(step, [i for i, count in enumerate(step.drafted) if count]) for step in waiting if any(step.drafted)]
+        if offered:
+            self._learn_kept(offered)
         self._learn_seconds([step for step in waiting if step.seconds is not None])
 
     def _learn_seconds(self, steps: Sequence[_Step]) -> None:
@@ -218,49 +223,69 @@ class Goodput:
             last = alike[-1]
             self._of(last.num_rows).observe_seconds(last.asked, last.drafted, seconds, last.number, len(alike))
 
-    def _learn(self, rows: Mapping[int, tuple[int, int, bool]]) -> None:
-        """Nodes asked for and kept in the rows of a step that were offered some, and whether they ran out."""
-        expected = self._yield.expected_of([asked for asked, _, _ in rows.values()])
-        error = sum(accepted for _, accepted, _ in rows.values()) - sum(expected)
-        if self._surprise.observe(error / len(rows)):
-            self._yield.doubt(DOUBT)
-            self._outlooks.clear()
-        for number, (index, (asked, accepted, ran_out)) in enumerate(rows.items()):
-            self._yield.observe(index, asked, accepted, ran_out=ran_out, fade=number == 0)
+    def _learn_kept(self, steps: Sequence[tuple[_Step, Sequence[int]]]) -> None:
+        """What was kept in rows that were offered something."""
+        if steps[0][0].budgets is not None and isinstance(self._yield, TreeYield):
+            self._yield = NestedYield()
+        sizes = sorted({step.asked[row] for step, rows in steps for row in rows})
+        expected = dict(zip(sizes, self._yield.expected_of(sizes), strict=True))
+        for step, rows in steps:
+            error = sum(step.accepted[row] - expected[step.asked[row]] for row in rows)
+            if self._surprise.observe(error / len(rows)):
+                self._yield.doubt(DOUBT)
+                self._plans.drop()
+            for row in rows:
+                self._learn_row(step, row, fade=row == rows[0])
         if not self._settled:  # a try
-            self._outlooks.clear()
+            self._plans.drop()
+
+    def _learn_row(self, step: _Step, row: int, *, fade: bool) -> None:
+        if isinstance(self._yield, NestedYield):
+            self._yield.observe(step.asked[row], step.budgets[row] if step.budgets else (), fade=fade)
+        else:
+            self._yield.observe(row, step.asked[row], step.accepted[row], ran_out=step.ran_out[row], fade=fade)
 
     # ---------------------------------------------------------------- choosing
 
-    def _next(self, num_rows: int) -> int:
-        young = self._young_outlook(num_rows)
-        if self._settled and young is not None:  # nothing was learned since: nothing to weigh
-            return self._settled_or_probe(young.rates)
+    def _plan(self, num_rows: int) -> int:
+        """What the coming step asks for; those after it are planned, too, where nothing will be learned before them."""
+        rates = self._blended(num_rows)
         offers = self._of(num_rows)
-        outlook = young or self._new_outlook(num_rows)
-        if outlook is None:
+        if rates is None:
             return 0 if offers.in_vain else self._settled
         if not offers.is_measured:
             return self._second_size(num_rows)
-        rates, best = outlook.rates, outlook.best
+        best = max(self._sizes, key=lambda size: (rates[size], -size))
         if self._changes(rates, best, num_rows):
             self._settled = best
             self._growth.restart()
-        if self._settled:
-            return self._settled_or_probe(rates)
-        if not self._tries.is_due(outlook.price):
-            return 0
-        self._yield.doubt(DOUBT * min(num_rows, TRY_ROWS))
-        offers.doubt(DOUBT)
-        self._outlooks.clear()
-        return self._sizes[1]
+            self._plans.drop()
+        sizes = self._drafting_steps(rates, num_rows) if self._settled else self._plain_steps(rates, num_rows)
+        self._plans.make(num_rows, sizes[1:])
+        return sizes[0]
 
-    def _settled_or_probe(self, rates: Mapping[int, float]) -> int:
-        """What a step asks for while drafting pays."""
-        self._tries.rest()
-        if self._checks.is_due(rates[self._settled] / rates[0]):
-            return 0
-        return self._larger() if self._growth.is_due() else self._settled
+    def _drafting_steps(self, rates: Mapping[int, float], num_rows: int) -> list[int]:
+        """What they ask for while drafting pays."""
+        sizes = []
+        for _ in range(self._pace(num_rows)):
+            self._tries.rest()
+            if self._checks.is_due(rates[self._settled] / rates[0]):
+                sizes.append(0)
+            else:
+                sizes.append(self._larger() if self._growth.is_due() else self._settled)
+        return sizes
+
+    def _plain_steps(self, rates: Mapping[int, float], num_rows: int) -> list[int]:
+        """What they ask for while it does not: nothing, up to the next step of a try, which begins a plan."""
+        self._checks.restart()
+        first = self._sizes[1]
+        price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
+        if self._tries.is_due(price):
+            self._yield.doubt(DOUBT * min(num_rows, TRY_ROWS))
+            self._of(num_rows).doubt(DOUBT)
+            self._plans.drop()
+            return [first]
+        return [0] * self._tries.wait(self._pace(num_rows))
 
     def _changes(self, rates: Mapping[int, float], best: int, num_rows: int) -> bool:
         """Whether another length than the present one is to be settled on."""
@@ -269,28 +294,11 @@ class Goodput:
             return False
         if self._settled:
             return True
-        if not self._entrance.opens(rates[best] / rates[0] - 1, self._unread_s * rates[0] / num_rows):
+        steps, self._weighed_at = self._now - self._weighed_at, self._now
+        if not self._entrance.opens(rates[best] / rates[0] - 1, self._unread_s * rates[0] / num_rows, steps):
             return False
         self._entrance.close()
         return True
-
-    def _young_outlook(self, num_rows: int) -> Outlook | None:
-        """Predictions of the latest steps, while they serve."""
-        known = self._outlooks.get(num_rows)
-        if known is None or known.age >= self._pace(num_rows):
-            return None
-        known.age += 1
-        return known
-
-    def _new_outlook(self, num_rows: int) -> Outlook | None:
-        """None before anything was measured."""
-        rates = self._blended(num_rows)
-        if rates is None:
-            return None
-        best, first = max(self._sizes, key=lambda size: (rates[size], -size)), self._sizes[1]
-        price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
-        self._outlooks[num_rows] = Outlook(rates, best, price, age=1)
-        return self._outlooks[num_rows]
 
     def _pace(self, num_rows: int) -> int:
         """After how many steps of so many rows they are looked at anew: see PACES."""

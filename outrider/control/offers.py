@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.control.costs import VAIN, CostCurve
 from outrider.survival import DECAY, Record
 
@@ -24,7 +27,8 @@ class Offers:
     """Of one number of rows. Before anything is seen, what is asked for is offered."""
 
     curve: CostCurve = field(default_factory=CostCurve)
-    _reached: list[Record] = field(default_factory=list)  # [i]: W > i, where more than i were asked for
+    # Fading counts of steps, [0][i]: with W > i, [1][i]: that asked for more than i. Arrays: every step touches all of them.
+    _reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, 0)))
     _timed: int = 0  # number of the step that was timed last
     _rows: Record = field(default_factory=Record)  # rows that were offered something, of those that asked
 
@@ -33,10 +37,11 @@ class Offers:
         most, width = max(asked), max(drafted)
         if not most:
             return
-        while len(self._reached) < most:
-            self._reached.append(Record())
-        for size, record in enumerate(self._reached):
-            record.add(float(width > size), 1.0) if size < most else record.scale(DECAY)
+        if self._reached.shape[1] < most:
+            self._reached = np.pad(self._reached, ((0, 0), (0, most - self._reached.shape[1])))
+        self._reached *= DECAY
+        self._reached[0, : min(width, most)] += 1
+        self._reached[1, :most] += 1
         self._rows.add(sum(map(bool, drafted)), sum(map(bool, asked)))
 
     def observe_seconds(
@@ -49,8 +54,8 @@ class Offers:
 
     def doubt(self, most: float) -> None:
         """What is known of offers counts for `most` steps at most: news is to be believed soon."""
-        for record in (*self._reached, self._rows):
-            record.limit(most)
+        self._reached *= most / np.maximum(self._reached[1], most)
+        self._rows.limit(most)
 
     @property
     def is_measured(self) -> bool:
@@ -73,9 +78,9 @@ class Offers:
             return None
         plain, nothing, *drafting = self.curve.seconds_of([0, VAIN, *range(1, max(sizes) + 1)])
         costs, before, reached, total = [plain], nothing, 1.0, nothing
-        for size, cost in enumerate(drafting, 1):
-            record = self._reached[size - 1] if size <= len(self._reached) else Record()
-            reached = min(record.mean(reached, PRIOR_WEIGHT), reached)
+        seen = self._reached.T.tolist() + [[0.0, 0.0]] * len(drafting)
+        for cost, (wide, asked) in zip(drafting, seen, strict=False):
+            reached = min((wide + PRIOR_WEIGHT * reached) / (asked + PRIOR_WEIGHT), reached)
             total += reached * (cost - before)
             costs.append(total)
             before = cost

@@ -57,17 +57,18 @@ class PlainChecks:
     def __init__(self) -> None:
         self._since, self._interval = 0, FIRST_CHECK
 
-    def observe(self, asked: Sequence[int]) -> None:
-        """A step is over that asked for these numbers of nodes."""
-        self._since = self._since + 1 if max(asked) else 0
-
     def is_due(self, gain: float) -> bool:
-        """`gain`: goodput of drafting over that of plain decoding."""
+        """Asked once a step while drafting pays. `gain`: its goodput over that of plain decoding."""
+        self._since += 1
         longest = max(FIRST_CHECK, min(int((gain - 1) / CHECK_SHARE), LAST_CHECK))
-        if gain >= CLOSE or self._since < min(self._interval, longest):
+        if gain >= CLOSE or self._since <= min(self._interval, longest):
             return False
-        self._interval = min(2 * self._interval, LAST_CHECK)
+        self._since, self._interval = 0, min(2 * self._interval, LAST_CHECK)
         return True
+
+    def restart(self) -> None:
+        """Steps are plain anyway."""
+        self._since = 0
 
 
 class Surprise:
@@ -118,6 +119,12 @@ class Tries:
                 self._left, self._waited = TRY_STEPS, 0
         return self._left > 0
 
+    def wait(self, most: int) -> int:
+        """Of how many steps, the coming one and those after it, up to `most`, none is one of a try. Asked once before them."""
+        rest = max(0, min(most - 1, min(self._pause, self._longest) - self._waited))
+        self._waited += rest
+        return 1 + rest
+
     def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """What came of a step, over all rows. A try goes on while something is kept or nothing was offered."""
         if not self._left:
@@ -135,9 +142,9 @@ class Entrance:
     def __init__(self) -> None:
         self._missed = 0.0
 
-    def opens(self, gain: float, price: float) -> bool:
-        """`gain`: promised for the coming step; `price`: of beginning. Both in plain steps."""
-        self._missed += gain
+    def opens(self, gain: float, price: float, steps: int = 1) -> bool:
+        """`gain`: promised for the coming step; `price`: of beginning. Both in plain steps. `steps`: since this was last asked."""
+        self._missed += gain * (steps if self._missed else 1)
         return self._missed >= price
 
     def close(self) -> None:

@@ -234,11 +234,14 @@ class CompositeDrafter(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         for part in self.parts:
             part.survival.forget(set(self._numbers))
-        drafts = self._merge(rows, gamma) if self._mode == "merge" else self._best(rows, gamma)
+        turns = self._turns(gamma) if self._mode == "merge" else None
+        drafts = self._merge(rows, gamma, turns) if turns else self._best(rows, gamma)
         for part, draft in zip(self.parts, drafts, strict=True):
             part.draft, part.waiting = draft, frozenset()
             part.unused = 0 if any(draft.lists[1]) else part.unused + 1
         self._merged = merge_drafts(drafts)
+        if turns:
+            self._merged.draft.budgets = self._budgets(turns, self._merged)
         self._proposed_at = time.perf_counter()
         return self._merged.draft
 
@@ -261,26 +264,44 @@ class CompositeDrafter(Drafter):
 
     # ---------------------------------------------------------------- who gets how many nodes
 
-    def _merge(self, rows: Rows, gamma: list[int]) -> list[Draft]:
+    def _merge(self, rows: Rows, gamma: list[int], turns: list[list[str]]) -> list[Draft]:
         """Every part drafts its share; the free ones first, so that what they leave over goes to the model."""
-        shares, spare = self._shares(gamma), [0] * len(gamma)
+        spare = [0] * len(gamma)
         drafts: list[Draft] = []
         for part in reversed(self.parts):
-            budget = [share + more for share, more in zip(shares[part.name], spare, strict=True)]
+            budget = [line.count(part.name) + more for line, more in zip(turns, spare, strict=True)]
             drafts.append(self._timed(part, rows, part.ready(budget)))
             spare = [left - used for left, used in zip(budget, drafts[-1].lists[1], strict=True)]
         return drafts[::-1]
 
-    def _shares(self, gamma: Sequence[int]) -> dict[str, list[int]]:
-        """Every node to the part whose next token is likeliest to be kept."""
-        shares = {part.name: [0] * len(gamma) for part in self.parts}
+    def _turns(self, gamma: Sequence[int]) -> list[list[str]]:
+        """Per row, whose turn it is with its first, second, ... node: of the part whose next token is likeliest to be kept."""
+        turns: list[list[str]] = []
         for index, (number, budget) in enumerate(zip(self._numbers, gamma, strict=True)):
             ready = [part for part in self.parts if index not in part.waiting]
-            curves = {part.name: part.survival.curve(budget, number) for part in ready}
+            curves = {part.name: iter(part.survival.curve(budget, number)) for part in ready}
+            chances = {name: next(curve, 0.0) for name, curve in curves.items()}
+            turns.append([])
             for _ in range(budget if ready else 0):
-                name = max(curves, key=lambda name: curves[name][shares[name][index]])
-                shares[name][index] += 1
-        return shares
+                name = max(chances, key=lambda name: chances[name])
+                turns[-1].append(name)
+                chances[name] = next(curves[name], 0.0)
+        return turns
+
+    def _budgets(self, turns: list[list[str]], merged: Merged) -> list[list[int]]:
+        """See `Draft.budgets`: which turn brought each node, where a part that has no more leaves its turn to the next one."""
+        names = [part.name for part in reversed(self.parts)]
+        budgets = []
+        for row, line in enumerate(turns):
+            found = [len(line)] * merged.draft.num_nodes
+            left = {part.name: iter(places[row]) for part, places in zip(self.parts, merged.places, strict=True)}
+            for asked, name in enumerate(line, 1):
+                heirs = (left[heir] for heir in names[names.index(name) :])
+                place = next((place for nodes in heirs if (place := next(nodes, None)) is not None), None)
+                if place is not None:
+                    found[place] = min(found[place], asked)
+            budgets.append(found)
+        return budgets
 
     def _best(self, rows: Rows, gamma: list[int]) -> list[Draft]:
         """The free parts draft at once; of each row, only the draft of the part with the best rate stays."""

@@ -209,14 +209,36 @@ def test_plain_steps_say_nothing_about_offers() -> None:
 
 
 def test_plain_steps_are_checked_only_where_they_are_close_and_ever_more_rarely() -> None:
-    checks, due = PlainChecks(), []
-    for step in range(100):
-        if checks.is_due(gain=1.2):
-            due.append(step)
-            checks.observe([0])
-        checks.observe([4])
-    assert due == [8, 24, 56]
-    assert not any(checks.is_due(gain=2.0) or checks.observe([4]) for _ in range(1000))
+    checks = PlainChecks()
+    assert [step for step in range(100) if checks.is_due(gain=1.2)] == [8, 25, 58]  # behind 8, 16, 32 steps that draft
+    assert not any(checks.is_due(gain=2.0) for _ in range(1000))
+
+
+def test_a_plain_step_taken_anyway_is_a_check() -> None:
+    checks = PlainChecks()
+    for _ in range(100):
+        assert not any(checks.is_due(gain=1.2) for _ in range(8))
+        checks.restart()
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 100])
+def test_plain_steps_planned_at_once_end_where_a_try_is_due(most: int) -> None:
+    """The same tries as by asking before each step."""
+
+    def steps(most: int) -> list[int]:
+        tries, found, step = Tries(), [], 0
+        while step < 400:
+            if tries.is_due(0.2):
+                found.append(step)
+                tries.observe([1], [0])
+                step += 1
+            else:
+                planned = tries.wait(most)
+                assert planned <= most
+                step += planned
+        return found
+
+    assert steps(most) == steps(1)
 
 
 def test_tries_become_rarer_as_far_as_their_price_allows() -> None:

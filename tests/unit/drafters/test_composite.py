@@ -98,6 +98,32 @@ def test_a_part_is_judged_row_by_row() -> None:
     step(drafter, rows, [4, 4, 4], successor)
 
 
+def paths(draft: Draft, row: int, most: int) -> set[tuple[int, ...]]:
+    """Those of a row's tree that asking for `most` nodes brings."""
+    assert draft.budgets is not None
+    tokens, parents = draft.lists[0][row], draft.parent_lists[row]
+    found: dict[int, tuple[int, ...]] = {-1: ()}
+    for node in range(draft.lists[1][row]):
+        if draft.budgets[row][node] <= most:
+            found[node] = (*found[parents[node]], tokens[node])  # a parent never needs more than its child
+    return set(found.values())
+
+
+@pytest.mark.parametrize("most", [0, 2, 9])
+def test_a_smaller_tree_is_what_its_nodes_say(most: int) -> None:
+    """`auto` counts what smaller trees would have kept by it: also where parts run out, or guess the same."""
+    free = (Scripted(jump=2, most=most), False)
+    drafter = composite("merge", model=(Scripted(), True), free=free, copy=(Scripted(most=3), False))
+    rows = batch(drafter, 2)
+    for _ in range(5):
+        step(drafter, rows, [6, 6], successor)
+    largest = drafter.propose(rows, [8, 5])
+    for asked in range(9):
+        smaller = drafter.propose(rows, [asked, min(asked, 5)])
+        for row in range(2):
+            assert paths(largest, row, asked) == paths(smaller, row, 99)
+
+
 def test_a_row_without_budget_gets_nothing() -> None:
     drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=2), False))
     rows = batch(drafter, 2)

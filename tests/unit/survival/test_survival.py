@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from outrider.survival import PRIOR, ChainSurvival, TreeYield
+from outrider.survival import PRIOR, ChainSurvival, NestedYield, TreeYield
 
 
 def chain_of(alphas: list[float], drafted: int, steps: int = 3000, seed: int = 0) -> ChainSurvival:
@@ -185,3 +186,46 @@ def test_trees_that_seldom_run_out_are_as_they_were() -> None:
         seldom.observe(0, 8, kept, ran_out=False)
         unasked.observe(0, 8, kept, ran_out=rng.random() < 0.1)
     assert seldom.expected(16) == pytest.approx(unasked.expected(16))
+
+
+# ------------------------------------------------ trees that grow node by node
+
+
+def nested(shares: Sequence[float], sizes: Sequence[int], steps: int, seed: int = 0) -> NestedYield:
+    """What was seen of trees whose nodes are kept in such shares of the steps, each by itself."""
+    estimate, rng = NestedYield(), random.Random(seed)
+    for step in range(steps):
+        size = sizes[step % len(sizes)]
+        estimate.observe(size, [node for node, share in enumerate(shares[:size], 1) if rng.random() < share])
+    return estimate
+
+
+def test_a_tree_tells_what_every_smaller_one_keeps() -> None:
+    """One size asked for, all below it known, whatever their curve."""
+    estimate = nested([0.9, 0.1, 0.6, 0.05], [4], 200)
+    assert estimate.expected_of([0, 1, 2, 3, 4]) == pytest.approx([0, 0.9, 1.0, 1.6, 1.65], abs=0.15)
+
+
+@pytest.mark.parametrize("alpha", [0.6, 0.95])
+def test_nodes_beyond_fall_as_the_ones_before(alpha: float) -> None:
+    """Catches larger trees believed by a logarithm, too much for thin trees often wrong, too little for others."""
+    estimate = NestedYield()
+    rng = random.Random(0)
+    for _ in range(200):
+        kept = next((depth for depth in range(5) if rng.random() >= alpha), 5)
+        estimate.observe(5, list(range(1, kept + 1)))
+    assert estimate.expected_of([8])[0] == pytest.approx(sum(alpha**depth for depth in range(1, 9)), rel=0.1)
+
+
+def test_a_node_never_kept_does_not_hide_those_behind_it() -> None:
+    """The order of nodes is a guess: a useless part's may stand before a good one's."""
+    estimate = nested([0.8, 0.0, 0.5], [3], 200)
+    assert estimate.expected_of([3])[0] - estimate.expected_of([2])[0] > 0.3  # the truth: 0.5
+
+
+def test_news_of_a_nested_tree_is_believed_soon_once_the_old_is_doubted() -> None:
+    estimate = nested([0.9] * 4, [4], 200)
+    estimate.doubt(2.5)
+    for _ in range(5):
+        estimate.observe(4, [])
+    assert estimate.expected_of([4])[0] < 1.5
