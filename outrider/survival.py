@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen; how many tokens it counts for, fading too
 LEAN_WEIGHT = 3.0  # tokens of the next shallower depth that a depth's own record is mixed with
 LEAST_SHARE = 0.1  # of steps, that a node counts as kept in where the next one leans on it: else it would hardly be believed
-LEAST_RATIO = 0.5  # of the share before it, that an unseen node's is expected to be at least
 ALMOST_NOTHING = 1e-6  # weight of the prior once it has faded
 ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # b of the family; 0: more nodes bring nothing more
@@ -122,33 +124,34 @@ class ChainSurvival:
 class NestedYield:
     """Expected kept tokens of a tree of n nodes that is the tree of n - 1 and a node: sum of P(its n-th node is kept)."""
 
-    _nodes: list[Record] = field(default_factory=lambda: [_prior()])
+    # Fading counts of steps, [0][i]: that kept node i, [1][i]: that asked for it. Arrays: every step touches all of them.
+    _nodes: NDArray[np.float64] = field(default_factory=lambda: np.array([[PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]]))
 
     def observe(self, drafted: int, budgets: Sequence[int], *, fade: bool = True) -> None:
         """One step of one row that asked for `drafted` nodes. `budgets`: which of them were kept, counted from 1. `fade`: in one
         row of each step only."""
-        for record in self._nodes if fade else ():
-            record.scale(DECAY)
-        while len(self._nodes) < drafted:
-            self._nodes.append(Record())
-        for record in self._nodes[:drafted]:
-            record.tried += 1
+        if self._nodes.shape[1] < drafted:
+            self._nodes = np.pad(self._nodes, ((0, 0), (0, drafted - self._nodes.shape[1])))
+        if fade:
+            self._nodes *= DECAY
+        self._nodes[1, :drafted] += 1
         for node in budgets:
-            self._nodes[node - 1].kept += 1
+            self._nodes[0, node - 1] += 1
 
     def doubt(self, most: float) -> None:
         """What is known counts for `most` observations at most: news is to be believed soon."""
-        for record in self._nodes:
-            record.limit(most)
+        self._nodes *= most / np.maximum(self._nodes[1], most)
 
     def expected_of(self, sizes: Sequence[int]) -> list[float]:
-        """Kept tokens of trees of several sizes. A node seen rarely is to the one before it as that one is to its own."""
+        """Kept tokens of trees of several sizes. A node seen rarely is to the one before it as that one is to its own, or as the
+        logarithm has it if that is more: its share falls like 1 / n, in bushy trees."""
         share, ratio, sums = 1.0, PRIOR, [0.0]
-        for node in range(max(sizes)):
-            record = self._nodes[node] if node < len(self._nodes) else Record()
+        seen = self._nodes.T.tolist() + [[0.0, 0.0]] * max(sizes)
+        for node, (kept, tried) in enumerate(seen[: max(sizes)]):
             weight = LEAN_WEIGHT / max(share, LEAST_SHARE) if node else ALMOST_NOTHING
-            before, share = share, record.mean(ratio * share, weight)
-            ratio = max(LEAST_RATIO, min(share / before, 1.0)) if before else LEAST_RATIO
+            ratio = max(ratio, node / (node + 1))
+            before, share = share, (kept + weight * ratio * share) / (tried + weight)
+            ratio = min(share / before, 1.0) if before else 0.0
             sums.append(sums[-1] + share)
         return [sums[size] for size in sizes]
 

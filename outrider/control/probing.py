@@ -143,7 +143,7 @@ class Entrance:
         self._missed = 0.0
 
     def opens(self, gain: float, price: float, steps: int = 1) -> bool:
-        """`gain`: promised for the coming step; `price`: of beginning. Both in plain steps. `steps`: since this was last asked."""
+        """`gain`: promised for a step; `price`: of beginning. Both in plain steps. `steps`: since this was last asked."""
         self._missed += gain * (steps if self._missed else 1)
         return self._missed >= price
 

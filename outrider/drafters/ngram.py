@@ -163,7 +163,7 @@ class NgramDrafter(Drafter):
             self._guess(index, row.tokens, budget)
             for index, row, budget in zip(self._indexes, rows, gamma, strict=True)
         ]
-        return to_draft(guesses, rows.device)
+        return to_draft(guesses, rows.device, nested=True)
 
     def _guess(self, index: NgramIndex, tokens: list[int], budget: int) -> TokenTree:
         weights = ((place, LENGTH_WEIGHT ** (size - self._settings.min_ngram)) for place, size in index.matches(tokens).items())

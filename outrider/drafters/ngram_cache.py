@@ -123,7 +123,7 @@ class NgramCacheDrafter(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         tail = self._settings.max_ngram
         trees = [self._grow(tuple(row.tokens[-tail:]), budget) for row, budget in zip(rows, gamma, strict=True)]
-        return to_draft(trees, rows.device)
+        return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for index, row in enumerate(rows):

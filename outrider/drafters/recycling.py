@@ -133,7 +133,7 @@ class RecyclingDrafter(Drafter):
         trees = [
             self._table.grow(row.tokens[-1], self._shape, budget) for row, budget in zip(rows, gamma, strict=True)
         ]
-        return to_draft(trees, rows.device)
+        return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         top_k = self._table.favourites.shape[1]

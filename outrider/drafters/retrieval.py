@@ -90,7 +90,8 @@ class RetrievalDrafter(Drafter):
         return cls(index, settings)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        return to_draft([self._tree(row.tokens, budget) for row, budget in zip(rows, gamma, strict=True)], rows.device)
+        trees = [self._tree(row.tokens, budget) for row, budget in zip(rows, gamma, strict=True)]
+        return to_draft(trees, rows.device, nested=True)
 
     def _tree(self, tokens: list[int], budget: int) -> TokenTree:
         """The corpus's continuations of one text in at most `budget` nodes."""

@@ -113,7 +113,8 @@ class SuffixDrafter(Drafter):
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         guesses = [self.scored(index, row, count) for index, (row, count) in enumerate(zip(rows, gamma, strict=True))]
-        return to_draft([guess.tree for guess in guesses], rows.device)
+        # nested but for the rare budget at which another match is the better one
+        return to_draft([guess.tree for guess in guesses], rows.device, nested=True)
 
     def scored(self, index: int, row: Row, count: int) -> Guess:
         """The guess for one row, at most `count` nodes, with each node's estimated probability of being accepted.

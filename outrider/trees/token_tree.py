@@ -44,8 +44,9 @@ class TokenTree:
             parent = self.add(parent, token)
 
 
-def to_draft(trees: Sequence[TokenTree], device: torch.device | str) -> Draft:
-    """The trees as one deterministic draft; plain chains stay chains (`parents=None`)."""
+def to_draft(trees: Sequence[TokenTree], device: torch.device | str, *, nested: bool = False) -> Draft:
+    """The trees as one deterministic draft; plain chains stay chains (`parents=None`). `nested`: whoever asks for one node less
+    gets the same tree without its last node, as a budget does that only says when to stop (`Draft.budgets`)."""
     width = max(map(len, trees), default=0)
 
     def padded(rows: Iterable[list[int]], fill: int) -> torch.Tensor:
@@ -56,4 +57,5 @@ def to_draft(trees: Sequence[TokenTree], device: torch.device | str) -> Draft:
         tokens=padded((tree.tokens for tree in trees), 0),
         lengths=torch.tensor([len(tree) for tree in trees], device=device),
         parents=None if all(tree.is_chain for tree in trees) else padded((tree.parents for tree in trees), -1),
+        budgets=[list(range(1, width + 1))] * len(trees) if nested else None,
     )

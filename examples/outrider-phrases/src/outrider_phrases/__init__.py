@@ -121,7 +121,7 @@ class PhraseDrafter(Drafter):
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         trees = [self._tree(reading.places, budget) for reading, budget in zip(self._readings, gamma, strict=True)]
-        return to_draft(trees, rows.device)
+        return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for reading, row in zip(self._readings, rows, strict=True):
