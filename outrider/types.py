@@ -9,6 +9,7 @@ outputs: output 0 follows the pending token, output 1 + i follows node i.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -29,8 +30,9 @@ class Draft:
     # Siblings stand in the order they were drawn. Each was drawn from the parent's law without the tokens of its earlier
     # siblings (renormalised), or, with replacement, from the whole law every time.
     replacement: bool = False
-    # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown. Never less than its parent's.
-    budgets: list[list[int]] | None = None
+    # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown, of a row or of all. Never
+    # less than its parent's.
+    budgets: Sequence[Sequence[int] | None] | None = None
 
     @cached_property
     def lists(self) -> tuple[list[list[int]], list[int]]:

@@ -56,15 +56,19 @@ class _Step(NamedTuple):
     seconds: float | None
     number: int  # since the first
     ran_out: Sequence[bool]  # more nodes might have been kept
-    budgets: Sequence[Sequence[int]] | None  # of every kept node: the least number of nodes asked for that brings it
+    budgets: Sequence[Sequence[int] | None] | None  # see `kept_budgets`
+
+    def kept_at(self, row: int) -> Sequence[int] | None:
+        """How much must be asked for to get each of this row's kept nodes; None: unknown."""
+        return self.budgets[row] if self.budgets else None
 
 
-def kept_budgets(draft: Draft, verdict: Verdict) -> list[Sequence[int]] | None:
+def kept_budgets(draft: Draft, verdict: Verdict) -> list[Sequence[int] | None] | None:
     """Of every row's kept nodes, in order: how much must be asked for to get them. None where the drafter does not say."""
     if draft.budgets is None:
         return None
     kept = zip(draft.budgets, verdict.lists.path, verdict.lists.num_accepted, strict=True)
-    return [[budgets[node] for node in path[:count]] for budgets, path, count in kept]
+    return [known and [known[node] for node in path[:count]] for known, path, count in kept]
 
 
 class Goodput:
@@ -121,7 +125,7 @@ class Goodput:
 
     def learn(
         self, num_rows: int, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], seconds: float | None,
-        ran_out: Sequence[bool], budgets: Sequence[Sequence[int]] | None = None,
+        ran_out: Sequence[bool], budgets: Sequence[Sequence[int] | None] | None = None,
     ) -> None:  # fmt: skip
         """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing. `ran_out`: the
         last token kept had no children. `budgets`: `kept_budgets` of these rows."""
@@ -225,7 +229,7 @@ class Goodput:
 
     def _learn_kept(self, steps: Sequence[tuple[_Step, Sequence[int]]]) -> None:
         """What was kept in rows that were offered something."""
-        if steps[0][0].budgets is not None and isinstance(self._yield, TreeYield):
+        if isinstance(self._yield, TreeYield) and any(step.kept_at(row) is not None for step, rows in steps for row in rows):
             self._yield = NestedYield()
         sizes = sorted({step.asked[row] for step, rows in steps for row in rows})
         expected = dict(zip(sizes, self._yield.expected_of(sizes), strict=True))
@@ -241,7 +245,8 @@ class Goodput:
 
     def _learn_row(self, step: _Step, row: int, *, fade: bool) -> None:
         if isinstance(self._yield, NestedYield):
-            self._yield.observe(step.asked[row], step.budgets[row] if step.budgets else (), fade=fade)
+            if (budgets := step.kept_at(row)) is not None:
+                self._yield.observe(step.asked[row], budgets, fade=fade)
         else:
             self._yield.observe(row, step.asked[row], step.accepted[row], ran_out=step.ran_out[row], fade=fade)
 

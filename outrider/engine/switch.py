@@ -7,6 +7,7 @@ is its own. The drafts are put side by side into one: row by row, whole, never m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
     width = int(lengths.max())
     used = sorted({owner for row, owner in enumerate(owners) if lengths[row]})
     if not width or len(used) == 1:
-        return _only(drafts[used[0]], lengths) if used else Draft.empty(len(owners), lengths.device)
+        return replace(drafts[used[0]], lengths=lengths) if used else Draft.empty(len(owners), lengths.device)
     fits = [_of_width(draft, width) for draft in drafts]
     choose = torch.tensor(owners, device=lengths.device)
     rows = torch.arange(len(owners), device=lengths.device)
@@ -117,6 +118,7 @@ def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
         probs=None if laws is None else torch.stack([_laws(draft, laws) for draft in fits])[choose, rows],
         sampled=None if laws is None else torch.stack([draft.is_sampled() for draft in fits])[choose, rows],
         replacement=any(drafts[owner].replacement for owner in used),  # one of them draws siblings at most, the others chains
+        budgets=[None if (known := drafts[owner].budgets) is None else known[row] for row, owner in enumerate(owners)],
     )
 
 
@@ -132,10 +134,6 @@ def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict
         next_tokens.append(lists.next_token[row] if is_mine else first)
         complete.append(lists.all_accepted[row] if is_mine else True)
     return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), own.num_nodes, own.tokens.device)
-
-
-def _only(draft: Draft, lengths: Tensor) -> Draft:
-    return Draft(draft.tokens, lengths, draft.parents, draft.probs, draft.sampled, draft.replacement)
 
 
 def _has_tree(drafts: Sequence[Draft]) -> bool:

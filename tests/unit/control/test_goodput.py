@@ -356,7 +356,20 @@ def test_what_kept_nodes_needed_is_read_off_the_path() -> None:
     paths = VerdictLists([[0, -1, -1, -1], [2, 3, -1, -1]], [1, 2], [0, 0], [False, True])
     verdict = Verdict.of_lists(paths, 4, torch.device("cpu"))
     assert kept_budgets(draft, verdict) == [[1], [3, 6]]
+    assert kept_budgets(replace(draft, budgets=[None, [1, 2, 3, 6]]), verdict) == [None, [3, 6]]
     assert kept_budgets(replace(draft, budgets=None), verdict) is None
+
+
+def test_a_tree_that_does_not_say_has_not_lost_its_nodes() -> None:
+    """One row's drafter says which node came when, another's does not: that is no news of nodes that were not kept."""
+    control = Goodput(8, trees=True)
+    control.learn_costs(2, {size: 1 + 0.05 * size for size in range(9)})
+    for _ in range(40):
+        control.learn(2, [8, 8], [8, 8], [2, 2], 1.4, [False, False], [[1, 2], None])
+        control.learn(2, [8, 8], [8, 8], [2, 2], 1.4, [False, False])
+    rates = control.goodput(2)
+    assert rates is not None
+    assert rates[8] == pytest.approx(2 * 3 / 1.4, rel=0.1)  # half as much kept: 2.9
 
 
 def test_the_longer_a_run_the_more_steps_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ def chain(tokens: list[list[int]], lengths: list[int], laws: bool = False) -> Dr
 
 def test_drafts_side_by_side_keep_their_rows_whole() -> None:
     """A drawn chain, a deterministic tree and nothing, of different widths."""
-    tree = Draft(torch.tensor([[1, 2, 1]] * 3), torch.tensor([0, 3, 0]), parents=torch.tensor([[-1, -1, 0]] * 3))
+    tokens, lengths = torch.tensor([[1, 2, 1]] * 3), torch.tensor([0, 3, 0])
+    tree = Draft(tokens, lengths, parents=torch.tensor([[-1, -1, 0]] * 3), budgets=[[1, 2, 4]] * 3)
     drawn = chain([[0, 2], [0, 0], [0, 0]], [2, 0, 0], laws=True)
     both = side_by_side([drawn, tree], [0, 1, 0])
     assert both.lists == ([[0, 2, 0], [1, 2, 1], [0, 0, 0]], [2, 3, 0])
@@ -97,9 +98,11 @@ def test_drafts_side_by_side_keep_their_rows_whole() -> None:
     assert not both.is_sampled()[1].any()
     assert both.probs is not None
     assert both.probs[1].sum() == 0
+    assert both.budgets == [None, [1, 2, 4], None]
     alone = side_by_side([drawn, tree], [0, 0, 0])
     assert alone.parents is None
     assert alone.tokens is drawn.tokens
+    assert side_by_side([chain([[0]] * 3, [0, 0, 0]), tree], [0, 1, 1]).budgets == tree.budgets
 
 
 def test_siblings_drawn_with_replacement_stay_so_beside_another_drafter() -> None:
