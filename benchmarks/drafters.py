@@ -1,9 +1,10 @@
 """Which drafter pays where: drafters that need no training (all but early-exit and universal), nine workloads, T = 0 and above.
 
-A *cell* is one model pair, workload and temperature. In it every prompt goes through all configurations before the next one
-does, in an order that rotates, so a slow minute of the machine hits all alike; a configuration is compared with plain decoding
-of the same prompt. Drafters that learn, and the control of `auto`, start afresh in each cell and round and meet the prompts in
-order, as they would with a user. Both models are loaded once; configurations differ in drafter, options, length and verifier.
+A *cell* is one model pair, workload and temperature. In it all configurations decode a prompt side by side, step by step: the
+next step is always that of whoever is furthest behind in the text, so that a slow second of the machine hits all alike. A
+configuration is compared with plain decoding of the same prompt. Drafters that learn, and the control of `auto`, start afresh in
+each cell and round and meet the prompts in order, as they would with a user. Both models are loaded once, each configuration has
+its own caches; they differ in drafter, options, length and verifier.
 
 Speed is that of the decode phase: the prompt's keys and values are made once and handed to every configuration, and the first
 step is left out. Known gains (`GAINS`) are measured by tau alone, without a clock, on the target as it was before inflation.
@@ -49,7 +50,6 @@ from outrider.text import StopStrings
 Run = dict[str, Any]
 CORPUS = "../shared/data/gsm8k/train.jsonl"  # relative to the repository, so that no machine's path is in a result
 MOST_PROMPT_TOKENS = 600  # of a longer prompt, its end
-REPEATS = 3  # of a run beside busy neighbours
 COUNTERS = ("steps", "emitted", "drafted", "tested", "accepted")  # of `DecodeStats`
 HARDER = 1.3  # time on all workloads over that on GSM8K, where most is accepted: for the estimate
 ROTATION = 7  # places by which the order of configurations moves on from prompt to prompt
@@ -152,7 +152,7 @@ def prompt_ids(workload: str, count: int, model: Path, skip: int = 0) -> list[li
 
 
 class Bench:
-    """One pair of models, and decoders around them that take turns: their caches are empty between runs."""
+    """One pair of models, and decoders around them, each with caches of its own, which are empty between runs."""
 
     def __init__(self, target: Path, draft: Path, threads: int, compile_mode: str, *, module: bool) -> None:
         fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
@@ -164,34 +164,36 @@ class Bench:
         if module:  # only a drafter that runs on the target's weights makes `build` keep them
             self.target = build(Options(str(target), drafter="quantised", **fixed)).target
         self.about = {"compile": built.options.compile, "exact_trees": self.target.lm.limits.exact_trees}
-        self._kept: dict[str, Drafter] = {}
+        self._kept: dict[str, tuple[LM, Drafter]] = {}
         self._prompt: list[int] = []
         self._stores: list[torch.Tensor] = []
 
     def decoder(self, configuration: Configuration) -> Decoder:
-        """With a new drafter when it learns, and a new control. Raises OutriderError when it cannot be built."""
+        """With caches of its own, a new control, and a new drafter where it learns. OutriderError when it cannot be built."""
         options = dict(configuration.options)
         if "corpus" in options:
             options["corpus"] = str(REPOSITORY / options["corpus"])
         parts = choose_parts(
             configuration.drafter, options, configuration.verifier, {}, configuration.num_draft_tokens, lossy=False
         )
-        key = repr((configuration.drafter, options, parts.length.most, parts.loop_lengths))
+        key = repr(configuration)
         if parts.drafter.learns or key not in self._kept:
-            self._kept[key] = parts.make_drafter(self.target, self._draft_for(parts), self._built.workshop)
-        decoder = Decoder(self.target.lm, self._kept[key], parts.make_verifier(), parts.make_control())
+            target = self.target.twin()
+            self._kept[key] = target.lm, parts.make_drafter(target, self._draft_for(parts), self._built.workshop)
+        target_lm, drafter = self._kept[key]
+        decoder = Decoder(target_lm, drafter, parts.make_verifier(), parts.make_control())
         calibrate_alone(self._built, decoder, parts)  # as `LLM` does: `auto` knows what steps cost, not yet what is accepted
         return decoder
 
     def _draft_for(self, parts: Parts) -> LoadedModel | None:
         """The draft model with the programs that `build` would make for these parts."""
         if self.draft is None or self.draft.draft_loop is None:
-            return self.draft
+            return None if self.draft is None else self.draft.twin()
         lengths = parts.loop_lengths
-        return replace(self.draft, draft_loop=self.draft.draft_loop.of(lengths) if lengths else None)
+        return replace(self.draft, draft_loop=self.draft.draft_loop.of(lengths) if lengths else None).twin()
 
-    def decode(self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int) -> Run:
-        """One prompt's decode phase, end of text ignored; the step behind the prompt is left out of every number."""
+    def start(self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int) -> Running:
+        """A prompt's decode phase, end of text ignored, behind the step that follows the prompt."""
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
         row = Row(
             request=0, tokens=list(prompt), num_prompt=len(prompt), params=params, seed=seed,
@@ -200,33 +202,74 @@ class Bench:
         decoder.add(row)
         self._read_prompt(decoder.target, row.tokens)
         decoder.step()
-        first = row.stats.merge(DecodeStats())
-        others, start = OtherCpu(psutil.Process()), time.perf_counter()
-        while not row.finish_reason:
-            decoder.step()
-        seconds = time.perf_counter() - start
-        decoder.remove(0)
-        numbers = {name: getattr(row.stats, name) - getattr(first, name) for name in COUNTERS}
-        before = dict(enumerate(first.accepted_per_position))
-        return numbers | {
-            "seconds": seconds,
-            "accepted_per_position": [n - before.get(i, 0) for i, n in enumerate(row.stats.accepted_per_position)],
-            "time_s": {phase: row.stats.time_s[phase] - first.time_s[phase] for phase in PHASES},
-            "text": hashlib.sha256(str(row.output).encode()).hexdigest()[:8],
-            "other_cpu": others.share(),
-        }
+        return Running(decoder, row)
+
+    def decode(self, decoder: Decoder, prompt: list[int], temperature: float, seed: int, max_tokens: int) -> Run:
+        """The same to its end, alone."""
+        running = self.start(decoder, prompt, temperature, seed, max_tokens)
+        while not running.done:
+            running.step()
+        return running.finish()
 
     @torch.inference_mode()
     def _read_prompt(self, lm: LM, tokens: list[int]) -> None:
         """Commit the prompt to row 0: computed when it is a new one, else copied, as from a prefix cache."""
         kv, length = lm.kv, len(tokens) - 1
         if tokens == self._prompt:
+            kv.reserve(1, length)
             for store, saved in zip((*kv.keys, *kv.values), self._stores, strict=True):
                 store[0, :length] = saved
             kv.advance(0, length)
             return
         lm.catch_up([tokens])
         self._prompt, self._stores = list(tokens), [store[0, :length].clone() for store in (*kv.keys, *kv.values)]
+
+
+class Running:
+    """One configuration on one prompt; the step behind the prompt is left out of every number."""
+
+    def __init__(self, decoder: Decoder, row: Row) -> None:
+        self._decoder, self._row = decoder, row
+        self._first = row.stats.merge(DecodeStats())
+        self._seconds = 0.0
+
+    @property
+    def emitted(self) -> int:
+        """How far it is in the text."""
+        return self._row.stats.emitted
+
+    @property
+    def done(self) -> bool:
+        return bool(self._row.finish_reason)
+
+    def step(self) -> None:
+        start = time.perf_counter()
+        self._decoder.step()
+        self._seconds += time.perf_counter() - start
+
+    def finish(self) -> Run:
+        """What it came to; the decoder is free again."""
+        self._decoder.remove(0)
+        stats, first = self._row.stats, self._first
+        before = dict(enumerate(first.accepted_per_position))
+        return {name: getattr(stats, name) - getattr(first, name) for name in COUNTERS} | {
+            "seconds": self._seconds,
+            "accepted_per_position": [n - before.get(i, 0) for i, n in enumerate(stats.accepted_per_position)],
+            "time_s": {phase: stats.time_s[phase] - first.time_s[phase] for phase in PHASES},
+            "text": hashlib.sha256(str(self._row.output).encode()).hexdigest()[:8],
+        }
+
+
+def side_by_side(running: Sequence[Running]) -> float:
+    """All to their ends, the next step always that of whoever is furthest behind. Share of the processors that others used."""
+    waiting = [one for one in running if not one.done]
+    others = OtherCpu(psutil.Process())
+    while waiting:
+        last = min(waiting, key=lambda one: one.emitted)
+        last.step()
+        if last.done:
+            waiting.remove(last)
+    return others.share()
 
 
 @dataclass(frozen=True)
@@ -245,7 +288,6 @@ class Plan:
     gain_seeds: int
     threads: int
     mlp: int
-    max_other_cpu: float
     compile: str
     verifier: str  # of all configurations of the cells; "auto": each its own
 
@@ -310,26 +352,23 @@ def _source_digest() -> str:
 
 
 def measure_cell(
-    bench: Bench, names: Sequence[str], prompts: list[list[int]], temperature: float, plan: Plan, done: Callable[[], None]
+    bench: Bench, names: Sequence[str], prompts: list[list[int]], temperature: float, plan: Plan, done: Callable[[int], None]
 ) -> dict[str, list[Run]]:
-    """Every configuration on every prompt, in turn; a configuration's runs stand in the order of round and prompt."""
+    """Every configuration on every prompt; its runs stand in the order of round and prompt. `done` hears how many there were."""
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for turn in range(plan.rounds * len(prompts)):
         number, index = divmod(turn, len(prompts))
         if index == 0:
             decoders = {name: bench.decoder(plan.configuration(name)) for name in names}
         order = deque(names)
-        order.rotate(-ROTATION * turn)
-        for name in order:
-            decoder = decoders[name]
-            # who learns from a run cannot repeat it: it would know the answer
-            once = decoder.drafter.learns or str(CONFIGURATIONS[name].num_draft_tokens).startswith("auto")
-            attempts = [bench.decode(decoder, prompts[index], temperature, index, plan.max_tokens)]
-            while not once and attempts[-1]["other_cpu"] > plan.max_other_cpu and len(attempts) <= REPEATS:
-                attempts.append(bench.decode(decoder, prompts[index], temperature, index, plan.max_tokens))
-            best = min(attempts, key=lambda run: run["other_cpu"])
-            runs[name].append({"round": number, "prompt": index, **best})
-            done()
+        order.rotate(-ROTATION * turn)  # who goes first where several are equally far
+        running = {
+            name: bench.start(decoders[name], prompts[index], temperature, index, plan.max_tokens) for name in order
+        }
+        other_cpu = side_by_side([*running.values()])
+        for name, one in running.items():
+            runs[name].append({"round": number, "prompt": index, "other_cpu": other_cpu, **one.finish()})
+        done(len(names))
     return runs
 
 
@@ -361,7 +400,6 @@ def main(
     gain_seeds: Annotated[int, typer.Option(min=1, help="Seeds per prompt of each sampled known gain.")] = 4,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
-    max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.1,
     compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
     verifier: Annotated[
         str, typer.Option(help="Of all configurations; with 'gumbel' every length writes the same sampled text, too.")
@@ -377,7 +415,7 @@ def main(
     plan = Plan(
         _named("pair", pairs, PAIRS), _named("workload", workloads, WORKLOADS), [float(t) for t in temperatures.split(",")],
         _named("configuration", configs, CONFIGURATIONS), bool(configs), prompts, max_tokens, rounds, gain_prompts, gain_seeds,
-        threads, mlp, max_other_cpu, compile, verifier,
+        threads, mlp, compile, verifier,
     )  # fmt: skip
     unfinished = Unfinished.open(PEERS / f"{name}.unfinished.json", plan, resume=resume)
     try:
@@ -435,7 +473,7 @@ def _measure_cells(plan: Plan, unfinished: Unfinished, pair: str, cells: list, p
         progress.update(task, description=f"{pair} {workload} T={temperature:g}")
         names = [name for name in plan.names(workload) if name in costs]
         prompts = prompt_ids(workload, plan.prompts, wide)
-        runs = measure_cell(bench, names, prompts, temperature, plan, lambda: progress.advance(task))
+        runs = measure_cell(bench, names, prompts, temperature, plan, lambda count: progress.advance(task, count))
         cell = {"pair": pair, "workload": workload, "temperature": temperature, "prompt_tokens": [*map(len, prompts)]}
         unfinished.content["cells"].append(cell | {"runs": runs})
         unfinished.save()

@@ -92,6 +92,10 @@ class DraftLoop:
         """The same with these programs alone."""
         return DraftLoop(self.lm, {length: self._programs[length] for length in lengths})
 
+    def on(self, lm: LM) -> DraftLoop:
+        """The same on the cache of a model's twin."""
+        return DraftLoop(lm, self._programs)
+
     def length(self, wanted: int) -> int:
         """Tokens that are drafted where `wanted` are."""
         return sum(self._calls(wanted))

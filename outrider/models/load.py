@@ -8,7 +8,7 @@ before the first token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ class LoadedModel:
     draft_loop: DraftLoop | None = None  # when it drafts and is compiled
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
+
+    def twin(self) -> LoadedModel:
+        """The same weights and programs with an empty cache of its own."""
+        lm, loop = self.lm.twin(), self.draft_loop
+        return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))
 
 
 def resolve_device(device: str) -> torch.device:
