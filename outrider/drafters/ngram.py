@@ -21,7 +21,7 @@ from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
-from outrider.types import Draft, TargetOutput, Verdict
+from outrider.types import Draft
 
 MAX_OCCURRENCES = 8  # places per n-gram length that vote, the most recent ones: bounds the cost of a step
 LENGTH_WEIGHT = 4.0  # a place that agrees in one token more weighs so many times as much
@@ -156,23 +156,20 @@ class NgramDrafter(Drafter):
 
     def start(self, row: Row) -> None:
         self._indexes.append(NgramIndex(self._settings.min_ngram, self._settings.max_ngram))
-        self._indexes[-1].update(row.tokens)
+        self._indexes[-1].update(row.tokens)  # the prompt; what is said, once it is drafted from
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         guesses = [
-            self._guess(index, row.tokens, budget)
+            self._guess(index, row.tokens, budget) if budget else TokenTree()
             for index, row, budget in zip(self._indexes, rows, gamma, strict=True)
         ]
         return to_draft(guesses, rows.device, nested=True)
 
     def _guess(self, index: NgramIndex, tokens: list[int], budget: int) -> TokenTree:
+        index.update(tokens)
         weights = ((place, LENGTH_WEIGHT ** (size - self._settings.min_ngram)) for place, size in index.matches(tokens).items())
         votes = [(place, weight * self._settings.recency**age) for age, (place, weight) in enumerate(weights)]
         return continuations(tokens, votes, budget, self._settings.branches, self._settings.min_share)
-
-    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        for index, row in zip(self._indexes, rows, strict=True):
-            index.update(row.tokens)
 
     def stop(self, index: int) -> None:
         self._indexes[index] = self._indexes[-1]

@@ -140,7 +140,7 @@ class NgramCacheDrafter(Drafter):
     def _grow(self, tail: Context, budget: int) -> TokenTree:
         """Best-first: of all continuations of the tree so far, the likeliest becomes its next node."""
         tree = TokenTree()
-        waiting = list(self._candidates(-1, tail, 1.0))
+        waiting = list(self._candidates(-1, tail, 1.0)) if budget else []
         heapq.heapify(waiting)
         while waiting and len(tree) < budget:
             minus_probability, parent, _, token, context = heapq.heappop(waiting)

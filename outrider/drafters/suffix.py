@@ -23,7 +23,7 @@ from outrider.drafters.suffix_tree import Matches, SuffixTree
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.settings import setting
-from outrider.trees.token_tree import to_draft
+from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
 TREE_WIDTH = 4  # children followed per node of a tree
@@ -124,6 +124,8 @@ class SuffixDrafter(Drafter):
         """
         known, depth = self._known[index], self._settings.max_depth
         known.past.update(row.tokens)
+        if not count:
+            return Guess(TokenTree(), [])
         own = best_guess(known.own.points, depth, count, self._rule, own=True)
         past = best_guess(known.past.points, depth, count, self._rule, own=False)
         return past if past.score > own.score else own

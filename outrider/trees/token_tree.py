@@ -48,6 +48,8 @@ def to_draft(trees: Sequence[TokenTree], device: torch.device | str, *, nested: 
     """The trees as one deterministic draft; plain chains stay chains (`parents=None`). `nested`: whoever asks for one node less
     gets the same tree without its last node, as a budget does that only says when to stop (`Draft.budgets`)."""
     width = max(map(len, trees), default=0)
+    if not width:
+        return Draft.empty(len(trees), device)
 
     def padded(rows: Iterable[list[int]], fill: int) -> torch.Tensor:
         table = [row + [fill] * (width - len(row)) for row in rows]
