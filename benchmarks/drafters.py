@@ -93,8 +93,6 @@ CONFIGURATIONS = {
     "composite auto": Configuration("composite", "auto:8", {"parts": "draft-model,suffix"}),
 }
 
-LOOP_LENGTHS = (8, 5, 3, 2, 1)  # of the chains above, and what auto makes up others from
-
 _SEQUOIA, _WIDE = {"tree": "sequoia"}, {"tree": "4x1"}
 _MERGE = Configuration("composite", 8, {"parts": "draft-model,suffix"})
 GAINS: dict[str, tuple[str, float, Configuration, Configuration]] = {  # workload, temperature, ours, theirs
@@ -157,9 +155,7 @@ class Bench:
     def __init__(self, target: Path, draft: Path, threads: int, compile_mode: str, *, module: bool) -> None:
         fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
         options, parts = choose(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
-        # every fixed length has its own drafting program, as with a user; "auto" makes do with three
-        models = load_models(options, replace(Needs.of(parts), loop_lengths=LOOP_LENGTHS))
-        built = assemble(models, parts)
+        built = assemble(load_models(options, Needs.of(parts)), parts)  # with the drafting programs of all fixed lengths
         self._built, self.target, self.draft, self.folder = built, built.target, built.draft, target
         if module:  # only a drafter that runs on the target's weights makes `build` keep them
             self.target = build(Options(str(target), drafter="quantised", **fixed)).target

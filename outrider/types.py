@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -90,8 +90,10 @@ class Draft:
         return torch.full_like(self.tokens, self.probs is not None, dtype=torch.bool)
 
     @classmethod
+    @lru_cache(maxsize=64)
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
-        """No proposal for any row: the step then is plain decoding."""
+        """No proposal for any row: the step then is plain decoding. Made once: the first tensor operation behind a pass costs 30
+        us, whichever it is."""
         draft = cls(
             tokens=torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
             lengths=torch.zeros(num_rows, dtype=torch.int64, device=device),

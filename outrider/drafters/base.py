@@ -34,16 +34,14 @@ from outrider.types import Draft, TargetOutput, Verdict
 DEFAULT_NUM_DRAFT_TOKENS = 5
 # With the pending token a pass of 8 or 16 tokens, whole tiles of most kernels (ours for bf16 on CPU have no step there).
 SMALL_TREE, LARGE_TREE = 7, 15
-MIDDLE = 3  # tokens of the drafting program between the long one and that of a single token
+LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make up any number to eight
 
 
 def lengths_for_any(most: int) -> tuple[int, ...]:
-    """Tokens that the calls of a compiled drafting loop make, where together they are to make any number up to `most`. Programs
-    take long to compile, so they are few: the long one is what a fixed number that nobody named needs, too, and with a middle one
-    two calls make up any number to eight, a token at most being drafted in vain."""
-    longest = min(most, DEFAULT_NUM_DRAFT_TOKENS)
-    lengths = {longest, 1} if longest <= MIDDLE + 1 else {longest, MIDDLE, 1}
-    return tuple(sorted(lengths, reverse=True))
+    """Tokens that the calls of a compiled drafting loop make, where together they are to make any number up to `most`. Few,
+    because each program takes long to compile; enough for no number to eight to take more than two calls or a token in vain: a
+    further call costs half a token of a small draft."""
+    return tuple(length for length in LOOP_LENGTHS if length <= most)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,14 @@ from outrider.models.load import LoadedModel, use_native
 from outrider.models.probe import check_compiled, probe_logits
 from outrider.models.program import CompiledPass, Program, load_program
 
+MAX_UNROLLED_PARAMETERS = 16_000_000  # above, a further call costs less than a twentieth of a token
+
+
+def loop_programs(lengths: tuple[int, ...], num_parameters: int) -> tuple[int, ...]:
+    """Which of these programs a draft model of so many parameters gets: a large one that of a single token alone, because each
+    stores all weights anew and takes the longer to compile the longer it is."""
+    return lengths if num_parameters <= MAX_UNROLLED_PARAMETERS or not lengths else (1,)
+
 
 @dataclass(frozen=True)
 class CompiledModel:
@@ -76,5 +84,5 @@ class CompiledModel:
 
     @cached_property
     def _loop_paths(self) -> dict[int, Path]:
-        lengths = () if self.loop_vocab is None else self.loop_lengths
+        lengths = () if self.loop_vocab is None else loop_programs(self.loop_lengths, self.loaded.lm.shape.num_parameters)
         return {length: compiling.package_path(self.loaded.lm, self.module, f"draft{length}") for length in lengths}

@@ -75,10 +75,10 @@ def test_parts_take_it() -> None:
 def test_programs_that_make_up_any_length_serve_a_table() -> None:
     """A draft model's loop of five would draft five where three are asked for."""
     parts = choose_parts("draft-model", {}, "auto", {}, "1:5,4:3", lossy=False)
-    assert parts.loop_lengths == (5, 3, 1)
+    assert parts.loop_lengths == (5, 3, 2, 1)
     assert choose_parts("draft-model", {}, "auto", {}, "1:5,4:0", lossy=False).loop_lengths == (5,)
     fixed = choose_parts("draft-model", {}, "auto", {}, 5, lossy=False)
-    assert (fixed.loop_lengths, replace(fixed, any_length=True).loop_lengths) == ((5,), (5, 3, 1))
+    assert (fixed.loop_lengths, replace(fixed, any_length=True).loop_lengths) == ((5,), (5, 3, 2, 1))
 
 
 def test_its_text_form_holds_no_comma() -> None:
