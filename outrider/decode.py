@@ -95,7 +95,7 @@ class Decoder:
 
     def _verify(self, logits: Tensor, draft: Draft) -> Verdict:
         try:
-            return batch_verdict(logits, draft, self.rows, self.verifier)
+            return batch_verdict(logits, draft, self.rows, self.verifier, self.target.kernels)
         except NumericalError as error:
             steps = max(row.stats.steps for row in self.rows)
             raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error

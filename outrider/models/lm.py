@@ -12,6 +12,7 @@ depend on the pass it is in. `capture` names hidden states (`signals.py`) that a
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class LM:
         self.kv = KVCache(shape.layers, dtype, device)
         self.limits = PassLimits()
         self.native = False  # attention on the native kernel
+        self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`models/native`)
         self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`
         self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
         self._columns: dict[int, Tensor] = {}
@@ -83,7 +85,7 @@ class LM:
     def twin(self) -> LM:
         """The same arithmetic, with an empty cache of its own."""
         twin = LM(self.run, self.shape, self.dtype, self.device)
-        twin.limits, twin.native = self.limits, self.native
+        twin.limits, twin.native, twin.kernels = self.limits, self.native, self.kernels
         return twin
 
     def forward(

@@ -195,7 +195,7 @@ def use_native(lm: LM, module: nn.Module, library: Path) -> None:
         native.build(library)
     ops.enable(library)
     panel_linears(module)
-    lm.native = True
+    lm.native, lm.kernels = True, native.load(library)
 
 
 def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:

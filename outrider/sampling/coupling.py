@@ -10,9 +10,14 @@ the race). docs/algorithms/coupling.md.
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor
 
 
 def gumbel_choice(probs: Tensor, noise: Tensor) -> Tensor:
     """The winner of the race per law: probs and noise (..., V) -> (...) int64; lowest id among equals."""
-    return (probs.log() + noise).argmax(dim=-1)
+    scores = probs.log() + noise
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1)
+    return torch.from_numpy(np.asarray(scores.numpy().argmax(axis=-1)))  # torch looks at one score after the other there

@@ -15,7 +15,7 @@ docs/algorithms/distribution.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,11 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
-__all__ = ["BatchSampling", "History", "distribution", "greedy_choice"]
+__all__ = ["BatchSampling", "History", "LawKernel", "distribution", "greedy_choice"]
+
+# A fast way from scores (B, M, V), every row's `BatchSampling.options` and the draft to laws; None where it does not serve, or
+# where there is something to refuse.
+LawKernel = Callable[[Tensor, Tensor, Draft | None], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class BatchSampling:
     greedy_rows: Tensor  # (G,) int64
     sampled_rows: Tensor  # (S,) int64
     warpers: Warpers  # of the sampled rows
+    options: Tensor  # (B, 4) fp64 on the host: temperature (0: greedy), top-k (0: off), top-p, min-p, for a `LawKernel`
     constraints: tuple[Constraint | None, ...] | None = None  # per row; None: no row has one
 
     @property
@@ -84,6 +89,7 @@ class BatchSampling:
             greedy_rows=torch.tensor(greedy, dtype=torch.int64, device=device),
             sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
             warpers=Warpers.of([params[row] for row in sampled], vocab_size, device),
+            options=torch.tensor([_options(p) for p in params], dtype=torch.float64),
             constraints=tuple(constraints) if any(c is not None for c in constraints) else None,
         )
 
@@ -97,16 +103,19 @@ def distribution(
     first_node: int = 0,
     *,
     drafting: bool = False,
+    kernel: LawKernel | None = None,
 ) -> Tensor:  # (B, M, V) dtype
     """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
 
     `history` holds the committed tokens and `draft` the nodes (needed only with penalties and grammars; a drafter
     that has drafted i tokens asks for its next law with first_node=i, M=1). `drafting`: a law to draw drafts
-    from, which is cheaper (`Warpers.draft_law`). Outputs of padding nodes get some law, never an error. Raises
-    NumericalError naming the row when scores are NaN, infinite, or all masked.
+    from, which is cheaper (`Warpers.draft_law`). Outputs of padding nodes get some law, never an error. `kernel`: makes
+    the laws of a whole pass where it can. Raises NumericalError naming the row when scores are NaN, infinite, or all masked.
     """
     _check_arguments(logits, sampling, history)
     scores = _adjusted(logits, sampling, history, draft, dtype, first_node)
+    if kernel is not None and (made := kernel(scores, sampling.options, draft)) is not None:
+        return made
     if sampling.is_greedy:
         law, witness = _point_mass(scores, dtype)
     elif sampling.greedy_rows.numel() == 0:
@@ -244,6 +253,13 @@ def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
             " logit_bias and a grammar leave"
         )
     return broken
+
+
+def _options(params: SamplingParams) -> tuple[float, int, float, float]:
+    # as `Warpers` has them
+    if params.is_greedy:
+        return 0.0, 0, 1.0, 0.0
+    return params.temperature, max(params.top_k, 0), params.top_p, params.min_p
 
 
 def _column(values: list[float], off: float, device: torch.device | str) -> Tensor | None:

@@ -82,9 +82,12 @@ class KeyedStreams:
         chosen._rows = [self._rows[row] for row in rows]
         return chosen
 
+    def uniforms(self, purpose: Purpose, start: Tensor, num: int) -> np.ndarray:
+        """The numbers behind the first `num` coins or draws of a step: (B, num) fp64."""
+        return np.stack([r.uniforms(purpose, s, num) for r, s in self._places(start)])
+
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
-        uniforms = np.stack([r.uniforms(purpose, s, probs.shape[1]) for r, s in self._places(start)])
-        return torch.from_numpy(uniforms).to(probs.device) < probs
+        return torch.from_numpy(self.uniforms(purpose, start, probs.shape[1])).to(probs.device) < probs
 
     def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
         offsets = [offset] * len(self._rows) if isinstance(offset, int) else offset
@@ -96,7 +99,7 @@ class KeyedStreams:
         """The uniforms behind `categorical` for a drafter's first `num` draws of a step, (B, num) fp64 on
         the host.
         """
-        return torch.from_numpy(np.stack([r.uniforms(Purpose.DRAFT, s, num) for r, s in self._places(start)]))
+        return torch.from_numpy(self.uniforms(Purpose.DRAFT, start, num))
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
         where = positions.tolist()  # sync: positions

@@ -7,6 +7,7 @@ and one whose tree is a chain as a chain, although the tensors of the batch say 
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from outrider.sampling.distribution import distribution, greedy_choice
 from outrider.sampling.rng import KeyedStreams
 from outrider.types import Draft, Verdict, VerdictLists
 from outrider.verifiers.greedy import greedy_verdict
+from outrider.verifiers.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -40,32 +42,45 @@ class _Kind:
         )
 
 
-def batch_verdict(logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier) -> Verdict:
-    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule.
+def batch_verdict(
+    logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, library: ctypes.CDLL | None = None
+) -> Verdict:
+    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `library`:
+    the native kernels, where the target runs on them; then laws and verdicts on chains are made by them, too.
 
     Raises NumericalError when a law is none, CapabilityError when a row's rule does not take the row's tree.
     """
     rules = [row.verifier or default for row in rows]
     if rows.sampling.is_greedy and all(rule.lossless for rule in rules):  # the same verdict, without laws
         return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
-    probs = distribution(logits, rows.sampling, rows.history, draft)
-    return verdict_by_rule(rules, draft, probs, rows.rng, rows.positions)
+    kernels = None if library is None else Kernels(library)
+    probs = distribution(logits, rows.sampling, rows.history, draft, kernel=kernels and kernels.laws)
+    return verdict_by_rule(rules, draft, probs, rows.rng, rows.positions, kernels)
 
 
 def verdict_by_rule(
-    rules: list[RowVerifier], draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor
-) -> Verdict:
+    rules: list[RowVerifier], draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor,
+    kernels: Kernels | None = None,
+) -> Verdict:  # fmt: skip
     """`Verifier.verify` with one rule per row; its arguments."""
     groups = _groups(rules, draft)
     if len(groups) == 1:
         (kind,) = groups
-        return kind.rule.verify(kind.form(draft), target_probs, rng, positions)
+        return _verified(kind.rule, kind.form(draft), target_probs, rng, positions, kernels)
     verdicts = []
     for kind, members in groups.items():
         part = kind.form(_select(draft, members))
         wanted = target_probs[members, : part.num_nodes + 1]
-        verdicts.append(kind.rule.verify(part, wanted, rng.select(members), positions[members]).lists)
+        verdicts.append(_verified(kind.rule, part, wanted, rng.select(members), positions[members], kernels).lists)
     return _merged(list(groups.values()), verdicts, draft)
+
+
+def _verified(
+    rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor, kernels: Kernels | None
+) -> Verdict:
+    if kernels is not None and kernels.serve(rule, draft, target_probs):
+        return kernels.verdict(rule, draft, target_probs, rng, positions)
+    return rule.verify(draft, target_probs, rng, positions)
 
 
 def _groups(rules: list[RowVerifier], draft: Draft) -> dict[_Kind, list[int]]:

@@ -18,6 +18,8 @@
 #include <limits>
 #include <vector>
 
+#include "lanes.h"
+
 namespace {
 
 using bf16 = uint16_t;
@@ -40,17 +42,6 @@ inline float widen(bf16 value) {
 }
 
 inline bool is_hidden(bf16 mask) { return mask == 0xff80; }  // -inf
-
-// e^x for x <= 0: 2^n times a degree-6 polynomial on [-ln 2 / 2, ln 2 / 2], relative error about 1e-7
-inline __m512 exponential(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.f));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 p = _mm512_set1_ps(1.f / 720);
-  for (float c : {1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f}) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-  return _mm512_scalef_ps(p, n);
-}
 
 inline float dot(const bf16* a, const bf16* b, int64_t size) {
   __m512 sum = _mm512_setzero_ps();

@@ -1,0 +1,169 @@
+"""The native laws and verdicts against `sampling/` and the verifiers, which are their reference."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.errors import NumericalError
+from outrider.models import native
+from outrider.rows import RowVerifier
+from outrider.sampling.distribution import BatchSampling, distribution
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import KeyedStreams
+from outrider.types import Draft
+from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.coupled import CoupledVerifier
+from outrider.verifiers.kernels import Kernels
+from outrider.verifiers.token import TokenVerifier
+
+pytestmark = pytest.mark.skipif(
+    not native.is_supported(torch.device("cpu"), torch.bfloat16) or native.compiler() is None,
+    reason="needs AVX-512 with bf16 and a C++ compiler",
+)
+OPTIONS = [
+    {}, {"temperature": 0.3}, {"temperature": 0}, {"top_k": 1}, {"top_k": 7}, {"top_k": 5000}, {"top_p": 0.01}, {"top_p": 0.6},
+    {"top_p": 0.999}, {"min_p": 0.1}, {"min_p": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.95, "min_p": 0.02}, {"top_p": 0.5, "min_p": 0.3},
+]  # fmt: skip
+TOLERANCE = 3e-6  # fp32, of probabilities
+
+
+@pytest.fixture(scope="module")
+def kernels(native_library: ctypes.CDLL) -> Kernels:
+    return Kernels(native_library)
+
+
+def _no_draft(num_rows: int, num_nodes: int) -> Draft:
+    return Draft(torch.zeros(num_rows, num_nodes, dtype=torch.int64), torch.full((num_rows,), num_nodes))
+
+
+def _law(logits: Tensor, params: list[SamplingParams], kernels: Kernels | None = None, draft: Draft | None = None) -> Tensor:
+    sampling = BatchSampling.of(params, logits.shape[2])
+    draft = draft or _no_draft(logits.shape[0], logits.shape[1] - 1)
+    return distribution(logits, sampling, None, draft, kernel=kernels and kernels.laws)
+
+
+@pytest.mark.parametrize("vocab_size", [3, 16, 33, 500, 5000])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_laws_are_those_of_the_reference(kernels: Kernels, options: dict, vocab_size: int) -> None:
+    """Catches a wrong edge of a filter, a lost tail of the vocabulary, a bucket too many or too few."""
+    torch.manual_seed(vocab_size)
+    for scale in (0.01, 1.0, 8.0):  # flat: all in a bucket or two; steep: most in the last one
+        logits = torch.randn(2, 3, vocab_size) * scale
+        params = [SamplingParams(**options)] * 2
+        expected, found = _law(logits, params), _law(logits, params, kernels)
+        assert found.sum(-1).allclose(torch.ones(2, 3))
+        # an edge may lie within rounding of a probability: then one token more or less, of the least likely ones
+        assert (found - expected).abs().sum(-1).max() < TOLERANCE or (found > 0).ne(expected > 0).sum(-1).max() <= 1
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_ties_and_masked_tokens(kernels: Kernels, options: dict) -> None:
+    """Equals at the edge of top-k all stay, of a nucleus those of the lowest ids; masked tokens never come back."""
+    torch.manual_seed(1)
+    logits = torch.randint(0, 4, (1, 4, 300)).float()
+    logits[0, 1, ::2] = -torch.inf
+    logits[0, 2, 10:] = -torch.inf
+    logits[0, 3, 1:] = -torch.inf
+    params = [SamplingParams(**options)]
+    expected, found = _law(logits, params), _law(logits, params, kernels)
+    assert (found > 0).ne(expected > 0).sum(-1).max() <= 1
+    assert found.masked_select(logits == -torch.inf).eq(0).all()
+    if "top_p" not in options:  # the mass of equals may meet top-p to the last bit
+        assert found.allclose(expected, atol=TOLERANCE)
+
+
+def test_a_law_has_the_same_bits_beside_any_other(kernels: Kernels) -> None:
+    """Rows with other options, more outputs, two threads: a seeded text must not depend on its neighbours."""
+    torch.manual_seed(2)
+    logits = torch.randn(len(OPTIONS), 6, 3000) * 3
+    params = [SamplingParams(**options) for options in OPTIONS]
+    together = _law(logits, params, kernels)
+    for row, own in enumerate(params):
+        assert together[row].equal(_law(logits[row : row + 1], [own], kernels)[0])
+        assert together[row, :2].equal(_law(logits[row : row + 1, :2], [own], kernels)[0])
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_broken_scores_are_refused_by_name(kernels: Kernels, broken: float) -> None:
+    """Where they count; behind a row's draft some law stands in for them."""
+    logits = torch.zeros(2, 3, 40)
+    logits[1, 2, 7] = broken
+    params = [SamplingParams(), SamplingParams(top_k=3)]
+    with pytest.raises(NumericalError, match="row 1, output 2"):
+        _law(logits, params, kernels)
+    short = Draft(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 1]))
+    assert _law(logits, params, kernels, short).sum(-1).allclose(torch.ones(2, 3))
+    logits[0, 0] = -torch.inf
+    with pytest.raises(NumericalError, match="row 0, output 0"):
+        _law(logits, params, kernels, short)
+
+
+def _cases(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Draft, Tensor]:
+    """Laws close to their drafts', so that every branch is taken; rows of every length."""
+    scores = torch.randn(num_rows, num_nodes + 1, vocab_size)
+    favourites = torch.randint(vocab_size, (num_rows, num_nodes + 1, 1))
+    scores.scatter_add_(-1, favourites, torch.full(favourites.shape, math.log(vocab_size) + 1))  # some have most of the mass
+    laws, proposals = scores.softmax(-1), (scores + 0.7 * torch.randn_like(scores)).softmax(-1)
+    if kind == "equal laws":
+        proposals = laws.clone()
+    if kind == "point masses":
+        laws = torch.zeros_like(laws).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+    tokens = torch.multinomial(proposals[:, :-1].reshape(-1, vocab_size), 1).view(num_rows, num_nodes)
+    lengths = torch.arange(num_rows) % (num_nodes + 1)
+    if kind == "placed":
+        return Draft(scores[:, :-1].argmax(-1), lengths), laws
+    sampled = torch.rand(num_rows, num_nodes) < 0.6 if kind == "some placed" else None
+    return Draft(tokens, lengths, probs=proposals, sampled=sampled), laws
+
+
+@pytest.mark.parametrize("vocab_size", [2, 40, 700])
+@pytest.mark.parametrize("rule", [BlockVerifier(), TokenVerifier()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("kind", ["drawn", "some placed", "placed", "equal laws", "point masses"])
+def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier, kind: str, vocab_size: int) -> None:
+    """The same coins, the same verdict, row by row: catches a wrong weight, residual, coin or cut."""
+    torch.manual_seed(vocab_size)
+    draft, laws = _cases(vocab_size, kind, num_rows=400, num_nodes=5)
+    rng, positions = KeyedStreams(list(range(400))), torch.arange(400) + 3
+    assert kernels.serve(rule, draft, laws)
+    found, expected = kernels.verdict(rule, draft, laws, rng, positions), rule.verify(draft, laws, rng, positions)
+    same = [mine == theirs for mine, theirs in zip(zip(*found.lists), zip(*expected.lists), strict=True)]
+    assert sum(same) >= 399, "one row may lie within rounding of a coin"
+    assert expected.num_accepted.float().std() > 0.5, "hardly any branch was taken"
+    assert found.next_token.dtype == torch.int64
+    rows = torch.arange(400)
+    assert (laws[rows, found.num_accepted, found.next_token] > 0).all()
+
+
+def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
+    torch.manual_seed(3)
+    draft, laws = _cases(60, "drawn", num_rows=12, num_nodes=4)
+    assert draft.probs is not None
+    positions = torch.arange(12)
+    together = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams(list(range(12))), positions)
+    for row in range(12):
+        one = slice(row, row + 1)
+        alone = Draft(draft.tokens[one], draft.lengths[one], probs=draft.probs[one])
+        verdict = kernels.verdict(BlockVerifier(), alone, laws[one], KeyedStreams([row]), positions[one])
+        assert [line[row] for line in together.lists] == [line[0] for line in verdict.lists]
+
+
+def test_what_they_do_not_serve(kernels: Kernels) -> None:
+    """Other rules, trees and other numbers keep the general path; a draft of nothing does not."""
+    draft, laws = _cases(9, "drawn", num_rows=2, num_nodes=3)
+    tree = Draft(draft.tokens, draft.lengths, parents=torch.tensor([[-1, -1, 0]] * 2), probs=draft.probs)
+    assert not kernels.serve(CoupledVerifier(), draft, laws)
+    assert not kernels.serve(BlockVerifier(), tree, laws)
+    assert not kernels.serve(BlockVerifier(), draft, laws.double())
+    assert not kernels.serve(BlockVerifier(), draft, laws[:, :2])
+    assert kernels.laws(laws.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
+    nothing = Draft.empty(2)
+    assert kernels.serve(BlockVerifier(), nothing, laws[:, :1].contiguous())
+    verdict = kernels.verdict(BlockVerifier(), nothing, laws[:, :1], KeyedStreams([1, 2]), torch.tensor([5, 6]))
+    assert verdict.lists.num_accepted == [0, 0]
+    assert verdict.lists.path == [[], []]
