@@ -54,7 +54,7 @@ def batch_verdict(
     if rows.sampling.is_greedy and all(rule.lossless for rule in rules):  # the same verdict, without laws
         return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
     kernels = None if library is None else Kernels(library)
-    probs = distribution(logits, rows.sampling, rows.history, draft, kernel=kernels and kernels.laws)
+    probs = distribution(logits, rows.sampling, rows.history, draft, kernel=None if kernels is None else kernels.laws)
     return verdict_by_rule(rules, draft, probs, rows.rng, rows.positions, kernels)
 
 

@@ -82,6 +82,7 @@ struct Chain {
   }
   float ratio(int64_t i) const {
     const Node at = node(i);
+    if (at.token < 0 || at.token >= V) return 0;  // no token of the target's
     const float p = law(i)[at.token];
     return at.law ? p / std::max(at.law[at.token], std::numeric_limits<float>::min()) : p;
   }
