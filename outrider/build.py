@@ -353,7 +353,7 @@ class _Loader:
         if not self._compiled:
             return False
         signals = self._signals(loaded) if self._is_target(loaded.name) else ()
-        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab)
+        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab, not self.options.trust_remote_code)
         if model.missing():
             if self.options.compile == "auto":
                 self._compiled = False

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from outrider.models import compile as compiling
 from outrider.models import native
 from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.models.helper import Helper, Job, share
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import LoadedModel, use_native
 from outrider.models.probe import check_compiled, probe_logits
-from outrider.models.program import CompiledPass, Program, load_program
+from outrider.models.program import CompiledPass, load_program
 
 MAX_UNROLLED_PARAMETERS = 16_000_000  # above, a further call costs less than a twentieth of a token
 
@@ -30,13 +32,14 @@ def loop_programs(lengths: tuple[int, ...], num_parameters: int) -> tuple[int, .
 @dataclass(frozen=True)
 class CompiledModel:
     """`signals`: hidden states that its passes must give. `loop_vocab`: it drafts over that vocabulary, in calls that make
-    `loop_lengths` tokens."""
+    `loop_lengths` tokens. `can_help`: another process can load the same model by its name."""
 
     loaded: LoadedModel
     module: nn.Module
     signals: tuple[int, ...]
     loop_lengths: tuple[int, ...]
     loop_vocab: int | None
+    can_help: bool = False
 
     def missing(self) -> list[Path]:
         """Files that must be made before it can be used."""
@@ -46,32 +49,55 @@ class CompiledModel:
     def use(self) -> None:
         """Make what is missing and run on it from now on. Raises CapabilityError when torch cannot compile the model, or when
         its programs do not reproduce its logits."""
-        lm, module, missing = self.loaded.lm, self.module, self.missing()
-        native_path, pass_path = self._native_path, self._pass_path
-        expected = probe_logits(lm)
-        if native_path is not None:
-            use_native(lm, module, native_path)
-        if pass_path in missing:
-            compiling.compile_pass(lm, module, pass_path, self.signals)
+        lm, expected = self.loaded.lm, probe_logits(self.loaded.lm)
+        self._make()
         shared = self._weights() if lm.native and self.loop_vocab is not None else {}
         if self.loop_vocab is not None:
-            self.loaded.draft_loop = self._loop(self.loop_vocab, missing, shared)
-        lm.run = CompiledPass(load_program(pass_path, shared), self.signals)
+            programs = {length: load_program(path, shared) for length, path in self._loop_paths.items()}
+            self.loaded.draft_loop = DraftLoop(lm, programs)
+        lm.run = CompiledPass(load_program(self._pass_path, shared), self.signals)
         advise_huge_pages()
         check_compiled(lm, self.loaded.name, expected)
+
+    def make_loops(self, but: Collection[int] = ()) -> None:
+        """Make the drafting programs that are missing, but for those of these lengths."""
+        missing = [length for length, path in self._loop_paths.items() if not path.exists()]
+        self._use_native()
+        for length in missing:
+            if length not in but and self.loop_vocab is not None:
+                compile_draft_loop(self.loaded.lm, self.module, length, self.loop_vocab, self._loop_paths[length])
+
+    def _make(self) -> None:
+        """What is missing, with a helper where several programs are."""
+        missing, lm = self.missing(), self.loaded.lm
+        self._use_native()
+        theirs = share([n for n, path in self._loop_paths.items() if path in missing]) if self.can_help else ()
+        helper = Helper(self._job(theirs)) if theirs else None
+        try:
+            if self._pass_path in missing:
+                compiling.compile_pass(lm, self.module, self._pass_path, self.signals)
+            self.make_loops(but=theirs)
+            if helper is not None:
+                helper.wait()
+        finally:
+            if helper is not None:
+                helper.stop()
+        self.make_loops()
+
+    def _job(self, lengths: tuple[int, ...]) -> Job:
+        assert self.loop_vocab is not None
+        dtype = str(self.loaded.lm.dtype).removeprefix("torch.")
+        return Job(self.loaded.name, dtype, torch.get_num_threads(), self.loop_vocab, lengths)
+
+    def _use_native(self) -> None:
+        """Its files are named after the weights as they were loaded, so they must be known before."""
+        if self._native_path is not None and not self.loaded.lm.native:
+            use_native(self.loaded.lm, self.module, self._native_path)
 
     def _weights(self) -> dict[str, Tensor]:
         """The module's own tensors, as its programs name them."""
         named = chain(self.module.named_parameters(), self.module.named_buffers())
         return {f"module.{name}": tensor.detach() for name, tensor in named}
-
-    def _loop(self, vocab_size: int, missing: Collection[Path], shared: Mapping[str, Tensor]) -> DraftLoop:
-        programs: dict[int, Program] = {}
-        for length, path in self._loop_paths.items():
-            if path in missing:
-                compile_draft_loop(self.loaded.lm, self.module, length, vocab_size, path)
-            programs[length] = load_program(path, shared)
-        return DraftLoop(self.loaded.lm, programs)
 
     @cached_property
     def _native_path(self) -> Path | None:
