@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-# Seconds, as a draft model of two layers takes them on AMD Zen 5: a helper's start, a drafting program, and each of its tokens; the
-# program of a pass, which is made here. Only how they compare matters.
+# Seconds, as a draft model of two layers takes them on AMD Zen 5: a helper's start, a drafting program, each of its tokens, the
+# program of a pass (made here). Only how they compare matters.
 START_UP, BASE, TOKEN, PASS = 9, 6, 6.5, 10
 MEMORY = 4 << 30  # bytes that must be free for two compilations at once
 PATIENCE_S = 900  # a helper that takes longer than this is of no help
