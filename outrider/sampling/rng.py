@@ -101,13 +101,13 @@ class KeyedStreams:
         """
         return torch.from_numpy(self.uniforms(Purpose.DRAFT, start, num))
 
+    def noise(self, positions: list[list[int]], vocab_size: int) -> list[Tensor]:
+        """What `gumbel` gives, each position's (V,) by itself, row by row."""
+        lines = zip(self._rows, positions, strict=True)
+        return [row.gumbel(position, vocab_size) for row, line in lines for position in line]
+
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
-        where = positions.tolist()  # sync: positions
-        noise = [
-            row.gumbel(position, vocab_size)
-            for row, line in zip(self._rows, where, strict=True)
-            for position in line
-        ]
+        noise = self.noise(positions.tolist(), vocab_size)  # sync: positions
         stacked = torch.stack(noise) if noise else torch.empty(0, vocab_size, dtype=torch.float64)
         return stacked.view(*positions.shape, vocab_size).to(positions.device)
 

@@ -1,9 +1,9 @@
-"""Laws and verdicts on chains by the native kernels (`models/native`): the fast path beside `sampling/` and the verifiers.
+"""Laws and verdicts of sampled rows by the native kernels (`models/native`): the fast path beside `sampling/` and the verifiers.
 
 A pass of the target drives everything else out of the caches, so behind it some fifty operations of torch, of a few microseconds
 each, take a tenth of a step of a small model; and torch's nucleus sorts what it cannot decide otherwise, 45 ms for six outputs of
-152,000 tokens. Here each is one call. Coins and draws are the same numbers, so is what is decided with them, up to rounding:
-`tests/unit/verifiers/test_kernels.py` holds them to the verifiers.
+152,000 tokens. Here each is one call. Coins, draws and noise are the same numbers, so is what is decided with them, up to
+rounding: `tests/unit/verifiers/test_kernels.py` holds them to the verifiers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch import Tensor
 from outrider.rows import RowVerifier
 from outrider.sampling.rng import KeyedStreams, Purpose
 from outrider.types import Draft, Verdict, VerdictLists
+from outrider.verifiers.base import agreeing_ends, path_verdict
 from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.coupled import CoupledVerifier
 from outrider.verifiers.token import TokenVerifier
 
 
@@ -42,14 +44,37 @@ class Kernels:
 
     def serve(self, rule: RowVerifier, draft: Draft, target_probs: Tensor) -> bool:
         """Whether this rule's verdict on this draft can be had here."""
+        if not _is_readable(target_probs) or target_probs.shape[:2] != (draft.num_rows, draft.num_nodes + 1):
+            return False
+        if type(rule) is CoupledVerifier:
+            return True
         drawn = draft.probs is None or (_is_readable(draft.probs) and draft.probs.shape == target_probs.shape)
-        fits = target_probs.shape[:2] == (draft.num_rows, draft.num_nodes + 1)
-        return type(rule) in self._is_block and draft.parents is None and _is_readable(target_probs) and drawn and fits
+        return type(rule) in self._is_block and draft.parents is None and drawn
 
     def verdict(
         self, rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor
     ) -> Verdict:
         """What `rule.verify` gives, for those it serves."""
+        if type(rule) is CoupledVerifier:
+            return self._coupled(draft, target_probs, rng, positions)
+        return self._chains(draft, target_probs, rng, positions, is_block=self._is_block[type(rule)])
+
+    def _coupled(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor) -> Verdict:
+        """As `CoupledVerifier.verify`."""
+        laws, num_outputs, vocab_size = target_probs.contiguous(), *target_probs.shape[1:]
+        places = [[start + level for level in levels] for start, levels in zip(positions.tolist(), draft.levels, strict=True)]
+        noise = rng.noise(places, vocab_size)
+        pointers = (ctypes.c_void_p * len(noise))(*(one.data_ptr() for one in noise))
+        winners = (ctypes.c_int64 * len(noise))()
+        self._library.outrider_races(laws.data_ptr(), pointers, len(noise), vocab_size, winners)
+        choice = [winners[start : start + num_outputs] for start in range(0, len(noise), num_outputs)]
+        ends = agreeing_ends(draft, choice)
+        return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])
+
+    def _chains(
+        self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor, *, is_block: bool
+    ) -> Verdict:
+        """As the verifiers of chains."""
         num_rows, num_nodes, vocab_size = draft.num_rows, draft.num_nodes, target_probs.shape[2]
         laws, tokens, lengths = target_probs.contiguous(), draft.tokens.contiguous(), draft.lengths.contiguous()
         proposals = None if draft.probs is None else draft.probs.contiguous()
@@ -58,7 +83,7 @@ class Kernels:
         found = (ctypes.c_int64 * (2 * num_rows))()
         self._library.outrider_chain_verdicts(
             laws.data_ptr(), _address(proposals), tokens.data_ptr(), lengths.data_ptr(), _address(sampled),
-            coins.ctypes.data, draws.ctypes.data, _numbers(num_rows, num_nodes, vocab_size, self._is_block[type(rule)]), found,
+            coins.ctypes.data, draws.ctypes.data, _numbers(num_rows, num_nodes, vocab_size, is_block), found,
         )  # fmt: skip
         counts = found[::2]
         lists = VerdictLists(

@@ -3,7 +3,7 @@
 There is no library for it. For a handful of bf16 rows on 2 AVX-512 cores, oneDNN, MKL and inductor's own templates stream
 14 to 23 GB/s of weights where memory gives 30 to 35, and their attention multiplies blocks of 512 keys through a BLAS made
 for large matrices. Linear layers, by vectors or by matrix tiles (AMX), and attention, a page each, take what memory gives
-(numbers in docs/architecture.md). Two more pages make the laws of sampled rows and verify chains (`verifiers/kernels.py`).
+(numbers in docs/architecture.md). Three more pages are for sampled rows, their laws, verdicts and races (`verifiers/kernels.py`).
 Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`),
 torch's own do the same work.
 """
@@ -24,9 +24,8 @@ import torch
 from outrider.errors import CapabilityError
 
 _HERE = Path(__file__).parent
-SOURCES = tuple(
-    _HERE / f"{name}.cpp" for name in ("panel_linear", "panel_tiles", "quantised_linear", "attention", "laws", "verdicts")
-)
+_KERNELS = ("panel_linear", "panel_tiles", "quantised_linear", "attention", "laws", "verdicts", "races")
+SOURCES = tuple(_HERE / f"{name}.cpp" for name in _KERNELS)
 HEADERS = tuple(_HERE / name for name in ("panel.h", "shim.h", "lanes.h"))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
@@ -81,5 +80,6 @@ def load(path: Path) -> ctypes.CDLL:
     quantised.argtypes, quantised.restype = (pointer, size, size, pointer, size, size, pointer, pointer, size), None
     library.outrider_has_tiles.restype = ctypes.c_bool
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
+    library.outrider_races.argtypes, library.outrider_races.restype = (pointer, pointer, size, size, pointer), None
     library.outrider_chain_verdicts.argtypes, library.outrider_chain_verdicts.restype = (pointer,) * 9, None
     return library

@@ -5,8 +5,10 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include <cstdint>
+#include <initializer_list>
 
 // e^x for x <= 0: 2^n times a degree-6 polynomial on [-ln 2 / 2, ln 2 / 2], relative error about 1e-7
 inline __m512 exponential(__m512 x) {

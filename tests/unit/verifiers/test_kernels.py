@@ -20,6 +20,7 @@ from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
 from outrider.verifiers.kernels import Kernels
 from outrider.verifiers.token import TokenVerifier
+from outrider.verifiers.typical import TypicalVerifier
 
 pytestmark = pytest.mark.skipif(
     not native.is_supported(torch.device("cpu"), torch.bfloat16) or native.compiler() is None,
@@ -164,12 +165,32 @@ def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
         assert [line[row] for line in together.lists] == [line[0] for line in verdict.lists]
 
 
+@pytest.mark.parametrize("vocab_size", [2, 17, 700])
+@pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
+def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: int) -> None:
+    """The same noise, the same winners, chains and trees: catches noise of another position, a lost tail, a wrong logarithm."""
+    torch.manual_seed(vocab_size)
+    draft, laws = _cases(vocab_size, "placed", num_rows=200, num_nodes=4)
+    laws[::3] = laws[::3].where(torch.rand_like(laws[::3]) < 0.5, 0.0).clamp(min=0)  # filtered
+    laws[..., 0] += 1e-30
+    laws /= laws.sum(-1, keepdim=True)
+    if is_tree:
+        draft = Draft(draft.tokens, draft.lengths, parents=torch.tensor([-1, -1, 0, 1]).expand(200, -1))
+    rng, positions, rule = KeyedStreams(list(range(200))), torch.arange(200) + 3, CoupledVerifier()
+    assert kernels.serve(rule, draft, laws)
+    found, expected = kernels.verdict(rule, draft, laws, rng, positions), rule.verify(draft, laws, rng, positions)
+    mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
+    assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one race may be that close"
+    assert expected.num_accepted.float().std() > 0.3, "hardly any branch was taken"
+
+
 def test_what_they_do_not_serve(kernels: Kernels) -> None:
     """Other rules, trees and other numbers keep the general path; a draft of nothing does not."""
     draft, laws = _cases(9, "drawn", num_rows=2, num_nodes=3)
     tree = Draft(draft.tokens, draft.lengths, parents=torch.tensor([[-1, -1, 0]] * 2), probs=draft.probs)
-    assert not kernels.serve(CoupledVerifier(), draft, laws)
+    assert not kernels.serve(TypicalVerifier.build(TypicalVerifier.Settings()), draft, laws)
     assert not kernels.serve(BlockVerifier(), tree, laws)
+    assert not kernels.serve(CoupledVerifier(), draft, laws.double())
     assert not kernels.serve(BlockVerifier(), draft, laws.double())
     assert not kernels.serve(BlockVerifier(), draft, laws[:, :2])
     assert kernels.laws(laws.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
