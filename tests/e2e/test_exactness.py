@@ -11,7 +11,7 @@ transformers' own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -226,6 +226,13 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for done in (together, alone):
         assert [c.token_ids for c in done] == [c.token_ids for c in plain]
         assert sum(c.stats.accepted for c in done) > 0
+    sampled = replace(WITHOUT_END, temperature=0.8, top_p=0.9, seed=7)  # laws and verdicts by kernels, where those serve
+    for verifier in ("block", "gumbel"):
+        llm = LLM(demo.target, draft=demo.draft, num_draft_tokens=3, verifier=verifier, **options)
+        texts = [llm.generate(prompt, sampled)[0].token_ids for prompt in prompts]
+        assert [c.token_ids for c in llm.generate(prompts, sampled)] == texts
+    alone = LLM(demo.target, drafter="none", verifier="gumbel", **options)
+    assert [c.token_ids for c in alone.generate(prompts, sampled)] == texts
     target, draft = llm._built.target.lm, llm._built.draft
     assert draft is not None
     assert draft.draft_loop is not None
