@@ -139,9 +139,14 @@ class Rows:
         return self._soft_sampling
 
     @property
+    def starts(self) -> list[int]:
+        """Index in its text of each row's next token."""
+        return [len(row.tokens) for row in self.rows]
+
+    @property
     def positions(self) -> Tensor:
-        """(B,) int64: index in its text of each row's next token."""
-        return torch.tensor([len(row.tokens) for row in self.rows], device=self.device)
+        """(B,) int64: `starts` as a tensor."""
+        return torch.tensor(self.starts, device=self.device)
 
     def add(self, row: Row) -> int:
         """Append a row; returns its index. Raises ConfigError, and adds nothing, when its sampling names unknown ids."""

@@ -82,12 +82,14 @@ class KeyedStreams:
         chosen._rows = [self._rows[row] for row in rows]
         return chosen
 
-    def uniforms(self, purpose: Purpose, start: Tensor, num: int) -> np.ndarray:
-        """The numbers behind the first `num` coins or draws of a step: (B, num) fp64."""
-        return np.stack([r.uniforms(purpose, s, num) for r, s in self._places(start)])
+    def uniforms(self, purpose: Purpose, start: list[int], num: int) -> np.ndarray:
+        """The numbers behind the first `num` coins or draws of a step: (B, num) fp64, not to be written to."""
+        found = [row.uniforms(purpose, begin, num) for row, begin in zip(self._rows, start, strict=True)]
+        return found[0][None] if len(found) == 1 else np.stack(found)
 
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
-        return torch.from_numpy(self.uniforms(purpose, start, probs.shape[1])).to(probs.device) < probs
+        uniforms = self.uniforms(purpose, start.tolist(), probs.shape[1])  # sync: starts
+        return torch.from_numpy(uniforms).to(probs.device) < probs
 
     def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
         offsets = [offset] * len(self._rows) if isinstance(offset, int) else offset
@@ -99,7 +101,7 @@ class KeyedStreams:
         """The uniforms behind `categorical` for a drafter's first `num` draws of a step, (B, num) fp64 on
         the host.
         """
-        return torch.from_numpy(self.uniforms(Purpose.DRAFT, start, num))
+        return torch.from_numpy(self.uniforms(Purpose.DRAFT, start.tolist(), num))
 
     def noise(self, positions: list[list[int]], vocab_size: int) -> list[Tensor]:
         """What `gumbel` gives, each position's (V,) by itself, row by row."""

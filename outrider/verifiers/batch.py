@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outrider.rows import Rows, RowVerifier
@@ -55,32 +56,35 @@ def batch_verdict(
         return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
     kernels = None if library is None else Kernels(library)
     probs = distribution(logits, rows.sampling, rows.history, draft, kernel=None if kernels is None else kernels.laws)
-    return verdict_by_rule(rules, draft, probs, rows.rng, rows.positions, kernels)
+    return verdict_by_rule(rules, draft, probs, rows.rng, rows.starts, kernels)
 
 
 def verdict_by_rule(
-    rules: list[RowVerifier], draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor,
+    rules: list[RowVerifier], draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int],
     kernels: Kernels | None = None,
 ) -> Verdict:  # fmt: skip
-    """`Verifier.verify` with one rule per row; its arguments."""
+    """`Verifier.verify` with one rule per row; its arguments, positions as a list."""
+    if draft.parents is None and draft.sampled is None and all(rule is rules[0] for rule in rules):  # alike without looking
+        return _verified(rules[0], draft, target_probs, rng, starts, kernels)
     groups = _groups(rules, draft)
     if len(groups) == 1:
         (kind,) = groups
-        return _verified(kind.rule, kind.form(draft), target_probs, rng, positions, kernels)
+        return _verified(kind.rule, kind.form(draft), target_probs, rng, starts, kernels)
     verdicts = []
     for kind, members in groups.items():
         part = kind.form(_select(draft, members))
         wanted = target_probs[members, : part.num_nodes + 1]
-        verdicts.append(_verified(kind.rule, part, wanted, rng.select(members), positions[members], kernels).lists)
+        own = [starts[row] for row in members]
+        verdicts.append(_verified(kind.rule, part, wanted, rng.select(members), own, kernels).lists)
     return _merged(list(groups.values()), verdicts, draft)
 
 
 def _verified(
-    rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor, kernels: Kernels | None
+    rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], kernels: Kernels | None
 ) -> Verdict:
     if kernels is not None and kernels.serve(rule, draft, target_probs):
-        return kernels.verdict(rule, draft, target_probs, rng, positions)
-    return rule.verify(draft, target_probs, rng, positions)
+        return kernels.verdict(rule, draft, target_probs, rng, starts)
+    return rule.verify(draft, target_probs, rng, torch.tensor(starts, device=target_probs.device))
 
 
 def _groups(rules: list[RowVerifier], draft: Draft) -> dict[_Kind, list[int]]:

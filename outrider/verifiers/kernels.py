@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,17 +53,17 @@ class Kernels:
         return type(rule) in self._is_block and draft.parents is None and drawn
 
     def verdict(
-        self, rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor
+        self, rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]
     ) -> Verdict:
         """What `rule.verify` gives, for those it serves."""
         if type(rule) is CoupledVerifier:
-            return self._coupled(draft, target_probs, rng, positions)
-        return self._chains(draft, target_probs, rng, positions, is_block=self._is_block[type(rule)])
+            return self._coupled(draft, target_probs, rng, starts)
+        return self._chains(draft, target_probs, rng, starts, is_block=self._is_block[type(rule)])
 
-    def _coupled(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor) -> Verdict:
+    def _coupled(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
         """As `CoupledVerifier.verify`."""
         laws, num_outputs, vocab_size = target_probs.contiguous(), *target_probs.shape[1:]
-        places = [[start + level for level in levels] for start, levels in zip(positions.tolist(), draft.levels, strict=True)]
+        places = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
         noise = rng.noise(places, vocab_size)
         pointers = (ctypes.c_void_p * len(noise))(*(one.data_ptr() for one in noise))
         winners = (ctypes.c_int64 * len(noise))()
@@ -72,18 +73,19 @@ class Kernels:
         return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])
 
     def _chains(
-        self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, positions: Tensor, *, is_block: bool
+        self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], *, is_block: bool
     ) -> Verdict:
         """As the verifiers of chains."""
         num_rows, num_nodes, vocab_size = draft.num_rows, draft.num_nodes, target_probs.shape[2]
         laws, tokens, lengths = target_probs.contiguous(), draft.tokens.contiguous(), draft.lengths.contiguous()
         proposals = None if draft.probs is None else draft.probs.contiguous()
         sampled = None if draft.sampled is None else draft.sampled.contiguous()
-        coins, draws = rng.uniforms(Purpose.ACCEPT, positions, num_nodes), rng.uniforms(Purpose.RESAMPLE, positions, 1)
+        draws = rng.uniforms(Purpose.RESAMPLE, starts, 1)
+        coins = rng.uniforms(Purpose.ACCEPT, starts, num_nodes) if num_nodes else draws  # none is looked at
         found = (ctypes.c_int64 * (2 * num_rows))()
         self._library.outrider_chain_verdicts(
             laws.data_ptr(), _address(proposals), tokens.data_ptr(), lengths.data_ptr(), _address(sampled),
-            coins.ctypes.data, draws.ctypes.data, _numbers(num_rows, num_nodes, vocab_size, is_block), found,
+            _doubles(coins), _doubles(draws), _numbers(num_rows, num_nodes, vocab_size, is_block), found,
         )  # fmt: skip
         counts = found[::2]
         lists = VerdictLists(
@@ -101,6 +103,11 @@ def _is_readable(table: Tensor) -> bool:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _doubles(table: np.ndarray) -> ctypes.Array[ctypes.c_double]:
+    """A copy: NumPy's own way to an address goes through Python, cold behind a pass."""
+    return (ctypes.c_double * table.size)(*table.ravel().tolist())
 
 
 def _numbers(*numbers: int) -> ctypes.Array[ctypes.c_int64]:

@@ -57,7 +57,7 @@ def enumerate_mixed(rules: list[Verifier], proposals: oracle.Proposals, laws: Te
         draft = oracle.select_rows(proposals.draft, proposal)
         try:
             chosen = [rules[index] for index in proposal.tolist()]
-            verdict = verdict_by_rule(chosen, draft, laws[proposal], rng, torch.full_like(proposal, 7))  # type: ignore[arg-type]
+            verdict = verdict_by_rule(chosen, draft, laws[proposal], rng, [7] * len(proposal))  # type: ignore[arg-type]
             return oracle.Outcomes(proposal, whole.weights, verdict)
         except oracle.NeedsOutcomesError as need:
             num_rows, num_outcomes = len(proposal), len(need.outcomes)

@@ -26,7 +26,7 @@ namespace {
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr float FAR = 87.f;                       // scores so far behind the largest have no mass in fp32
 constexpr int64_t BUCKETS = 2048, PER_UNIT = 64;  // of how far a score is behind the largest one; the last takes the rest
-constexpr int64_t SERIAL = 1 << 16;               // numbers below which a second thread costs more than it does
+constexpr int64_t SERIAL = 1 << 13;               // numbers below which a second thread costs more than it does
 
 struct Options {
   double temperature, top_k, top_p, min_p;

@@ -71,7 +71,7 @@ def test_a_row_is_decided_as_if_alone(seed: int, trees: bool) -> None:
     together = Draft(tokens, torch.tensor(lengths), torch.tensor(parents) if trees else None, own)
     together.sampled = torch.tensor(was_drawn)[:, None].expand(num, N)
     positions = torch.arange(5, 5 + num)
-    found = verdict_by_rule(rules, together, target, KeyedStreams(list(range(num))), positions)
+    found = verdict_by_rule(rules, together, target, KeyedStreams(list(range(num))), positions.tolist())
     for row in range(num):
         length = lengths[row]
         is_chain = parents[row][:length] == list(range(-1, length - 1))
@@ -97,7 +97,7 @@ def test_one_rule_for_all_is_one_call() -> None:
 
     one = Counting()
     draft = Draft(torch.zeros(3, 2, dtype=torch.int64), torch.tensor([2, 0, 1]), probs=laws(3, 3, seed=1))
-    verdict_by_rule([one] * 3, draft, laws(3, 3, seed=2), KeyedStreams([1, 2, 3]), torch.tensor([4, 5, 6]))
+    verdict_by_rule([one] * 3, draft, laws(3, 3, seed=2), KeyedStreams([1, 2, 3]), [4, 5, 6])
     assert one.calls == 1
 
 

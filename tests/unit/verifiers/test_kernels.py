@@ -132,7 +132,7 @@ def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier
     draft, laws = _cases(vocab_size, kind, num_rows=400, num_nodes=5)
     rng, positions = KeyedStreams(list(range(400))), torch.arange(400) + 3
     assert kernels.serve(rule, draft, laws)
-    found, expected = kernels.verdict(rule, draft, laws, rng, positions), rule.verify(draft, laws, rng, positions)
+    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
     mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one row may lie within rounding of a coin"
     assert expected.num_accepted.float().std() > 0.5, "hardly any branch was taken"
@@ -147,7 +147,7 @@ def test_a_token_outside_the_vocabulary_is_rejected(kernels: Kernels) -> None:
     draft = Draft(torch.tensor([[5], [-1]]), torch.tensor([1, 1]))
     for proposals in (None, laws):
         draft.probs = proposals
-        verdict = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams([1, 2]), torch.tensor([3, 3]))
+        verdict = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams([1, 2]), [3, 3])
         assert verdict.lists.num_accepted == [0, 0]
         assert all(0 <= token < 5 for token in verdict.lists.next_token)
 
@@ -156,12 +156,11 @@ def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
     torch.manual_seed(3)
     draft, laws = _cases(60, "drawn", num_rows=12, num_nodes=4)
     assert draft.probs is not None
-    positions = torch.arange(12)
-    together = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams(list(range(12))), positions)
+    together = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams(list(range(12))), list(range(12)))
     for row in range(12):
         one = slice(row, row + 1)
         alone = Draft(draft.tokens[one], draft.lengths[one], probs=draft.probs[one])
-        verdict = kernels.verdict(BlockVerifier(), alone, laws[one], KeyedStreams([row]), positions[one])
+        verdict = kernels.verdict(BlockVerifier(), alone, laws[one], KeyedStreams([row]), [row])
         assert [line[row] for line in together.lists] == [line[0] for line in verdict.lists]
 
 
@@ -178,7 +177,7 @@ def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: 
         draft = Draft(draft.tokens, draft.lengths, parents=torch.tensor([-1, -1, 0, 1]).expand(200, -1))
     rng, positions, rule = KeyedStreams(list(range(200))), torch.arange(200) + 3, CoupledVerifier()
     assert kernels.serve(rule, draft, laws)
-    found, expected = kernels.verdict(rule, draft, laws, rng, positions), rule.verify(draft, laws, rng, positions)
+    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
     mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one race may be that close"
     assert expected.num_accepted.float().std() > 0.3, "hardly any branch was taken"
@@ -196,6 +195,6 @@ def test_what_they_do_not_serve(kernels: Kernels) -> None:
     assert kernels.laws(laws.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
     nothing = Draft.empty(2)
     assert kernels.serve(BlockVerifier(), nothing, laws[:, :1].contiguous())
-    verdict = kernels.verdict(BlockVerifier(), nothing, laws[:, :1], KeyedStreams([1, 2]), torch.tensor([5, 6]))
+    verdict = kernels.verdict(BlockVerifier(), nothing, laws[:, :1], KeyedStreams([1, 2]), [5, 6])
     assert verdict.lists.num_accepted == [0, 0]
     assert verdict.lists.path == [[], []]
