@@ -15,6 +15,7 @@ step is left out. Known gains (`GAINS`) are measured by tau alone, without a clo
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
@@ -257,14 +258,21 @@ class Running:
 
 
 def side_by_side(running: Sequence[Running]) -> float:
-    """All to their ends, the next step always that of whoever is furthest behind. Share of the processors that others used."""
+    """All to their ends, the next step always that of whoever is furthest behind. Share of the processors that others used.
+
+    Garbage is collected before: a collection takes longer than a prompt, and would be charged to whoever's step it falls into.
+    """
     waiting = [one for one in running if not one.done]
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     others = OtherCpu(psutil.Process())
     while waiting:
         last = min(waiting, key=lambda one: one.emitted)
         last.step()
         if last.done:
             waiting.remove(last)
+    gc.enable()
     return others.share()
 
 

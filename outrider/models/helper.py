@@ -52,7 +52,7 @@ class Helper:
     """A helper at work."""
 
     def __init__(self, job: Job) -> None:
-        command = (sys.executable, "-m", "outrider.models.compile_loops", json.dumps(asdict(job)))
+        command = (sys.executable, "-P", "-m", "outrider.models.compile_loops", json.dumps(asdict(job)))
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def wait(self) -> None:
