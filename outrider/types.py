@@ -90,16 +90,18 @@ class Draft:
         return torch.full_like(self.tokens, self.probs is not None, dtype=torch.bool)
 
     @classmethod
-    @lru_cache(maxsize=64)
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
-        """No proposal for any row: the step then is plain decoding. Made once: the first tensor operation behind a pass costs 30
-        us, whichever it is."""
-        draft = cls(
-            tokens=torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
-            lengths=torch.zeros(num_rows, dtype=torch.int64, device=device),
-        )
+        """No proposal for any row: the step then is plain decoding."""
+        draft = cls(*_nothing(num_rows, device))
         draft.lists = [[] for _ in range(num_rows)], [0] * num_rows  # every plain step asks for them
         return draft
+
+
+@lru_cache(maxsize=64)
+def _nothing(num_rows: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Tokens and lengths of empty drafts. Made once: the first tensor operation behind a pass costs 30 us, whichever it is."""
+    lengths = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    return lengths[:, None][:, :0], lengths
 
 
 def _children(parents: list[int], length: int) -> list[list[int]]:

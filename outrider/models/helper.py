@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import psutil
 START_UP, BASE, TOKEN, PASS = 9, 6, 6.5, 10
 MEMORY = 4 << 30  # bytes that must be free for two compilations at once
 PATIENCE_S = 900  # a helper that takes longer than this is of no help
+GRACE_S = 3  # in which one that is to stop deletes its half-made files
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,13 @@ class Helper:
             self.stop()
 
     def stop(self) -> None:
-        """It goes, if it is still there, with the compiler it may have called."""
-        if self._process.poll() is None:
+        """It goes, if it is still there: by itself, so that it clears up behind it, else with the compiler it may have called."""
+        if self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 child.kill()
             self._process.kill()

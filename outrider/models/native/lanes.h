@@ -7,9 +7,6 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include <cstdint>
-#include <initializer_list>
-
 // e^x for x <= 0: 2^n times a degree-6 polynomial on [-ln 2 / 2, ln 2 / 2], relative error about 1e-7
 inline __m512 exponential(__m512 x) {
   x = _mm512_max_ps(x, _mm512_set1_ps(-87.f));

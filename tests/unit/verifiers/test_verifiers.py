@@ -203,3 +203,13 @@ def test_trees_and_wrong_shapes_are_refused(name: str) -> None:
         verify(name, Draft(tokens, lengths), laws(1, 2, 4), rng, start)
     with pytest.raises(ValueError, match=r"draft\.probs"):
         verify(name, Draft(tokens, lengths, probs=laws(1, 3, 5)), laws(1, 3, 4), rng, start)
+
+
+def test_an_empty_draft_is_its_owners_alone() -> None:
+    """Its tensors are made once, but what one drafter says of its draft is not said of another's."""
+    mine, other = Draft.empty(2), Draft.empty(2)
+    mine.budgets, mine.replacement = [[], []], True
+    assert mine.tokens is other.tokens
+    assert (other.budgets, other.replacement, other.probs) == (None, False, None)
+    assert other.tokens.shape == (2, 0)
+    assert other.lengths.tolist() == [0, 0]
