@@ -36,17 +36,22 @@ from workload import PAIRS, OtherCpu, console, encode, model_name, model_pair, p
 from outrider import SamplingParams, __version__
 from outrider.build import Built, Options, build
 from outrider.models.lm import LM
-from outrider.rows import Row
+from outrider.rows import Row, RowVerifier
 from outrider.sampling.theory import tau
 from outrider.stats import PHASES
 from outrider.text import StopStrings
+from outrider.verifiers.coupled import CoupledVerifier
 
 MOST_TOKENS = 16
 PASS_REPEATS = 5  # between two prompts
 FLOORS = {
     "pass(8) / pass(1)": 1.2, "draft token / pass(1)": 0.06, "outside model passes": 0.05, "outside model passes, sampled": 0.05,
 }  # fmt: skip
-SAMPLED = {"T = 1": {"temperature": 1.0}, "T = 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9}}
+SAMPLED: dict[str, dict[str, Any]] = {
+    "T = 1": {"temperature": 1.0},
+    "T = 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "T = 1, gumbel": {"temperature": 1.0, "rule": CoupledVerifier()},
+}
 PROMISE_FLOOR = 0.9
 
 
@@ -147,7 +152,7 @@ def measure(
     return seconds, flops_per_s, runs, sampled
 
 
-def undisturbed(built: Built, prompt: list[int], max_tokens: int, max_other_cpu: float, **sampling: float) -> Decoded:
+def undisturbed(built: Built, prompt: list[int], max_tokens: int, max_other_cpu: float, **sampling: Any) -> Decoded:
     """`decode`, repeated beside busy neighbours; the quietest run."""
     attempts = [decode(built, prompt, max_tokens, **sampling)]
     while attempts[-1].other_cpu > max_other_cpu and len(attempts) < 4:
@@ -178,12 +183,13 @@ def time_passes(lm: LM, prompt: list[int], seconds: dict[int, list[float]]) -> N
     lm.kv.swap_remove(0)
 
 
-def decode(built: Built, prompt: list[int], max_tokens: int, **sampling: Any) -> Decoded:
-    """Text of one prompt, greedy unless `sampling` says otherwise; what the steps after the first cost."""
+def decode(built: Built, prompt: list[int], max_tokens: int, rule: RowVerifier | None = None, **sampling: Any) -> Decoded:
+    """Text of one prompt, greedy unless `sampling` says otherwise, by the default verifier or this `rule`; what the steps after
+    the first cost."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **sampling})
     row = Row(
         request=0, tokens=list(prompt), num_prompt=len(prompt), params=params, seed=0,
-        max_tokens=len(prompt) + max_tokens, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+        max_tokens=len(prompt) + max_tokens, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), verifier=rule,
     )  # fmt: skip
     decoder = built.decoder
     decoder.add(row)

@@ -27,6 +27,7 @@ from outrider.rows import Row, Rows
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
+from outrider.verifiers.kernels import Kernels
 
 
 class Control(Protocol):
@@ -43,11 +44,10 @@ class Decoder:
     """Target, drafter, verifier and the rows they work on."""
 
     def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
-        self.target = target
-        self.drafter = drafter
-        self.verifier = verifier
-        self.control = control
-        self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled)
+        self.target, self.drafter = target, drafter
+        self.verifier, self.control = verifier, control
+        self._kernels = None if target.kernels is None else Kernels(target.kernels)
+        self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels)
 
     def add(self, row: Row) -> None:
         """A row joins; its prompt is fed by the next step's catch-up."""
@@ -95,7 +95,7 @@ class Decoder:
 
     def _verify(self, logits: Tensor, draft: Draft) -> Verdict:
         try:
-            return batch_verdict(logits, draft, self.rows, self.verifier, self.target.kernels)
+            return batch_verdict(logits, draft, self.rows, self.verifier, self._kernels)
         except NumericalError as error:
             steps = max(row.stats.steps for row in self.rows)
             raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error

@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling, History
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.rng import KeyedStreams, Randomness
+from outrider.sampling.rng import KeyedStreams, NoiseMaker, Randomness
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from outrider.types import Draft, Verdict
@@ -97,13 +97,15 @@ class Row:
 class Rows:
     """The rows of one batch and the tensors made from them."""
 
-    def __init__(self, vocab_size: int, device: torch.device, *, coupled: bool = False) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, *, coupled: bool = False, noise: NoiseMaker | None = None
+    ) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self._coupled = coupled  # whether the decoder's own verifier is, for rows that name none
         self.coupled_rows: Tensor | None = None  # (B,) bool, None where no row is: see `coupled`
         self.rows: list[Row] = []
-        self.rng = KeyedStreams([])
+        self.rng = KeyedStreams([], noise)
         self._sampling: BatchSampling | None = None
         self._soft_sampling: BatchSampling | None = None
         self.history: History | None = None

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 STARTS, OFFSETS = 64, 16  # coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
-KEPT_NOISE = 64  # positions whose noise a row remembers: the next step asks for a rejected one again
+KEPT_BYTES, LEAST_KEPT = 1 << 24, 16  # of noise that a row remembers, and positions: the next step asks for a rejected one again
+LEAST_UNIFORM = 2.0**-54  # behind noise: finite, so that a token of zero mass never wins
 
 
 class Purpose(IntEnum):
@@ -57,18 +58,34 @@ class Randomness(Protocol):
         """Standard Gumbel noise of text positions (B, n): (B, n, V) fp64, the same whoever asks."""
 
 
-class KeyedStreams:
-    """The Randomness of real runs: one seed per row."""
+class NoiseMaker(Protocol):
+    """Who makes Gumbel noise faster than `PhiloxNoise`, and the same up to rounding."""
 
-    def __init__(self, seeds: list[int]) -> None:
-        self._rows = [RowStreams(seed) for seed in seeds]
+    def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
+        """Each position's own (V,) fp64, on the CPU."""
+
+
+class PhiloxNoise:
+    """The reference: -log(-log u), each position's u a stream of its own."""
+
+    def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
+        drawn = [_generator(seed, Purpose.GUMBEL, [0, position, 0, 0]).random(vocab_size) for position in positions]
+        return [torch.from_numpy(one).clamp_(min=LEAST_UNIFORM).log_().neg_().log_().neg_() for one in drawn]
+
+
+class KeyedStreams:
+    """The Randomness of real runs: one seed per row. `noise`: who makes it; None: `PhiloxNoise`."""
+
+    def __init__(self, seeds: list[int], noise: NoiseMaker | None = None) -> None:
+        self._noise_maker = noise or PhiloxNoise()
+        self._rows = [RowStreams(seed, self._noise_maker) for seed in seeds]
 
     @property
     def num_rows(self) -> int:
         return len(self._rows)
 
     def add_row(self, seed: int) -> None:
-        self._rows.append(RowStreams(seed))
+        self._rows.append(RowStreams(seed, self._noise_maker))
 
     def swap_remove(self, row: int) -> None:
         """Drop `row`; the last row takes its place."""
@@ -78,7 +95,7 @@ class KeyedStreams:
 
     def select(self, rows: list[int]) -> KeyedStreams:
         """The same streams, of some rows."""
-        chosen = KeyedStreams([])
+        chosen = KeyedStreams([], self._noise_maker)
         chosen._rows = [self._rows[row] for row in rows]
         return chosen
 
@@ -106,7 +123,7 @@ class KeyedStreams:
     def noise(self, positions: list[list[int]], vocab_size: int) -> list[Tensor]:
         """What `gumbel` gives, each position's (V,) by itself, row by row."""
         lines = zip(self._rows, positions, strict=True)
-        return [row.gumbel(position, vocab_size) for row, line in lines for position in line]
+        return [noise for row, line in lines for noise in row.noise(line, vocab_size)]
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
         noise = self.noise(positions.tolist(), vocab_size)  # sync: positions
@@ -120,10 +137,12 @@ class KeyedStreams:
 class RowStreams:
     """The numbers of one seed. Caches are only for speed: any place can be asked for at any time."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, noise: NoiseMaker | None = None) -> None:
         self.seed = seed
+        self._noise_maker = noise or PhiloxNoise()
         self._windows: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
-        self._noise: dict[int, Tensor] = {}
+        self._noise: dict[int, Tensor] = {}  # by position, in the order in which they were asked for first
+        self._vocab_size = 0  # of these
 
     def uniforms(self, purpose: Purpose, start: int, num: int) -> np.ndarray:
         """fp64 uniforms in [0, 1) of offsets 0 .. num-1: (num,)."""
@@ -137,32 +156,36 @@ class RowStreams:
         return self._window(purpose, start, page)[start % STARTS, column]
 
     def gumbel(self, position: int, vocab_size: int) -> Tensor:
-        """(V,) fp64 -log(-log u); u is kept off 0 so that noise is finite and a token of zero mass never
-        wins.
-        """
-        noise = self._noise.get(position)
-        if noise is None or noise.shape[0] != vocab_size:
-            uniforms = torch.from_numpy(
-                self._generator(Purpose.GUMBEL, [0, position, 0, 0]).random(vocab_size)
-            )
-            noise = uniforms.clamp_(min=2.0**-54).log_().neg_().log_().neg_()
-            if len(self._noise) >= KEPT_NOISE:
-                self._noise.pop(next(iter(self._noise)))  # the oldest
-            self._noise[position] = noise
-        return noise
+        """(V,) fp64 standard Gumbel noise of a text position, not to be written to."""
+        return self.noise([position], vocab_size)[0]
+
+    def noise(self, positions: list[int], vocab_size: int) -> list[Tensor]:
+        """`gumbel` of several positions, perhaps the same one twice."""
+        if vocab_size != self._vocab_size:
+            self._noise, self._vocab_size = {}, vocab_size
+        known = self._noise
+        missing = [position for position in dict.fromkeys(positions) if position not in known]
+        if missing:
+            known.update(zip(missing, self._noise_maker.noise(self.seed, missing, vocab_size), strict=True))
+        found = [known[position] for position in positions]
+        most = max(LEAST_KEPT, KEPT_BYTES // (8 * vocab_size))
+        while len(known) > most:
+            known.pop(next(iter(known)))  # the oldest
+        return found
 
     def _window(self, purpose: Purpose, start: int, page: int) -> np.ndarray:
         # (STARTS, OFFSETS) fp64; page p holds offsets 16p .. 16p+15
         window, cached = start // STARTS, self._windows.get((purpose, page))
         if cached is None or cached[0] != window:
-            drawn = self._generator(purpose, [0, window, page, 0]).random((STARTS, OFFSETS))
+            drawn = _generator(self.seed, purpose, [0, window, page, 0]).random((STARTS, OFFSETS))
             self._windows[purpose, page] = cached = (window, drawn)
         return cached[1]
 
-    def _generator(self, purpose: Purpose, counter: list[int]) -> np.random.Generator:
-        # explicit uint64: NumPy turns a list with a seed above 2**63 into floats, and nearby seeds into one
-        key = np.array([self.seed, int(purpose)], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+def _generator(seed: int, purpose: Purpose, counter: list[int]) -> np.random.Generator:
+    # explicit uint64: NumPy turns a list with a seed above 2**63 into floats, and nearby seeds into one
+    key = np.array([seed, int(purpose)], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:

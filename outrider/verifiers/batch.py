@@ -7,7 +7,6 @@ and one whose tree is a chain as a chain, although the tensors of the batch say 
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
@@ -44,17 +43,16 @@ class _Kind:
 
 
 def batch_verdict(
-    logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, library: ctypes.CDLL | None = None
+    logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: Kernels | None = None
 ) -> Verdict:
-    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `library`:
-    the native kernels, where the target runs on them; then laws and verdicts on chains are made by them, too.
+    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`:
+    where the target runs on them; then laws and verdicts on chains are made by them, too.
 
     Raises NumericalError when a law is none, CapabilityError when a row's rule does not take the row's tree.
     """
     rules = [row.verifier or default for row in rows]
     if rows.sampling.is_greedy and all(rule.lossless for rule in rules):  # the same verdict, without laws
         return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
-    kernels = None if library is None else Kernels(library)
     probs = distribution(logits, rows.sampling, rows.history, draft, kernel=None if kernels is None else kernels.laws)
     return verdict_by_rule(rules, draft, probs, rows.rng, rows.starts, kernels)
 

@@ -1,4 +1,4 @@
-"""Laws and verdicts of sampled rows by the native kernels (`models/native`): the fast path beside `sampling/` and the verifiers.
+"""Laws, noise and verdicts of sampled rows by the native kernels (`models/native`): fast paths beside `sampling/` and verifiers.
 
 A pass of the target drives everything else out of the caches, so behind it some fifty operations of torch, of a few microseconds
 each, take a tenth of a step of a small model; and torch's nucleus sorts what it cannot decide otherwise, 42 ms for six flat laws
@@ -43,6 +43,13 @@ class Kernels:
         )
         return made if whole else None
 
+    def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
+        """A `NoiseMaker`: the uniforms are `PhiloxNoise`'s to the bit, their logarithms up to rounding."""
+        made, num = [torch.empty(vocab_size, dtype=torch.float64) for _ in positions], len(positions)
+        pointers = (ctypes.c_void_p * num)(*(one.data_ptr() for one in made))
+        self._library.outrider_noise(seed, int(Purpose.GUMBEL), _numbers(*positions), pointers, num, vocab_size)
+        return made
+
     def serve(self, rule: RowVerifier, draft: Draft, target_probs: Tensor) -> bool:
         """Whether this rule's verdict on this draft can be had here."""
         if not _is_readable(target_probs) or target_probs.shape[:2] != (draft.num_rows, draft.num_nodes + 1):
@@ -63,12 +70,18 @@ class Kernels:
     def _coupled(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
         """As `CoupledVerifier.verify`."""
         laws, num_outputs, vocab_size = target_probs.contiguous(), *target_probs.shape[1:]
-        places = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
+        if draft.parents is None:
+            places = [list(range(start, start + num_outputs)) for start in starts]
+        else:
+            places = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
         noise = rng.noise(places, vocab_size)
         pointers = (ctypes.c_void_p * len(noise))(*(one.data_ptr() for one in noise))
         winners = (ctypes.c_int64 * len(noise))()
         self._library.outrider_races(laws.data_ptr(), pointers, len(noise), vocab_size, winners)
         choice = [winners[start : start + num_outputs] for start in range(0, len(noise), num_outputs)]
+        if draft.parents is None:
+            counts = [_agreeing(*row) for row in zip(*draft.lists, choice, strict=True)]
+            return _kept_chains(draft, counts, [row[count] for row, count in zip(choice, counts, strict=True)])
         ends = agreeing_ends(draft, choice)
         return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])
 
@@ -87,14 +100,27 @@ class Kernels:
             laws.data_ptr(), _address(proposals), tokens.data_ptr(), lengths.data_ptr(), _address(sampled),
             _doubles(coins), _doubles(draws), _numbers(num_rows, num_nodes, vocab_size, is_block), found,
         )  # fmt: skip
-        counts = found[::2]
-        lists = VerdictLists(
-            path=[[*range(count), *[-1] * (num_nodes - count)] for count in counts],
-            num_accepted=counts,
-            next_token=found[1::2],
-            all_accepted=[count == length for count, length in zip(counts, draft.lists[1], strict=True)],
-        )
-        return Verdict.of_lists(lists, num_nodes, tokens.device)
+        return _kept_chains(draft, found[::2], found[1::2])
+
+
+def _agreeing(tokens: list[int], length: int, choice: list[int]) -> int:
+    """How many tokens of a chain are the target's own choice (N + 1)."""
+    kept = 0
+    while kept < length and tokens[kept] == choice[kept]:
+        kept += 1
+    return kept
+
+
+def _kept_chains(draft: Draft, counts: list[int], next_tokens: list[int]) -> Verdict:
+    """`chain_verdict`, from lists."""
+    num_nodes = draft.num_nodes
+    lists = VerdictLists(
+        path=[[*range(count), *[-1] * (num_nodes - count)] for count in counts],
+        num_accepted=counts,
+        next_token=next_tokens,
+        all_accepted=[count == length for count, length in zip(counts, draft.lists[1], strict=True)],
+    )
+    return Verdict.of_lists(lists, num_nodes, draft.tokens.device)
 
 
 def _is_readable(table: Tensor) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from outrider.sampling.rng import KEPT_NOISE, KeyedStreams, Purpose, RowStreams, inverse_cdf
+from outrider.sampling.rng import KEPT_BYTES, LEAST_KEPT, KeyedStreams, PhiloxNoise, Purpose, RowStreams, inverse_cdf
 
 FALSE_ALARM = 1e-6  # of every statistical test here, were the seeds drawn afresh; they are fixed
 
@@ -103,14 +105,33 @@ def test_certain_and_impossible_coins() -> None:
 
 
 def test_gumbel_noise_is_keyed_by_position_alone() -> None:
-    """Same noise whichever positions are asked with it, in whichever batch, and after the cache forgot it."""
-    streams = KeyedStreams([8, 9])
-    first = streams.gumbel(torch.tensor([[3, 4], [50, 51]]), 30)
-    streams.gumbel(torch.arange(KEPT_NOISE * 2 + 10)[None].expand(2, -1) + 100, 30)
-    again = KeyedStreams([9]).gumbel(torch.tensor([[51]]), 30)
+    """Same noise whichever positions are asked with it, in whichever batch, twice at once, and after the cache forgot it."""
+    streams, size = KeyedStreams([8, 9]), KEPT_BYTES // 8 // LEAST_KEPT  # of which no more than that are kept
+    first = streams.gumbel(torch.tensor([[3, 4], [50, 51]]), size)
+    streams.gumbel(torch.arange(LEAST_KEPT + 2)[None].expand(2, -1) + 100, size)
+    again = KeyedStreams([9]).gumbel(torch.tensor([[51, 51]]), size)
     assert torch.equal(first[1, 1], again[0, 0])
-    assert torch.equal(first, streams.gumbel(torch.tensor([[3, 4], [50, 51]]), 30))
+    assert torch.equal(first[1, 1], again[0, 1])
+    assert torch.equal(first, streams.gumbel(torch.tensor([[3, 4], [50, 51]]), size))
     assert streams.gumbel(torch.zeros(2, 0, dtype=torch.int64), 30).shape == (2, 0, 30)
+    assert torch.equal(streams.gumbel(torch.tensor([[3], [50]]), 30), KeyedStreams([8, 9]).gumbel(torch.tensor([[3], [50]]), 30))
+
+
+def test_of_noise_no_more_than_some_is_remembered() -> None:
+    """Catches a row that keeps all the noise of a long text over a large vocabulary, or that makes the same noise twice."""
+
+    class Watched(PhiloxNoise):
+        made: ClassVar[list[int]] = []
+
+        def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[torch.Tensor]:
+            self.made.extend(positions)
+            return super().noise(seed, positions, vocab_size)
+
+    row, size = RowStreams(5, Watched()), KEPT_BYTES // 8 // LEAST_KEPT
+    for start in range(0, 3 * LEAST_KEPT, 3):
+        row.noise(list(range(start, start + 6)), size)
+    assert Watched.made == list(range(3 * LEAST_KEPT + 3))
+    assert sum(one.nbytes for one in row._noise.values()) <= KEPT_BYTES
 
 
 def test_gumbel_noise_has_its_law() -> None:

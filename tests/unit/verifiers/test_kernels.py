@@ -14,7 +14,7 @@ from outrider.models import native
 from outrider.rows import RowVerifier
 from outrider.sampling.distribution import BatchSampling, distribution
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.rng import KeyedStreams
+from outrider.sampling.rng import KeyedStreams, PhiloxNoise
 from outrider.types import Draft
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
@@ -181,6 +181,17 @@ def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: 
     mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one race may be that close"
     assert expected.num_accepted.float().std() > 0.3, "hardly any branch was taken"
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 8, 13, 1023, 1025, 5000])
+@pytest.mark.parametrize("seed", [0, 5, 2**63 + 17, 2**64 - 1])
+def test_noise_is_that_of_the_reference(kernels: Kernels, seed: int, vocab_size: int) -> None:
+    """The same uniforms, so the same noise up to rounding: catches a counter, a key or a part of a position gone wrong."""
+    positions = [0, 7, 8, 100_000]
+    found, expected = kernels.noise(seed, positions, vocab_size), PhiloxNoise().noise(seed, positions, vocab_size)
+    assert torch.stack(found).allclose(torch.stack(expected), rtol=1e-13, atol=1e-14)
+    (alone,) = kernels.noise(seed, [8], vocab_size)
+    assert alone.equal(found[2])  # whatever is made beside it, by whichever thread
 
 
 def test_what_they_do_not_serve(kernels: Kernels) -> None:
