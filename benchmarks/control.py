@@ -38,7 +38,7 @@ from control_worlds import KINDS, MOST, Kind, Text
 from outrider.control import Goodput
 
 LENGTHS = range(MOST + 1)
-CALIBRATIONS = 12  # times per length, when a model is loaded
+CALIBRATIONS = 30  # times per length, when a model is loaded
 ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
 CAUSES = ("start", "probe", "wrong", "held", "rest")
 

@@ -34,7 +34,7 @@ from outrider.types import Draft, Verdict
 MARGIN = 0.02  # predicted gain that a change of length must promise
 SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was measured: mean, and deviation for one row
 CROWD = 8  # rows up to which the deviation grows, with their root
-TOLD, TOLD_ALONE = 3, 6  # times that a median counts for: of a crowd, and of one row, which is timed more often
+TOLD, TOLD_ALONE = 3, 10  # times that a median counts for: of a crowd, and of one row, which is timed more often
 # Steps of a number of rows -> how many are learned from, and planned, at once from then on: decisions are as good as by single
 # steps (benchmarks/control.py), and `plan.py` says what they cost.
 PACES = ((0, 1), (24, 4), (64, 8), (128, 16))

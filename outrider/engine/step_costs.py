@@ -27,7 +27,7 @@ from outrider.parts import Parts
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.engine")
-VERSION = 1
+VERSION = 2
 MOST_FILES = 200  # the oldest go first
 NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
 

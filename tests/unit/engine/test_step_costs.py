@@ -57,7 +57,8 @@ def test_other_facts_have_another_file() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": step_costs.VERSION - 1},
+        {"version": step_costs.VERSION + 1},
         {"facts": {"cpu": "b"}},
         {"seconds": {"1": {"0": -1.0}}},
         {"seconds": {"1": {"0": float("nan")}}},
