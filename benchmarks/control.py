@@ -19,27 +19,32 @@ The loss is split by why a step had the length it had, and adds up: time beyond 
     rest     the best length, where it brings less or more than on average
 
     python benchmarks/control.py [--cells 40] [--tokens 64 --prompts 4]
+    python benchmarks/control.py --prompts 16 --recorded benchmarks/results/recorded-texts-DATE.json    real texts
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, median, quantiles
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
-from control_worlds import KINDS, MOST, Kind, Text
+from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
 
 from outrider.control import Goodput
 
+World = Sequence[Text] | Sequence[RecordedText]
 LENGTHS = range(MOST + 1)
 CALIBRATIONS = 30  # times per length, when a model is loaded
 ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
+FLOOR = 0.97  # of the best fixed length
 CAUSES = ("start", "probe", "wrong", "held", "rest")
 
 
@@ -74,7 +79,7 @@ class Total:
         return self.tokens / self.ms if self.ms else 0.0
 
 
-def fixed(texts: Sequence[Text], kind: Kind, size: int) -> Total:
+def fixed(texts: World, kind: Kind, size: int) -> Total:
     """The same number every step, less where a text ends."""
     total = Total()
     for text in texts:
@@ -98,7 +103,7 @@ class AutoRun:
     parts: dict[str, Total] = field(default_factory=lambda: {cause: Total() for cause in CAUSES})
     asked: Counter[int] = field(default_factory=Counter)
 
-    def write(self, texts: Sequence[Text]) -> AutoRun:
+    def write(self, texts: World) -> AutoRun:
         for text in texts:
             slow = self.rng.gauss(0, self.clock.prompt)
             row = SimpleNamespace(stats=SimpleNamespace(steps=0), room=len(text))
@@ -107,7 +112,7 @@ class AutoRun:
                 self._step(text, row, slow)
         return self
 
-    def _step(self, text: Text, row: Any, slow: float) -> None:
+    def _step(self, text: Text | RecordedText, row: Any, slow: float) -> None:
         (asked,) = self.control.choose([row])
         step = self.kind.step(text, len(text) - row.room, asked)
         self.parts[self._cause(asked, row)].add(step.ms, step.tokens)
@@ -139,7 +144,7 @@ class Found:
 
     best: int
     ratio: float  # rate over that of the best fixed length, all cells together
-    low: float  # the same ratio of single cells: its tenth percentile
+    cells: list[float]  # the same ratio of single cells
     lucky: float  # mean over cells, against each cell's own luckiest length
     plain: float  # rate over plain decoding's, all cells together
     low_plain: float
@@ -158,9 +163,14 @@ def new_control(kind: Kind, clock: Clock, rng: random.Random, *, known: bool) ->
     return control
 
 
-def study(kind: Kind, cells: int, prompts: int, tokens: int, clock: Clock, *, known: bool, seed: int = 0) -> Found:
+def made_up(kind: Kind, cells: int, prompts: int, tokens: int, seed: int) -> list[list[Text]]:
+    """The texts of so many cells."""
+    assert kind.write is not None
+    return [[kind.write(random.Random(f"{seed} {c} {p}"), tokens) for p in range(prompts)] for c in range(cells)]
+
+
+def study(kind: Kind, worlds: Sequence[World], clock: Clock, *, known: bool, seed: int = 0) -> Found:
     """Many cells, each with its own texts and a control that starts afresh."""
-    worlds = [[kind.write(random.Random(f"{seed} {c} {p}"), tokens) for p in range(prompts)] for c in range(cells)]
     rivals = [{size: fixed(texts, kind, size) for size in LENGTHS} for texts in worlds]
     pooled = {size: _sum(cell[size] for cell in rivals) for size in LENGTHS}
     best = max(LENGTHS, key=lambda size: pooled[size].rate)
@@ -175,7 +185,7 @@ def study(kind: Kind, cells: int, prompts: int, tokens: int, clock: Clock, *, kn
         loss[cause] = (part.ms - part.tokens / pooled[best].rate) / total.ms
     return Found(
         best, total.rate / pooled[best].rate,
-        _low([run.total.rate / cell[best].rate for run, cell in zip(runs, rivals, strict=True)]),
+        [run.total.rate / cell[best].rate for run, cell in zip(runs, rivals, strict=True)],
         mean(run.total.rate / max(one.rate for one in cell.values()) for run, cell in zip(runs, rivals, strict=True)),
         total.rate / pooled[0].rate, _low([run.total.rate / cell[0].rate for run, cell in zip(runs, rivals, strict=True)]),
         loss, sum((run.asked for run in runs), Counter()),
@@ -197,7 +207,7 @@ def table(found: dict[str, Found]) -> str:
     head = ["", "best", "auto / best", "low", "lucky", "auto / plain", "low", *CAUSES]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, one in found.items():
-        ratios = (one.ratio, one.low, one.lucky, one.plain, one.low_plain)
+        ratios = (one.ratio, _low(one.cells), one.lucky, one.plain, one.low_plain)
         losses = (f"{100 * one.loss[cause]:.1f}" for cause in CAUSES)
         lines.append([name, str(one.best), *(f"{ratio:.3f}" for ratio in ratios), *losses])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -209,15 +219,28 @@ def main(
     tokens: Annotated[int, typer.Option(min=8, help="Per prompt.")] = 64,
     kinds: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
     seed: Annotated[int, typer.Option(help="Other texts, another clock.")] = 0,
+    recorded_texts: Annotated[
+        Path | None, typer.Option("--recorded", exists=True, help="Instead, texts of this file of record_texts.py.")
+    ] = None,
 ) -> None:
     """What auto loses against the best fixed length, and to what."""
+    worlds: dict[str, tuple[Kind, list[Any]]] = {}
+    if recorded_texts is None:
+        worlds = {name: (kind, made_up(kind, cells, prompts, tokens, seed)) for name, kind in KINDS.items()}
+    else:
+        for name, (kind, texts) in recorded(json.loads(recorded_texts.read_text(encoding="utf-8"))).items():
+            worlds[name] = kind, [texts[i : i + prompts] for i in range(0, len(texts) - prompts + 1, prompts)]
     for known in (True, False):
         found = {
-            name: study(kind, cells, prompts, tokens, Clock(), known=known, seed=seed)
-            for name, kind in KINDS.items() if kinds in name
+            name: study(kind, mine, Clock(), known=known, seed=seed) for name, (kind, mine) in worlds.items() if kinds in name
         }
         ratios = [one.ratio for one in found.values()]
-        print(f"step costs {'known' if known else 'unknown'}: mean {mean(ratios):.3f}, worst {min(ratios):.3f}\n")
+        single = [ratio for one in found.values() for ratio in one.cells]
+        below = sum(ratio < FLOOR for ratio in single)
+        print(
+            f"step costs {'known' if known else 'unknown'}: mean {mean(ratios):.3f}, worst {min(ratios):.3f}; "
+            f"of {len(single)} single cells {below} below {FLOOR}, worst {min(single):.3f}\n"
+        )
         print(table(found) + "\n")
 
 

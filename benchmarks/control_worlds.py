@@ -1,4 +1,4 @@
-"""Machines and texts without model or clock, for `control.py`.
+"""Machines and texts without model or clock, for `control.py`: texts that are made up, and those of `record_texts.py`.
 
 A *text* says at each position whether the draft agrees with the target there and how much a look-up would offer; a *machine*
 says what a step costs. Every length writes the same texts, as greedy decoding does.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 MOST = 8
 NEAR = 0.7  # rate at which ranks behind the first fall off
@@ -83,6 +84,24 @@ class Text:
             product *= chance + (1 - chance) / 2 * -math.expm1(-NEAR * (width - 1))
             total += product
         return total
+
+
+@dataclass(frozen=True)
+class RecordedText:
+    """One answer as a drafter met it: at each position nodes offered, and how many of them, a chain, the target would keep."""
+
+    offered: Sequence[int]
+    agreed: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.agreed)
+
+    def kept(self, position: int, widths: Sequence[int]) -> int:
+        return min(self.agreed[position], len(widths))
+
+    def expected(self, position: int, widths: Sequence[int]) -> float:
+        """There is this text only."""
+        return self.kept(position, widths)
 
 
 def chain(size: int) -> tuple[int, ...]:
@@ -170,21 +189,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cells of one kind: a machine and the law of its texts."""
+    """Cells of one kind: a machine and the law of its texts; `write` None: they are recorded ones."""
 
     machine: Machine
-    write: Write
+    write: Write | None
     trees: bool = False
     thin: bool = False  # trees with one node at each depth, as of a model and a look-up that seldom disagree
     timed_on: Machine | None = None  # what the machine was when lengths were timed, where sizes compared otherwise then
 
-    def step(self, text: Text, position: int, asked: int) -> Step:
+    def step(self, text: Text | RecordedText, position: int, asked: int) -> Step:
         """One that asks for so many nodes."""
         drafted = min(asked, text.offered[position])
         widths = tree(drafted) if self.trees and not self.thin else chain(drafted)
         kept, expected = text.kept(position, widths), text.expected(position, widths)
         budgets = list(range(1, kept + 1))
-        if self.trees and not self.thin:
+        if isinstance(text, Text) and self.trees and not self.thin:
             ranks = text.ranks[position : position + kept]
             budgets = list(accumulate((ranking(drafted)[node] for node in enumerate(ranks)), max))
         return Step(drafted, kept, kept == len(widths), budgets, 1 + expected, self.machine.ms(asked, drafted))
@@ -214,3 +233,14 @@ KINDS: dict[str, Kind] = {
     "look-up, nothing copied": Kind(Machine(CPU, **_LOOKUP), copies(0.001, 2, 0.35, 0.1)),
     "look-up, nothing found": Kind(Machine(CPU, **_LOOKUP), copies(0.001, 2, 0.0, 0.1)),
 }  # fmt: skip
+
+
+def recorded(content: dict[str, Any]) -> dict[str, tuple[Kind, list[RecordedText]]]:
+    """The cells of a file of `record_texts.py`, on this project's CPU."""
+    found: dict[str, tuple[Kind, list[RecordedText]]] = {}
+    for cell in content["cells"]:
+        lines = zip(cell["offered"], cell["kept"], strict=True)
+        texts = [RecordedText([*map(int, offered)], [*map(int, kept)]) for offered, kept in lines]
+        kind = Kind(Machine(CPU, **(_MODEL if cell["drafter"] == "draft-model" else _LOOKUP)), None)
+        found[f"{cell['pair']} {cell['workload']}, T = {cell['temperature']:g}, {cell['drafter']}"] = kind, texts
+    return found

@@ -24,6 +24,11 @@ def text_of(sim: Any, ranks: list[int], offered: list[int] | None = None) -> Any
     return sim.Text([0.5] * len(ranks), ranks, offered or [8] * len(ranks))
 
 
+def study(sim: Any, kind: Any, size: tuple[int, int, int], clock: Any, *, known: bool) -> Any:
+    """`size`: cells, prompts, tokens."""
+    return sim.study(kind, sim.made_up(kind, *size, 0), clock, known=known)
+
+
 def test_a_fixed_length_by_hand(sim: Any) -> None:
     """Catches a step that drafts beyond the text's end, forgets the token behind the draft, or pays for what is not offered."""
     machine = sim.Machine(passes=(1.0, 1.1, 1.2, 1.3), draft=0.5, start=0.25, vain=0.05, other=0.0)
@@ -54,14 +59,14 @@ def test_trees_keep_what_a_chain_would_lose(sim: Any) -> None:
 
 def test_the_causes_add_up_to_the_loss(sim: Any) -> None:
     kind = sim.KINDS["draft model, bursts"]
-    found = sim.study(kind, 3, 2, 48, sim.Clock(), known=False)
+    found = study(sim, kind, (3, 2, 48), sim.Clock(), known=False)
     assert sum(found.loss.values()) == pytest.approx(1 - found.ratio, abs=1e-9)
     assert set(found.loss) == set(sim.CAUSES)
 
 
 def test_where_nothing_is_found_plain_is_the_best(sim: Any) -> None:
     """A law whose answer is known, at the promised floors."""
-    found = sim.study(sim.KINDS["look-up, nothing found"], 4, 4, 64, sim.Clock(), known=True)
+    found = study(sim, sim.KINDS["look-up, nothing found"], (4, 4, 64), sim.Clock(), known=True)
     assert found.best == 0
     assert found.ratio == found.plain > 0.98
 
@@ -77,7 +82,7 @@ def test_where_nothing_is_found_plain_is_the_best(sim: Any) -> None:
 )
 def test_auto_keeps_close_to_the_best_fixed_length(sim: Any, name: str, floor: float) -> None:
     """250 tokens, a clock as noisy as a shared machine's; what the document says is over more cells."""
-    found = sim.study(sim.KINDS[name], 10, 4, 64, sim.Clock(), known=True)
+    found = study(sim, sim.KINDS[name], (10, 4, 64), sim.Clock(), known=True)
     assert found.ratio > floor
     assert found.plain > 0.98
 
@@ -85,12 +90,32 @@ def test_auto_keeps_close_to_the_best_fixed_length(sim: Any, name: str, floor: f
 def test_knowing_costs_helps_where_the_best_length_is_far_from_the_first_guess(sim: Any) -> None:
     """Else the file that keeps them would be for nothing."""
     kind = sim.KINDS["draft model, alpha 0.95"]
-    known, unknown = (sim.study(kind, 10, 4, 64, sim.Clock(), known=known).ratio for known in (True, False))
+    known, unknown = (study(sim, kind, (10, 4, 64), sim.Clock(), known=known).ratio for known in (True, False))
     assert known > unknown + 0.01
 
 
 def test_the_table_has_a_line_for_each_kind(sim: Any) -> None:
-    found = {"a kind": sim.study(sim.KINDS["look-up, nothing found"], 2, 1, 24, sim.Clock(**QUIET), known=True)}
+    found = {"a kind": study(sim, sim.KINDS["look-up, nothing found"], (2, 1, 24), sim.Clock(**QUIET), known=True)}
     head, _, line = sim.table(found).splitlines()
     assert line.startswith("| a kind | 0 | ")
     assert head.count("|") == line.count("|")
+
+
+def test_a_recorded_text_is_met_as_the_text_was(sim: Any) -> None:
+    """Catches a place read for its neighbour, and a draft that keeps more than was asked for."""
+    kind = sim.KINDS["look-up, some copied"]
+    (texts,) = sim.made_up(kind, 1, 3, 40, 5)
+    lines = [[text.kept(place, sim.chain(text.offered[place])) for place in range(len(text))] for text in texts]
+    cell = {
+        "pair": "a", "drafter": "ngram", "workload": "b", "temperature": 0.7,
+        "offered": ["".join(map(str, text.offered)) for text in texts], "kept": ["".join(map(str, line)) for line in lines],
+    }  # fmt: skip
+    ((name, (recorded_kind, recorded)),) = sim.recorded({"cells": [cell]}).items()
+    assert name == "a b, T = 0.7, ngram"
+    for text, again in zip(texts, recorded, strict=True):
+        for place in range(len(text)):
+            for asked in range(sim.MOST + 1):
+                before, after = kind.step(text, place, asked), recorded_kind.step(again, place, asked)
+                assert (after.drafted, after.kept, after.ran_out) == (before.drafted, before.kept, before.ran_out)
+                assert after.tokens == 1 + after.kept
+    assert sim.study(recorded_kind, [recorded, recorded], sim.Clock(**QUIET), known=True).ratio > 0.9
