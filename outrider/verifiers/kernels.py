@@ -22,12 +22,14 @@ from outrider.verifiers.base import agreeing_ends, path_verdict
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
 from outrider.verifiers.token import TokenVerifier
+from outrider.verifiers.traversal import TraversalVerifier
 
 
 class Kernels:
     """Of a target that runs on them. fp32 on the CPU only, as its passes give logits."""
 
-    _is_block: ClassVar[dict[type, bool]] = {BlockVerifier: True, TokenVerifier: False}
+    # rules of chains: whether they judge whole prefixes (on a chain traversal is the block rule)
+    _is_block: ClassVar[dict[type, bool]] = {BlockVerifier: True, TraversalVerifier: True, TokenVerifier: False}
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -57,7 +59,7 @@ class Kernels:
         if type(rule) is CoupledVerifier:
             return True
         drawn = draft.probs is None or (_is_readable(draft.probs) and draft.probs.shape == target_probs.shape)
-        return type(rule) in self._is_block and draft.parents is None and drawn
+        return drawn and (type(rule) is TraversalVerifier or (type(rule) in self._is_block and draft.parents is None))
 
     def verdict(
         self, rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]
@@ -65,6 +67,8 @@ class Kernels:
         """What `rule.verify` gives, for those it serves."""
         if type(rule) is CoupledVerifier:
             return self._coupled(draft, target_probs, rng, starts)
+        if draft.parents is not None:
+            return self._trees(draft, target_probs, rng, starts)
         return self._chains(draft, target_probs, rng, starts, is_block=self._is_block[type(rule)])
 
     def _coupled(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
@@ -89,18 +93,26 @@ class Kernels:
         self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], *, is_block: bool
     ) -> Verdict:
         """As the verifiers of chains."""
-        num_rows, num_nodes, vocab_size = draft.num_rows, draft.num_nodes, target_probs.shape[2]
         laws, tokens, lengths = target_probs.contiguous(), draft.tokens.contiguous(), draft.lengths.contiguous()
-        proposals = None if draft.probs is None else draft.probs.contiguous()
-        sampled = None if draft.sampled is None else draft.sampled.contiguous()
-        draws = rng.uniforms(Purpose.RESAMPLE, starts, 1)
-        coins = rng.uniforms(Purpose.ACCEPT, starts, num_nodes) if num_nodes else draws  # none is looked at
-        found = (ctypes.c_int64 * (2 * num_rows))()
+        proposals, sampled = _whole(draft.probs), _whole(draft.sampled)
+        found = (ctypes.c_int64 * (2 * draft.num_rows))()
         self._library.outrider_chain_verdicts(
             laws.data_ptr(), _address(proposals), tokens.data_ptr(), lengths.data_ptr(), _address(sampled),
-            _doubles(coins), _doubles(draws), _numbers(num_rows, num_nodes, vocab_size, is_block), found,
+            *_coins(draft, rng, starts), _numbers(draft.num_rows, draft.num_nodes, laws.shape[2], is_block), found,
         )  # fmt: skip
         return _kept_chains(draft, found[::2], found[1::2])
+
+    def _trees(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
+        """As `TraversalVerifier.verify`."""
+        assert draft.parents is not None
+        laws, tokens, lengths = target_probs.contiguous(), draft.tokens.contiguous(), draft.lengths.contiguous()
+        parents, proposals, sampled = draft.parents.contiguous(), _whole(draft.probs), _whole(draft.sampled)
+        found = (ctypes.c_int64 * (2 * draft.num_rows))()
+        self._library.outrider_tree_verdicts(
+            laws.data_ptr(), _address(proposals), tokens.data_ptr(), parents.data_ptr(), lengths.data_ptr(), _address(sampled),
+            *_coins(draft, rng, starts), _numbers(draft.num_rows, draft.num_nodes, laws.shape[2], draft.replacement), found,
+        )  # fmt: skip
+        return path_verdict(draft, found[::2], found[1::2])
 
 
 def _agreeing(tokens: list[int], length: int, choice: list[int]) -> int:
@@ -125,6 +137,17 @@ def _kept_chains(draft: Draft, counts: list[int], next_tokens: list[int]) -> Ver
 
 def _is_readable(table: Tensor) -> bool:
     return table.device.type == "cpu" and table.dtype == torch.float32
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _coins(draft: Draft, rng: KeyedStreams, starts: list[int]) -> tuple[ctypes.Array[ctypes.c_double], ...]:
+    """Of every node, and of the token behind the draft."""
+    draws = rng.uniforms(Purpose.RESAMPLE, starts, 1)
+    coins = rng.uniforms(Purpose.ACCEPT, starts, draft.num_nodes) if draft.num_nodes else draws  # none is looked at
+    return _doubles(coins), _doubles(draws)
 
 
 def _address(tensor: Tensor | None) -> int | None:

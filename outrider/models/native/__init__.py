@@ -3,8 +3,8 @@
 There is no library for it. For a handful of bf16 rows on 2 AVX-512 cores, oneDNN, MKL and inductor's own templates stream
 14 to 23 GB/s of weights where memory gives 30 to 35, and their attention multiplies blocks of 512 keys through a BLAS made
 for large matrices. Linear layers, by vectors or by matrix tiles (AMX), and attention, a page each, take what memory gives
-(numbers in docs/architecture.md). Four more pages are for sampled rows: their laws, verdicts, races and
-the noise of those (`verifiers/kernels.py`).
+(numbers in docs/architecture.md). Five more pages are for sampled rows: their laws,
+verdicts on chains and trees, races and the noise of those (`verifiers/kernels.py`).
 Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`),
 torch's own do the same work.
 """
@@ -25,9 +25,9 @@ import torch
 from outrider.errors import CapabilityError
 
 _HERE = Path(__file__).parent
-_KERNELS = ("panel_linear", "panel_tiles", "quantised_linear", "attention", "laws", "verdicts", "races", "noise")
+_KERNELS = ("panel_linear", "panel_tiles", "quantised_linear", "attention", "laws", "verdicts", "tree_verdicts", "races", "noise")
 SOURCES = tuple(_HERE / f"{name}.cpp" for name in _KERNELS)
-HEADERS = tuple(_HERE / name for name in ("panel.h", "shim.h", "lanes.h"))
+HEADERS = tuple(_HERE / name for name in ("panel.h", "shim.h", "lanes.h", "residuals.h"))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
 
@@ -83,6 +83,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
     library.outrider_races.argtypes, library.outrider_races.restype = (pointer, pointer, size, size, pointer), None
     library.outrider_chain_verdicts.argtypes, library.outrider_chain_verdicts.restype = (pointer,) * 9, None
+    library.outrider_tree_verdicts.argtypes, library.outrider_tree_verdicts.restype = (pointer,) * 10, None
     number = ctypes.c_uint64
     library.outrider_noise.argtypes, library.outrider_noise.restype = (number, number, pointer, pointer, size, size), None
     return library

@@ -7,66 +7,16 @@
 // `proposals` null: every token was placed. Coins are looked at from the longest prefix down, so that sums over the vocabulary are
 // made only for prefixes that may still win.
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "lanes.h"
+#include "residuals.h"
 
 namespace {
 
-constexpr int64_t PART = 256;        // numbers summed up at once where a token is drawn
 constexpr int64_t SERIAL = 1 << 17;  // numbers below which a second thread costs more than it does
-
-// The law that a draft token was drawn from; null: it was placed.
-struct Node {
-  const float* law;
-  int64_t token;
-};
-
-// [scale p - q]+ of sixteen tokens
-inline __m512 excess(const float* p, const Node& node, float scale, int64_t v, __mmask16 some) {
-  const __m512 scaled = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_maskz_loadu_ps(some, p + v));
-  if (node.law) return _mm512_max_ps(_mm512_sub_ps(scaled, _mm512_maskz_loadu_ps(some, node.law + v)), _mm512_setzero_ps());
-  const int64_t place = node.token - v;  // a point mass takes all of its own token
-  return place >= 0 && place < 16 ? _mm512_maskz_mov_ps(__mmask16(~(1u << place)), scaled) : scaled;
-}
-
-double surplus(const float* p, const Node& node, float scale, int64_t V) {
-  __m512d sum = _mm512_setzero_pd();
-  for (int64_t v = 0; v < V; v += 16) sum = add_up(sum, excess(p, node, scale, v, first16(V - v)));
-  return _mm512_reduce_add_pd(sum);
-}
-
-// The first token whose cumulative weight exceeds uniform * total, never one without weight; -1 where there is no weight
-int64_t drawn(const float* weights, int64_t V, double uniform, std::vector<double>& parts) {
-  parts.clear();
-  double total = 0, before = 0;
-  for (int64_t begin = 0; begin < V; begin += PART) {
-    const int64_t end = std::min(V, begin + PART);
-    __m512d sum = _mm512_setzero_pd();
-    for (int64_t v = begin; v < end; v += 16) sum = add_up(sum, _mm512_maskz_loadu_ps(first16(end - v), weights + v));
-    parts.push_back(_mm512_reduce_add_pd(sum));
-    total += parts.back();
-  }
-  if (!(total > 0)) return -1;
-  const double wanted = uniform * total;
-  size_t part = 0;
-  while (part + 1 < parts.size() && before + parts[part] <= wanted) before += parts[part++];
-  int64_t found = -1;
-  for (int64_t v = int64_t(part) * PART; v < std::min(V, int64_t(part + 1) * PART); ++v) {
-    if (!(weights[v] > 0)) continue;
-    found = v;
-    before += weights[v];
-    if (before > wanted) break;
-  }
-  for (int64_t v = int64_t(part) * PART; found < 0; --v)  // rounding led behind the last weight
-    if (weights[v] > 0) found = v;
-  return found;
-}
 
 struct Chain {
   const float *laws, *proposals;  // (N + 1, V)

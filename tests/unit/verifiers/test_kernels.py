@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 
 import pytest
@@ -19,7 +20,9 @@ from outrider.types import Draft
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
 from outrider.verifiers.kernels import Kernels
+from outrider.verifiers.multi_round import MultiRoundVerifier
 from outrider.verifiers.token import TokenVerifier
+from outrider.verifiers.traversal import TraversalVerifier
 from outrider.verifiers.typical import TypicalVerifier
 
 pytestmark = pytest.mark.skipif(
@@ -141,13 +144,59 @@ def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier
     assert (laws[rows, found.num_accepted, found.next_token] > 0).all()
 
 
+def _trees(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Draft, Tensor]:
+    """Another tree in every row, of every length, siblings drawn one after another."""
+    chain, laws = _cases(vocab_size, "drawn" if kind == "replaced" else kind, num_rows, num_nodes)
+    parents = torch.stack([(torch.rand(num_rows) * (node + 1)).long() - 1 for node in range(num_nodes)], dim=1)
+    tokens, scores = chain.tokens.clone(), laws if chain.probs is None else chain.probs
+    for row in range(num_rows):
+        for node in range(num_nodes):
+            own = scores[row, parents[row, node] + 1].clone()
+            if kind != "replaced":  # a sibling is another token, which a tiny vocabulary may be too small for
+                own[tokens[row, :node][parents[row, :node] == parents[row, node]]] = 1e-9
+            tokens[row, node] = own.argmax() if kind == "placed" else torch.multinomial(own, 1)[0]
+    tree = Draft(tokens, chain.lengths, parents, chain.probs, chain.sampled, replacement=kind == "replaced")
+    return tree, laws
+
+
+@pytest.mark.parametrize("vocab_size", [9, 40, 700])
+@pytest.mark.parametrize("kind", ["drawn", "replaced", "some placed", "placed", "equal laws", "point masses"])
+def test_verdicts_on_trees_are_those_of_the_reference(kernels: Kernels, kind: str, vocab_size: int) -> None:
+    """The same coins, the same verdict, row by row: catches a sibling tried too early, a law not renewed, a lost weight."""
+    torch.manual_seed(vocab_size)
+    draft, laws = _trees(vocab_size, kind, num_rows=400, num_nodes=7)
+    rng, positions, rule = KeyedStreams(list(range(400))), torch.arange(400) + 3, TraversalVerifier()
+    assert kernels.serve(rule, draft, laws)
+    before = laws.clone()
+    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
+    mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
+    assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one row may lie within rounding of a coin"
+    assert expected.num_accepted.float().std() > 0.5, "hardly any branch was taken"
+    assert laws.equal(before)
+    for row in range(0, 400, 7):
+        one = slice(row, row + 1)
+        parts = (None if table is None else table[one] for table in (draft.parents, draft.probs, draft.sampled))
+        alone = Draft(draft.tokens[one], draft.lengths[one], *parts, replacement=draft.replacement)
+        verdict = kernels.verdict(rule, alone, laws[one], KeyedStreams([row]), [row + 3])
+        assert [line[0] for line in verdict.lists] == [line[row] for line in found.lists]
+
+
+def test_traversal_on_a_chain_is_the_block_rule(kernels: Kernels) -> None:
+    torch.manual_seed(4)
+    draft, laws = _cases(50, "drawn", num_rows=100, num_nodes=4)
+    assert kernels.serve(TraversalVerifier(), draft, laws)
+    rules = (TraversalVerifier(), BlockVerifier())
+    one, other = (kernels.verdict(rule, draft, laws, KeyedStreams(list(range(100))), list(range(100))) for rule in rules)
+    assert one.lists == other.lists
+
+
 def test_a_token_outside_the_vocabulary_is_rejected(kernels: Kernels) -> None:
     """It has no mass; reading what lies behind the law would be worse than an error."""
     laws = torch.full((2, 2, 5), 0.2)
-    draft = Draft(torch.tensor([[5], [-1]]), torch.tensor([1, 1]))
-    for proposals in (None, laws):
-        draft.probs = proposals
-        verdict = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams([1, 2]), [3, 3])
+    tokens, lengths = torch.tensor([[5], [-1]]), torch.tensor([1, 1])
+    for parents, proposals in itertools.product((None, torch.tensor([[-1], [-1]])), (None, laws)):
+        draft = Draft(tokens, lengths, parents, proposals)
+        verdict = kernels.verdict(TraversalVerifier(), draft, laws, KeyedStreams([1, 2]), [3, 3])
         assert verdict.lists.num_accepted == [0, 0]
         assert all(0 <= token < 5 for token in verdict.lists.next_token)
 
@@ -200,6 +249,8 @@ def test_what_they_do_not_serve(kernels: Kernels) -> None:
     tree = Draft(draft.tokens, draft.lengths, parents=torch.tensor([[-1, -1, 0]] * 2), probs=draft.probs)
     assert not kernels.serve(TypicalVerifier.build(TypicalVerifier.Settings()), draft, laws)
     assert not kernels.serve(BlockVerifier(), tree, laws)
+    assert not kernels.serve(MultiRoundVerifier(), tree, laws)
+    assert not kernels.serve(TraversalVerifier(), tree, laws.double())
     assert not kernels.serve(CoupledVerifier(), draft, laws.double())
     assert not kernels.serve(BlockVerifier(), draft, laws.double())
     assert not kernels.serve(BlockVerifier(), draft, laws[:, :2])

@@ -1,0 +1,142 @@
+// Verdicts on trees by traversal, row by row: the first node in post-order whose coin shows heads is kept with its whole path, and
+// the token behind it. The rule is that of outrider/sampling/traversal.py, which has the mathematics.
+//
+//     laws, proposals (B, N + 1, V) fp32   tokens, parents (B, N) int64   lengths (B,) int64   sampled (B, N) bool, null: all
+//     coins (B, N), draws (B,) fp64 in [0, 1)   -> verdicts (B, 2) int64: last node kept (-1: none), next token
+//
+// `proposals` null: every token was placed. A law is copied when something is first taken from it, and the walk ends with the first
+// heads, so what lies behind costs nothing.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "residuals.h"
+
+namespace {
+
+constexpr int64_t SERIAL = 1 << 15;  // numbers below which a second thread costs more than it does
+
+// What may still be said after a node, `scale` times `weights`, and what its next child was drawn from; null: nothing is drawn there.
+struct Output {
+  const float *weights, *proposal;
+  float scale = 1, mass = 1;  // mass: weight of the path that ends here
+  std::vector<float> own_weights, own_proposal;
+};
+
+class Tree {
+ public:
+  Tree(const float* laws, const float* proposals, const int64_t* tokens, const int64_t* parents, const bool* sampled,
+       int64_t length, int64_t V, bool replacement, const double* coins)
+      : tokens_(tokens), parents_(parents), sampled_(sampled), coins_(coins), length_(length), V_(V), replacement_(replacement),
+        outputs_(length + 1) {
+    for (int64_t o = 0; o <= length; ++o) {
+      outputs_[o].weights = laws + o * V;
+      outputs_[o].proposal = proposals ? proposals + o * V : nullptr;
+    }
+  }
+
+  // Whether some node below this output is kept: `end`
+  bool visit(int64_t output, int64_t& end) {
+    for (int64_t node = next_child(output, 0); node < length_;) {
+      const int64_t sibling = next_child(output, node + 1);
+      Output& own = outputs_[node + 1];
+      own.mass = std::min(1.f, ratio(output, node));
+      own.scale *= own.mass;
+      if (visit(node + 1, end)) return true;
+      if (coins_[node] < double(own.mass)) return end = node, true;
+      reject(outputs_[output], node, sibling < length_);
+      node = sibling;
+    }
+    return false;
+  }
+
+  const float* weights(int64_t output) const { return outputs_[output].weights; }
+
+ private:
+  int64_t next_child(int64_t output, int64_t from) const {
+    while (from < length_ && parents_[from] + 1 != output) ++from;
+    return from;
+  }
+
+  bool is_known(int64_t token) const { return token >= 0 && token < V_; }
+
+  Node proposed(const Output& parent, int64_t node) const {
+    const bool is_drawn = parent.proposal && (!sampled_ || sampled_[node]);
+    return {is_drawn ? parent.proposal : nullptr, tokens_[node]};
+  }
+
+  float ratio(int64_t output, int64_t node) const {
+    const Output& parent = outputs_[output];
+    const Node at = proposed(parent, node);
+    if (!is_known(at.token)) return 0;  // no token of the target's
+    const float wanted = parent.scale * parent.weights[at.token];
+    return at.law ? wanted / std::max(at.law[at.token], std::numeric_limits<float>::min()) : wanted;
+  }
+
+  // A child is out: its parent now stands for [a p - q]+, rescaled
+  void reject(Output& parent, int64_t node, bool has_sibling) {
+    const Node at = proposed(parent, node);
+    parent.own_weights.resize(V_);
+    __m512d sum = _mm512_setzero_pd();
+    for (int64_t v = 0; v < V_; v += 16) {
+      const __mmask16 some = first16(V_ - v);
+      const __m512 rest = excess(parent.weights, at, parent.scale, v, some);
+      _mm512_mask_storeu_ps(parent.own_weights.data() + v, some, rest);
+      sum = add_up(sum, rest);
+    }
+    parent.weights = parent.own_weights.data();
+    const float total = float(_mm512_reduce_add_pd(sum)), all = total + (1 - parent.mass);
+    parent.scale = all > 0 ? 1 / all : 1;  // 0: nothing is left, so this child was kept with certainty
+    if (all > 0) parent.mass = total / all;
+    if (has_sibling && parent.proposal && !replacement_) remove(parent, at.token);
+  }
+
+  // The next sibling was drawn from what is left
+  void remove(Output& parent, int64_t token) {
+    if (!is_known(token)) return;
+    std::vector<float>& law = parent.own_proposal;
+    if (law.empty()) law.assign(parent.proposal, parent.proposal + V_);
+    parent.proposal = law.data();
+    law[token] = 0;
+    __m512d sum = _mm512_setzero_pd();
+    for (int64_t v = 0; v < V_; v += 16) sum = add_up(sum, _mm512_maskz_loadu_ps(first16(V_ - v), law.data() + v));
+    const double total = _mm512_reduce_add_pd(sum);
+    if (!(total > 0)) return;
+    for (float& share : law) share *= float(1 / total);
+  }
+
+  const int64_t *tokens_, *parents_;
+  const bool* sampled_;
+  const double* coins_;
+  int64_t length_, V_;
+  bool replacement_;
+  std::vector<Output> outputs_;
+};
+
+}  // namespace
+
+extern "C" {
+
+// `shape`: B, N, V, 1 where siblings were drawn with replacement
+void outrider_tree_verdicts(const float* laws, const float* proposals, const int64_t* tokens, const int64_t* parents,
+                            const int64_t* lengths, const bool* sampled, const double* coins, const double* draws,
+                            const int64_t* shape, int64_t* verdicts) {
+  const int64_t B = shape[0], N = shape[1], V = shape[2];
+#pragma omp parallel for schedule(dynamic) if (B > 1 && B * (N + 1) * V > SERIAL)
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t outputs = b * (N + 1) * V;
+    Tree tree(laws + outputs, proposals ? proposals + outputs : nullptr, tokens + b * N, parents + b * N,
+              sampled ? sampled + b * N : nullptr, lengths[b], V, shape[3] != 0, coins + b * N);
+    int64_t end = -1;
+    tree.visit(0, end);
+    std::vector<double> parts;
+    int64_t next = drawn(tree.weights(end + 1), V, draws[b], parts);
+    if (next < 0) next = drawn(laws + outputs + (end + 1) * V, V, draws[b], parts);  // only rounding leaves nothing of a law
+    verdicts[2 * b] = end;
+    verdicts[2 * b + 1] = next;
+  }
+}
+
+}  // extern "C"
