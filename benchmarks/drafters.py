@@ -11,6 +11,7 @@ step is left out. Known gains (`GAINS`) are measured by tau alone, without a clo
 
     python benchmarks/drafters.py                      all of it; Ctrl-C, then --resume, continues after the last finished cell
     python benchmarks/drafters.py --render benchmarks/results/drafters-DATE.json
+    python benchmarks/drafters.py --again benchmarks/results/auto-DATE.json --prompts 48    cells below a floor, on fresh prompts
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Annotated, Any
 import psutil
 import torch
 import typer
-from drafters_report import gain, markdown, results
+from drafters_report import gain, is_below, markdown, results
 from peers import inflated
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from workload import PAIRS, PEERS, REPOSITORY, SHARED, OtherCpu, console, encode, model_name, model_pair, write_result
@@ -294,6 +295,8 @@ class Plan:
     mlp: int
     compile: str
     verifier: str  # of all configurations of the cells; "auto": each its own
+    skip: int = 0  # prompts of each workload that come before those measured
+    again: dict[str, list[str]] = field(default_factory=dict)  # these cells only -> configurations; none given: all there are
 
     def configuration(self, name: str) -> Configuration:
         """As it takes part in cells."""
@@ -301,18 +304,35 @@ class Plan:
         return chosen if self.verifier == "auto" else replace(chosen, verifier=self.verifier)
 
     def cells(self) -> list[tuple[str, str, float]]:
-        return list(itertools.product(self.pairs, self.workloads, self.temperatures))
+        everything = itertools.product(self.pairs, self.workloads, self.temperatures)
+        return [cell for cell in everything if not self.again or cell_name(*cell) in self.again]
 
-    def names(self, workload: str) -> list[str]:
-        """Configurations that take part in a workload."""
+    def names(self, pair: str, workload: str, temperature: float) -> list[str]:
+        """Configurations that take part in a cell."""
+        if self.again:
+            return self.again[cell_name(pair, workload, temperature)]
         wanted = {name: CONFIGURATIONS[name].workloads for name in self.configurations}
         return [name for name, only in wanted.items() if self.everywhere or not only or workload in only]
 
-    def num_runs(self, workload: str) -> int:
-        return len(self.names(workload)) * self.prompts * self.rounds
+    def num_runs(self, cell: tuple[str, str, float]) -> int:
+        return len(self.names(*cell)) * self.prompts * self.rounds
 
     def gain_runs(self, temperature: float) -> int:
         return 2 * self.gain_prompts * (self.gain_seeds if temperature else 1)
+
+
+def cell_name(pair: str, workload: str, temperature: float) -> str:
+    return f"{pair} {workload} T={temperature:g}"
+
+
+def below_a_floor(result: dict[str, Any]) -> dict[str, list[str]]:
+    """Cells in which some `auto` was below a floor -> these autos, and what they are compared with."""
+    cells: dict[str, list[str]] = {}
+    for regret in result["regrets"]:
+        if is_below(regret):
+            found = cells.setdefault(cell_name(regret["pair"], regret["workload"], regret["temperature"]), [])
+            found += [name for name in (*regret["rivals"], regret["configuration"]) if name not in found]
+    return cells
 
 
 @dataclass
@@ -409,6 +429,9 @@ def main(
         str, typer.Option(help="Of all configurations; with 'gumbel' every length writes the same sampled text, too.")
     ] = "auto",
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "drafters",
+    again: Annotated[
+        Path | None, typer.Option(exists=True, help="Only cells in which an auto of this result is below a floor; other prompts.")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on after the last finished cell of an interrupted run.")] = False,
     render: Annotated[Path | None, typer.Option(exists=True, help="Only print the tables of this result.")] = None,
 ) -> None:
@@ -421,6 +444,8 @@ def main(
         _named("configuration", configs, CONFIGURATIONS), bool(configs), prompts, max_tokens, rounds, gain_prompts, gain_seeds,
         threads, mlp, compile, verifier,
     )  # fmt: skip
+    if again is not None:
+        plan = repeated(plan, json.loads(again.read_text(encoding="utf-8")))
     unfinished = Unfinished.open(PEERS / f"{name}.unfinished.json", plan, resume=resume)
     try:
         measure(plan, unfinished)
@@ -433,6 +458,20 @@ def main(
     print(markdown(json.loads(path.read_text(encoding="utf-8"))))
     print(f"written to benchmarks/results/{path.name}")
     sys.exit(1 if content["failures"] or content["texts_that_differ"] else 0)
+
+
+def repeated(plan: Plan, result: dict[str, Any]) -> Plan:
+    """The cells of a result in which an `auto` is below a floor, measured as there, on the prompts behind those of that time.
+
+    Raises BadParameter where there are none.
+    """
+    cells, theirs = below_a_floor(result), result["plan"]
+    if not cells:
+        raise typer.BadParameter("no auto of this result is below a floor")
+    names = [name for name in CONFIGURATIONS if any(name in chosen for chosen in cells.values())]
+    kept = ("pairs", "workloads", "temperatures", "max_tokens", "threads", "mlp", "compile", "verifier")
+    skip = theirs.get("skip", 0) + theirs["prompts"]
+    return replace(plan, configurations=names, gain_prompts=0, skip=skip, again=cells, **{name: theirs[name] for name in kept})
 
 
 def _named(kind: str, given: str, known: Sequence[str] | dict[str, Any]) -> list[str]:
@@ -448,7 +487,7 @@ def measure(plan: Plan, unfinished: Unfinished) -> None:
     out = console()
     cells = [cell for cell in plan.cells() if not unfinished.has_cell(*cell)]
     gains = [(pair, name) for pair in plan.pairs for name in GAINS if plan.gain_prompts and not unfinished.has_gain(pair, name)]
-    total = sum(plan.num_runs(workload) for _, workload, _ in cells) + sum(plan.gain_runs(GAINS[name][1]) for _, name in gains)
+    total = sum(map(plan.num_runs, cells)) + sum(plan.gain_runs(GAINS[name][1]) for _, name in gains)
     out.print(f"{len(cells)} cells, {len(gains)} known gains: {total} runs of {plan.max_tokens} tokens")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, speed_estimate_period=900) as progress:
@@ -471,12 +510,12 @@ def _measure_cells(plan: Plan, unfinished: Unfinished, pair: str, cells: list, p
     models = {"target": model_name(target), "draft": model_name(draft), "inflation": inflation}
     unfinished.content["pairs"][pair] = models | bench.about
     costs = _warm_up(bench, plan, failures, pair)
-    seconds = sum(costs.get(name, 0) for _, workload, _ in cells for name in plan.names(workload)) * plan.prompts * plan.rounds
+    seconds = sum(costs.get(name, 0) for cell in cells for name in plan.names(*cell)) * plan.prompts * plan.rounds
     progress.console.print(f"{pair}: about {HARDER * seconds / 60:.0f} minutes, going by a first run of each configuration")
     for _, workload, temperature in cells:
         progress.update(task, description=f"{pair} {workload} T={temperature:g}")
-        names = [name for name in plan.names(workload) if name in costs]
-        prompts = prompt_ids(workload, plan.prompts, wide)
+        names = [name for name in plan.names(pair, workload, temperature) if name in costs]
+        prompts = prompt_ids(workload, plan.prompts, wide, skip=plan.skip)
         runs = measure_cell(bench, names, prompts, temperature, plan, lambda count: progress.advance(task, count))
         cell = {"pair": pair, "workload": workload, "temperature": temperature, "prompt_tokens": [*map(len, prompts)]}
         unfinished.content["cells"].append(cell | {"runs": runs})
@@ -485,7 +524,7 @@ def _measure_cells(plan: Plan, unfinished: Unfinished, pair: str, cells: list, p
 
 def _warm_up(bench: Bench, plan: Plan, failures: dict[str, str], pair: str) -> dict[str, float]:
     """Configuration -> seconds of one whole run, on a prompt that is not measured. Those that cannot be built are failures."""
-    (prompt,) = prompt_ids("gsm8k", 1, bench.folder, skip=plan.prompts)
+    (prompt,) = prompt_ids("gsm8k", 1, bench.folder, skip=plan.skip + plan.prompts)
     costs = {}
     for name in plan.configurations:
         try:

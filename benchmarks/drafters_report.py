@@ -19,7 +19,7 @@ Ratio = dict[str, Any]
 RESAMPLES = 2000
 DISTURBED = 0.1  # share of the processors that others used meanwhile: then the seconds say little, their ratios may
 STORED = ("round", "prompt", "seconds", "emitted", "steps", "drafted", "tested", "accepted", "text", "other_cpu")
-BEST_FIXED_FLOOR, PLAIN_FLOOR = 0.97, 0.98
+FLOORS = (("auto / best fixed length", "over_best_fixed", 0.97), ("auto / plain", "over_plain", 0.98))
 
 
 def results(measured: dict[str, Any], configurations: dict[str, Any]) -> dict[str, Any]:
@@ -187,10 +187,7 @@ def _cross_fitted(runs: list[Run], rivals: dict[str, list[Run]]) -> float | None
 def _floors(regrets: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether every cell is above its floor; where not, and how many of those whole intervals are below it."""
     found = {}
-    for label, key, floor in (
-        ("auto / best fixed length", "over_best_fixed", BEST_FIXED_FLOOR),
-        ("auto / plain", "over_plain", PLAIN_FLOOR),
-    ):
+    for label, key, floor in FLOORS:
         below = [regret for regret in regrets if regret[key]["median"] < floor]
         clear = [regret for regret in below if regret[key]["high"] is not None and regret[key]["high"] < floor]
         found[label] = {
@@ -202,6 +199,11 @@ def _floors(regrets: list[dict[str, Any]]) -> dict[str, Any]:
             "holds": not below if regrets else None,
         }
     return found
+
+
+def is_below(regret: dict[str, Any]) -> bool:
+    """Whether its `auto` is below a floor."""
+    return any(regret[key]["median"] < floor for _, key, floor in FLOORS)
 
 
 def _place(regret: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1 token), and what the
    multiplications of 8 tokens alone take at the processor's own limit (`arithmetic.py`), measured between the passes.
 2. The drafter's time per draft token over a target pass of one token (floor: 0.06 for 1.2M against 100M).
-3. The share of a step outside model passes: law, verification, bookkeeping (floor: 5 % at 100M), greedy and sampled.
+3. The share of a step outside model passes: law, verification, bookkeeping (floor: 5 % at 100M), greedy and sampled; of draft
+   trees beside it.
 4. Measured speedup over plain decoding against what acceptance and measured costs predict (floor: 0.9 of it):
    tau(alpha, k) * pass(1) / (pass(k + 1) + k * draft token), tau: Leviathan et al. 2211.17192, eq. 1.
 
@@ -52,6 +53,7 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "T = 0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "T = 1, gumbel": {"temperature": 1.0, "rule": CoupledVerifier()},
 }
+TREE, TREE_NODES = {"tree": "best-first"}, 8
 PROMISE_FLOOR = 0.9
 
 
@@ -68,6 +70,17 @@ class Decoded:
     time_s: dict[str, float]
     token_ids: list[int]
     other_cpu: float
+
+
+@dataclass
+class Measured:
+    """By tokens of a pass, by draft length, and by how it was sampled."""
+
+    seconds: dict[int, list[float]]
+    flops_per_s: list[float]
+    runs: dict[int, list[Decoded]]
+    sampled: dict[str, dict[int, list[Decoded]]]
+    trees: dict[str, list[Decoded]]
 
 
 def main(
@@ -90,13 +103,15 @@ def main(
     ids = encode(prompt_texts(prompts), wide)
     lengths = [0, *map(int, k.split(","))]
     built = {length: _build(wide, draft, length, threads, compile) for length in lengths}
+    tree = _build(wide, draft, TREE_NODES, threads, compile, **TREE)
     with tempfile.TemporaryDirectory() as scratch:
         arithmetic = Arithmetic(Path(scratch), threads) if Arithmetic.is_possible() else None
-        seconds, flops_per_s, runs, sampled = measure(built, ids, max_tokens, rounds, max_other_cpu, arithmetic)
-    passes = {n: spread(values) for n, values in seconds.items()}
-    bound = arithmetic_bound(wide, built[0].decoder.target, flops_per_s) if flops_per_s else None
-    summary = {length: summarise(length, runs, passes) for length in lengths}
-    drawn = {name: {str(length): parts(runs) for length, runs in mine.items()} for name, mine in sampled.items()}
+        found = measure(built, tree, ids, max_tokens, rounds, max_other_cpu, arithmetic)
+    passes = {n: spread(values) for n, values in found.seconds.items()}
+    bound = arithmetic_bound(wide, built[0].decoder.target, found.flops_per_s) if found.flops_per_s else None
+    summary = {length: summarise(length, found.runs, passes) for length in lengths}
+    drawn = {name: {str(length): parts(runs) for length, runs in mine.items()} for name, mine in found.sampled.items()}
+    branching = {name: parts(runs) for name, runs in found.trees.items()}
     content = {
         "models": {"target": model_name(target), "draft": model_name(draft), "inflation": inflation},
         "versions": {"outrider": __version__, "torch": torch.__version__},
@@ -106,10 +121,11 @@ def main(
         "arithmetic_of_8_tokens": bound,
         "summary": {str(length): row for length, row in summary.items()},
         "sampled": drawn,
+        "trees": {"nodes": TREE_NODES, **TREE, "runs": branching},
         "floors": reached(passes, summary, drawn),
     }
     path = write_result(name, content, threads)
-    show(out, passes, summary, drawn, content["floors"])
+    show(out, passes, summary, drawn, branching, content["floors"])
     if bound:
         out.print(
             f"8 tokens' multiplications at the processor's {bound['flops_per_s']['median'] / 1e9:.0f} GFLOP/s: "
@@ -118,8 +134,8 @@ def main(
     out.print(f"written to benchmarks/results/{path.name}")
 
 
-def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: str) -> Built:
-    drafting = {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": length}
+def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: str, **tree: Any) -> Built:
+    drafting = {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": length, "drafter_options": tree}
     options = drafting if length else {"drafter": "none"}
     fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
     return build(Options(str(target), **options, **fixed))
@@ -127,18 +143,20 @@ def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: s
 
 def measure(
     built: dict[int, Built],
+    tree: Built,
     prompts: list[list[int]],
     max_tokens: int,
     rounds: int,
     max_other_cpu: float,
     arithmetic: Arithmetic | None,
-) -> tuple[dict[int, list[float]], list[float], dict[int, list[Decoded]], dict[str, dict[int, list[Decoded]]]]:
-    """Pass costs, FLOP/s, greedy and sampled runs of every round, in turn: this machine changes its speed within minutes."""
+) -> Measured:
+    """Everything in turn, in every round: this machine changes its speed within minutes."""
     seconds: dict[int, list[float]] = {n: [] for n in range(1, MOST_TOKENS + 1)}
     flops_per_s: list[float] = []
     runs: dict[int, list[Decoded]] = {length: [] for length in built}
     sampled: dict[str, dict[int, list[Decoded]]] = {name: {length: [] for length in built} for name in SAMPLED}
-    for configuration in built.values():
+    trees: dict[str, list[Decoded]] = {name: [] for name in ("T = 0", *SAMPLED)}
+    for configuration in (*built.values(), tree):
         decode(configuration, prompts[0], max_tokens)
     for number in range(rounds * len(prompts)):
         time_passes(built[0].decoder.target, prompts[0], seconds)
@@ -149,7 +167,9 @@ def measure(
             runs[length].append(undisturbed(built[length], prompt, max_tokens, max_other_cpu))
             for name, sampling in SAMPLED.items():
                 sampled[name][length].append(undisturbed(built[length], prompt, max_tokens, max_other_cpu, **sampling))
-    return seconds, flops_per_s, runs, sampled
+        for name, mine in trees.items():
+            mine.append(undisturbed(tree, prompt, max_tokens, max_other_cpu, **SAMPLED.get(name, {})))
+    return Measured(seconds, flops_per_s, runs, sampled, trees)
 
 
 def undisturbed(built: Built, prompt: list[int], max_tokens: int, max_other_cpu: float, **sampling: Any) -> Decoded:
@@ -274,6 +294,7 @@ def show(
     passes: dict[int, dict[str, float]],
     summary: dict[int, dict[str, Any]],
     drawn: dict[str, dict[str, Any]],
+    trees: dict[str, dict[str, Any]],
     floors: dict[str, Any],
 ) -> None:
     costs = Table(title="one target pass, ms (median)")
@@ -303,10 +324,11 @@ def show(
             *(f"{result[name]:.2f}" if length else "-" for name in ratios),
             "yes" if result["identical_to_plain"] else "NO",
         )  # fmt: skip
-    others = Table(title="sampled")
+    others = Table(title="sampled, and trees")
     for column in ("", "k", "tokens/s", "step ms", *PHASES, "outside"):
         others.add_column(column, justify="right")
-    for name, rows in drawn.items():
+    branching = {name: {f"tree of {TREE_NODES}": result} for name, result in trees.items()}
+    for name, rows in (*drawn.items(), *branching.items()):
         for length, result in rows.items():
             others.add_row(
                 name, length, f"{result['tokens_per_s']['median']:.0f}", f"{result['step_s'] * 1e3:.2f}",
