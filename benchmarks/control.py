@@ -220,7 +220,7 @@ def main(
     kinds: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
     seed: Annotated[int, typer.Option(help="Other texts, another clock.")] = 0,
     recorded_texts: Annotated[
-        Path | None, typer.Option("--recorded", exists=True, help="Instead, texts of this file of record_texts.py.")
+        Path | None, typer.Option("--recorded", exists=True, help="Instead, all texts of this file of record_texts.py.")
     ] = None,
 ) -> None:
     """What auto loses against the best fixed length, and to what."""
@@ -229,6 +229,8 @@ def main(
         worlds = {name: (kind, made_up(kind, cells, prompts, tokens, seed)) for name, kind in KINDS.items()}
     else:
         for name, (kind, texts) in recorded(json.loads(recorded_texts.read_text(encoding="utf-8"))).items():
+            if len(texts) < prompts:
+                raise typer.BadParameter(f"{recorded_texts} has {len(texts)} texts a cell, got --prompts {prompts}")
             worlds[name] = kind, [texts[i : i + prompts] for i in range(0, len(texts) - prompts + 1, prompts)]
     for known in (True, False):
         found = {

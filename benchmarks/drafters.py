@@ -11,7 +11,8 @@ step is left out. Known gains (`GAINS`) are measured by tau alone, without a clo
 
     python benchmarks/drafters.py                      all of it; Ctrl-C, then --resume, continues after the last finished cell
     python benchmarks/drafters.py --render benchmarks/results/drafters-DATE.json
-    python benchmarks/drafters.py --again benchmarks/results/auto-DATE.json --prompts 48    cells below a floor, on fresh prompts
+    python benchmarks/drafters.py --again benchmarks/results/auto-DATE.json --prompts 32 --name auto-again
+                                                       the cells there that are below a floor, on fresh prompts
 """
 
 from __future__ import annotations
@@ -430,7 +431,7 @@ def main(
     ] = "auto",
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "drafters",
     again: Annotated[
-        Path | None, typer.Option(exists=True, help="Only cells in which an auto of this result is below a floor; other prompts.")
+        Path | None, typer.Option(exists=True, help="Only this result's cells with an auto below a floor, with its settings.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on after the last finished cell of an interrupted run.")] = False,
     render: Annotated[Path | None, typer.Option(exists=True, help="Only print the tables of this result.")] = None,
@@ -461,9 +462,10 @@ def main(
 
 
 def repeated(plan: Plan, result: dict[str, Any]) -> Plan:
-    """The cells of a result in which an `auto` is below a floor, measured as there, on the prompts behind those of that time.
+    """The cells of a result in which an `auto` is below a floor, with its settings, on the prompts behind those of that time; of
+    `plan` stay the numbers of prompts and rounds.
 
-    Raises BadParameter where there are none.
+    Raises BadParameter where there are no such cells, or not as many prompts.
     """
     cells, theirs = below_a_floor(result), result["plan"]
     if not cells:
@@ -471,6 +473,10 @@ def repeated(plan: Plan, result: dict[str, Any]) -> Plan:
     names = [name for name in CONFIGURATIONS if any(name in chosen for chosen in cells.values())]
     kept = ("pairs", "workloads", "temperatures", "max_tokens", "threads", "mlp", "compile", "verifier")
     skip = theirs.get("skip", 0) + theirs["prompts"]
+    for workload in theirs["workloads"]:
+        left = len(prompt_texts(workload, plan.prompts, skip))
+        if left < plan.prompts and any(f" {workload} T=" in cell for cell in cells):
+            raise typer.BadParameter(f"{workload} has {left} prompts behind the first {skip}, got --prompts {plan.prompts}")
     return replace(plan, configurations=names, gain_prompts=0, skip=skip, again=cells, **{name: theirs[name] for name in kept})
 
 

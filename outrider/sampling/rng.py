@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 STARTS, OFFSETS = 64, 16  # coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
-KEPT_BYTES, LEAST_KEPT = 1 << 24, 16  # of noise that a row remembers, and positions: the next step asks for a rejected one again
+# Noise that a row remembers, for the next step asks for a rejected position again: so much, but no fewer positions than that.
+KEPT_BYTES, LEAST_KEPT = 1 << 24, 16
 LEAST_UNIFORM = 2.0**-54  # behind noise: finite, so that a token of zero mass never wins
 
 
@@ -168,7 +169,7 @@ class RowStreams:
         if missing:
             known.update(zip(missing, self._noise_maker.noise(self.seed, missing, vocab_size), strict=True))
         found = [known[position] for position in positions]
-        most = max(LEAST_KEPT, KEPT_BYTES // (8 * vocab_size))
+        most = max(LEAST_KEPT, 2 * len(positions), KEPT_BYTES // (8 * vocab_size))  # a verifier asks for its drafter's again
         while len(known) > most:
             known.pop(next(iter(known)))  # the oldest
         return found

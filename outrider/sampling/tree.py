@@ -69,7 +69,8 @@ class Residuals:
             residual = torch.where(self._draft.sampled[rows, node, None], residual, without)
         if not self._draft.replacement:  # the next sibling was drawn from what is left
             rest = law.scatter_(-1, token, 0)
-            self._laws[rows, parent] = rest / rest.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(rest.dtype).tiny)
+            total = rest.sum(dim=-1, keepdim=True)  # perhaps a denormal
+            self._laws[rows, parent] = rest / total.masked_fill(total == 0, 1)
         return residual
 
 

@@ -46,7 +46,7 @@ def batch_verdict(
     logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: Kernels | None = None
 ) -> Verdict:
     """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`:
-    where the target runs on them; then laws and verdicts on chains are made by them, too.
+    where the target runs on them; then laws and most verdicts are made by them, too.
 
     Raises NumericalError when a law is none, CapabilityError when a row's rule does not take the row's tree.
     """

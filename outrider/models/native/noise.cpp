@@ -52,7 +52,8 @@ inline __m512d logarithm(__m512d x) {
 void make(uint64_t seed, uint64_t stream, uint64_t position, int64_t from, int64_t to, double* noise) {
   alignas(64) double u[PART];
   const __m512d none = _mm512_setzero_pd();
-  for (int64_t v = from; v < to; v += 4) uniforms(seed, stream, v / 4 + 1, position, u + (v - from));  // NumPy counts first
+  const int64_t end = from + (to - from + 7) / 8 * 8;  // within PART
+  for (int64_t v = from; v < end; v += 4) uniforms(seed, stream, v / 4 + 1, position, u + (v - from));  // NumPy counts first
   for (int64_t v = from; v < to; v += 8) {
     const __m512d some = _mm512_max_pd(_mm512_load_pd(u + (v - from)), _mm512_set1_pd(LEAST));
     const __m512d found = _mm512_sub_pd(none, logarithm(_mm512_sub_pd(none, logarithm(some))));

@@ -78,18 +78,17 @@ class Tree {
   // A child is out: its parent now stands for [a p - q]+, rescaled
   void reject(Output& parent, int64_t node, bool has_sibling) {
     const Node at = proposed(parent, node);
-    parent.own_weights.resize(V_);
-    __m512d sum = _mm512_setzero_pd();
-    for (int64_t v = 0; v < V_; v += 16) {
-      const __mmask16 some = first16(V_ - v);
-      const __m512 rest = excess(parent.weights, at, parent.scale, v, some);
-      _mm512_mask_storeu_ps(parent.own_weights.data() + v, some, rest);
-      sum = add_up(sum, rest);
+    const float total = float(surplus(parent.weights, at, parent.scale, V_)), all = total + (1 - parent.mass);
+    if (all > 0) {  // else this child is kept with certainty, and only rounding leads here
+      parent.own_weights.resize(V_);
+      for (int64_t v = 0; v < V_; v += 16) {
+        const __mmask16 some = first16(V_ - v);
+        _mm512_mask_storeu_ps(parent.own_weights.data() + v, some, excess(parent.weights, at, parent.scale, v, some));
+      }
+      parent.weights = parent.own_weights.data();
+      parent.scale = 1 / all;
+      parent.mass = total / all;
     }
-    parent.weights = parent.own_weights.data();
-    const float total = float(_mm512_reduce_add_pd(sum)), all = total + (1 - parent.mass);
-    parent.scale = all > 0 ? 1 / all : 1;  // 0: nothing is left, so this child was kept with certainty
-    if (all > 0) parent.mass = total / all;
     if (has_sibling && parent.proposal && !replacement_) remove(parent, at.token);
   }
 
@@ -104,7 +103,7 @@ class Tree {
     for (int64_t v = 0; v < V_; v += 16) sum = add_up(sum, _mm512_maskz_loadu_ps(first16(V_ - v), law.data() + v));
     const double total = _mm512_reduce_add_pd(sum);
     if (!(total > 0)) return;
-    for (float& share : law) share *= float(1 / total);
+    for (float& share : law) share = float(share / total);  // 1 / total may be beyond fp32
   }
 
   const int64_t *tokens_, *parents_;

@@ -132,6 +132,10 @@ def test_of_noise_no_more_than_some_is_remembered() -> None:
         row.noise(list(range(start, start + 6)), size)
     assert Watched.made == list(range(3 * LEAST_KEPT + 3))
     assert sum(one.nbytes for one in row._noise.values()) <= KEPT_BYTES
+    Watched.made.clear()
+    for _ in range(2):  # a drafter, and a verifier that wants one more
+        row.noise(list(range(900, 900 + 2 * LEAST_KEPT)), size)
+    assert Watched.made == list(range(900, 900 + 2 * LEAST_KEPT))
 
 
 def test_gumbel_noise_has_its_law() -> None:

@@ -181,6 +181,19 @@ def test_verdicts_on_trees_are_those_of_the_reference(kernels: Kernels, kind: st
         assert [line[0] for line in verdict.lists] == [line[row] for line in found.lists]
 
 
+def test_a_tail_that_fp32_hardly_holds_is_still_a_law(kernels: Kernels) -> None:
+    """Once its likeliest token is out, a sibling is drawn from a tail whose scale overflows: catches shares that are none."""
+    proposals = torch.tensor([1.0, 3e-40, 1e-40, 0.0]).expand(200, 3, 4)
+    laws = torch.tensor([0.1, 0.5, 0.2, 0.2]).repeat(200, 3, 1)
+    tokens, parents = torch.tensor([[0, 1]]).repeat(200, 1), torch.tensor([[-1, -1]]).repeat(200, 1)
+    draft = Draft(tokens, torch.full((200,), 2), parents, proposals)
+    rng, positions, rule = KeyedStreams(list(range(200))), torch.arange(200) + 3, TraversalVerifier()
+    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
+    assert found.lists == expected.lists
+    assert len(set(found.lists.next_token)) > 2
+    assert 0.05 < sum(found.lists.num_accepted) / 200 < 0.95
+
+
 def test_traversal_on_a_chain_is_the_block_rule(kernels: Kernels) -> None:
     torch.manual_seed(4)
     draft, laws = _cases(50, "drawn", num_rows=100, num_nodes=4)
@@ -244,7 +257,7 @@ def test_noise_is_that_of_the_reference(kernels: Kernels, seed: int, vocab_size:
 
 
 def test_what_they_do_not_serve(kernels: Kernels) -> None:
-    """Other rules, trees and other numbers keep the general path; a draft of nothing does not."""
+    """Other rules, trees of most and other numbers keep the general path; a draft of nothing does not."""
     draft, laws = _cases(9, "drawn", num_rows=2, num_nodes=3)
     tree = Draft(draft.tokens, draft.lengths, parents=torch.tensor([[-1, -1, 0]] * 2), probs=draft.probs)
     assert not kernels.serve(TypicalVerifier.build(TypicalVerifier.Settings()), draft, laws)
