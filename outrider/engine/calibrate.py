@@ -30,6 +30,7 @@ from outrider.types import Draft, Verdict
 BUDGET_S = 8.0  # after that, what is known must do
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
+REPEATS_ON_CUDA = 12  # of one row: its clock is steadier, and where a text outgrows a recording the next step is none to time
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
 LEAST_SIZES, LEAST_TIMES = 3, 2  # how many sizes are timed, and how often, whatever it takes: what was timed once may be anything
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
@@ -96,14 +97,16 @@ def _times(
     control, began = decoder.control, time.perf_counter()
     pattern = probe_tokens(built.target.lm.shape.vocab_size, PATTERN, "cpu")[0].tolist()
     prompt = (pattern * TIMES)[: max(1, built.context // 2)]
-    warm_up = WARM_UP + (RECORDED * len(sizes) if decoder.target.device.type == "cuda" else 0)
+    on_cuda = decoder.target.device.type == "cuda"
+    warm_up = WARM_UP + (RECORDED * len(sizes) if on_cuda else 0)
+    repeats = REPEATS if count > 1 else REPEATS_ON_CUDA if on_cuda else REPEATS_ALONE
     timer = decoder.control = _Timer(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
     late = warm_up + LEAST_SIZES * LEAST_TIMES  # steps that may still follow when the time is over
     try:
         for number in range(count):
             decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
-        for _ in range(warm_up + (REPEATS if count > 1 else REPEATS_ALONE) * len(sizes)):
+        for _ in range(warm_up + repeats * len(sizes)):
             if any(row.finish_reason for row in decoder.rows):  # a very short context
                 break
             if time.perf_counter() - began > budget_s:
