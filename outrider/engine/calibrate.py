@@ -30,7 +30,7 @@ from outrider.types import Draft, Verdict
 BUDGET_S = 8.0  # after that, what is known must do
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
-REPEATS_ON_CUDA = 12  # of one row: its clock is steadier, and where a text outgrows a recording the next step is none to time
+REPEATS_ON_CUDA = 12  # of one row: where its text outgrows a recording, steps are recorded anew and say little
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
 LEAST_SIZES, LEAST_TIMES = 3, 2  # how many sizes are timed, and how often, whatever it takes: what was timed once may be anything
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less

@@ -72,6 +72,17 @@ def chain_verdict(draft: Draft, num_accepted: Tensor, next_token: Tensor) -> Ver
     )
 
 
+def prefix_verdict(draft: Draft, counts: list[int], next_tokens: list[int]) -> Verdict:
+    """`chain_verdict` reached on the host."""
+    lists = VerdictLists(
+        path=[[*range(count), *[-1] * (draft.num_nodes - count)] for count in counts],
+        num_accepted=counts,
+        next_token=next_tokens,
+        all_accepted=[count == length for count, length in zip(counts, draft.lists[1], strict=True)],
+    )
+    return Verdict.of_lists(lists, draft.num_nodes, draft.tokens.device)
+
+
 def path_verdict(draft: Draft, ends: list[int], next_tokens: list[int]) -> Verdict:
     """The Verdict that keeps, in every row, the path from the root to node `ends[b]` (-1: nothing)."""
     paths = [_path(parents, end) for parents, end in zip(draft.parent_lists, ends, strict=True)]

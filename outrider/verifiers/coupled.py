@@ -14,7 +14,8 @@ from torch import Tensor
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.rng import Randomness
 from outrider.types import Draft, Verdict
-from outrider.verifiers.base import Verifier, agreeing_ends, check, path_verdict
+from outrider.verifiers.base import Verifier, check
+from outrider.verifiers.greedy import greedy_verdict
 
 
 class CoupledVerifier(Verifier):
@@ -28,5 +29,4 @@ class CoupledVerifier(Verifier):
         check(self, draft, target_probs)
         noise = rng.gumbel(positions[:, None] + draft.depths(), target_probs.shape[2])
         choice = gumbel_choice(target_probs, noise).tolist()  # (B, N+1); sync: once
-        ends = agreeing_ends(draft, choice)
-        return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])
+        return greedy_verdict(draft, choice)

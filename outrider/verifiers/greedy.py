@@ -8,12 +8,12 @@ verifiers on the same point masses.
 
 from __future__ import annotations
 
-from outrider.types import Draft, Verdict, VerdictLists
-from outrider.verifiers.base import agreeing_ends, path_verdict
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import agreeing_ends, path_verdict, prefix_verdict
 
 
 def greedy_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
-    """The kept path and the next token, from the target's choices (B, N+1)."""
+    """The kept path and the next token, from the target's choices (B, N+1): its favourites, or the winners of its races."""
     if draft.parents is None:
         return _chain_verdict(draft, choice)
     ends = agreeing_ends(draft, choice)
@@ -22,15 +22,8 @@ def greedy_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
 
 def _chain_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
     """The same without the children of every node: steps of one row are short."""
-    tokens, lengths = draft.lists
-    counts = [_agreed(*row) for row in zip(tokens, lengths, choice, strict=True)]
-    lists = VerdictLists(
-        path=[[*range(count), *[-1] * (draft.num_nodes - count)] for count in counts],
-        num_accepted=counts,
-        next_token=[row[count] for row, count in zip(choice, counts, strict=True)],
-        all_accepted=[count == length for count, length in zip(counts, lengths, strict=True)],
-    )
-    return Verdict.of_lists(lists, draft.num_nodes, draft.tokens.device)
+    counts = [_agreed(*row) for row in zip(*draft.lists, choice, strict=True)]
+    return prefix_verdict(draft, counts, [row[count] for row, count in zip(choice, counts, strict=True)])
 
 
 def _agreed(tokens: list[int], length: int, choice: list[int]) -> int:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from outrider.rows import RowVerifier
 from outrider.sampling.rng import KeyedStreams, Purpose
-from outrider.types import Draft, Verdict, VerdictLists
-from outrider.verifiers.base import agreeing_ends, path_verdict
+from outrider.types import Draft, Verdict
+from outrider.verifiers.base import path_verdict, prefix_verdict
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
+from outrider.verifiers.greedy import greedy_verdict
 from outrider.verifiers.token import TokenVerifier
 from outrider.verifiers.traversal import TraversalVerifier
 
@@ -83,11 +84,7 @@ class Kernels:
         winners = (ctypes.c_int64 * len(noise))()
         self._library.outrider_races(laws.data_ptr(), pointers, len(noise), vocab_size, winners)
         choice = [winners[start : start + num_outputs] for start in range(0, len(noise), num_outputs)]
-        if draft.parents is None:
-            counts = [_agreeing(*row) for row in zip(*draft.lists, choice, strict=True)]
-            return _kept_chains(draft, counts, [row[count] for row, count in zip(choice, counts, strict=True)])
-        ends = agreeing_ends(draft, choice)
-        return path_verdict(draft, ends, [row[end + 1] for row, end in zip(choice, ends, strict=True)])
+        return greedy_verdict(draft, choice)
 
     def _chains(
         self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], *, is_block: bool
@@ -100,7 +97,7 @@ class Kernels:
             laws.data_ptr(), _address(proposals), tokens.data_ptr(), lengths.data_ptr(), _address(sampled),
             *_coins(draft, rng, starts), _numbers(draft.num_rows, draft.num_nodes, laws.shape[2], is_block), found,
         )  # fmt: skip
-        return _kept_chains(draft, found[::2], found[1::2])
+        return prefix_verdict(draft, found[::2], found[1::2])
 
     def _trees(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
         """As `TraversalVerifier.verify`."""
@@ -113,26 +110,6 @@ class Kernels:
             *_coins(draft, rng, starts), _numbers(draft.num_rows, draft.num_nodes, laws.shape[2], draft.replacement), found,
         )  # fmt: skip
         return path_verdict(draft, found[::2], found[1::2])
-
-
-def _agreeing(tokens: list[int], length: int, choice: list[int]) -> int:
-    """How many tokens of a chain are the target's own choice (N + 1)."""
-    kept = 0
-    while kept < length and tokens[kept] == choice[kept]:
-        kept += 1
-    return kept
-
-
-def _kept_chains(draft: Draft, counts: list[int], next_tokens: list[int]) -> Verdict:
-    """`chain_verdict`, from lists."""
-    num_nodes = draft.num_nodes
-    lists = VerdictLists(
-        path=[[*range(count), *[-1] * (num_nodes - count)] for count in counts],
-        num_accepted=counts,
-        next_token=next_tokens,
-        all_accepted=[count == length for count, length in zip(counts, draft.lists[1], strict=True)],
-    )
-    return Verdict.of_lists(lists, num_nodes, draft.tokens.device)
 
 
 def _is_readable(table: Tensor) -> bool:

@@ -1,0 +1,56 @@
+"""Which cells `drafters.py --again` measures once more, and on which prompts."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+SHARED = BENCHMARKS.parent.parent / "shared"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("drafters")
+
+
+def regret(workload: str, best: float, plain: float, name: str = "ngram auto") -> dict[str, Any]:
+    place = {"pair": "demo", "workload": workload, "temperature": 0.7, "configuration": name, "rivals": ["none", "ngram k=3"]}
+    return place | {"over_best_fixed": {"median": best}, "over_plain": {"median": plain}}
+
+
+def result(*regrets: dict[str, Any], skip: int = 0) -> dict[str, Any]:
+    plan = {
+        "pairs": ["demo"], "workloads": ["gsm8k", "rag", "mt"], "temperatures": [0.7], "prompts": 16, "max_tokens": 64,
+        "threads": 2, "mlp": 0, "compile": "on", "verifier": "gumbel", "skip": skip,
+    }  # fmt: skip
+    return {"regrets": [*regrets], "plan": plan}
+
+
+def plan(bench: Any, prompts: int) -> Any:
+    return bench.Plan(["shared"], ["code"], [0.0], ["none"], True, prompts, 32, 2, 24, 4, 1, 10368, "off", "auto")
+
+
+def test_cells_below_either_floor_with_their_rivals_only(bench: Any) -> None:
+    content = result(regret("gsm8k", 0.99, 0.97), regret("rag", 0.96, 1.2), regret("mt", 0.97, 0.98))
+    assert bench.below_a_floor(content) == {
+        "demo gsm8k T=0.7": ["none", "ngram k=3", "ngram auto"], "demo rag T=0.7": ["none", "ngram k=3", "ngram auto"],
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
+def test_the_settings_are_the_results_and_the_prompts_are_others(bench: Any) -> None:
+    content = result(regret("rag", 0.96, 1.2), skip=8)
+    again = bench.repeated(plan(bench, 20), content)
+    assert (again.cells(), again.skip, again.prompts, again.rounds) == ([("demo", "rag", 0.7)], 24, 20, 2)
+    assert (again.verifier, again.max_tokens, again.gain_prompts) == ("gumbel", 64, 0)
+    assert again.names("demo", "rag", 0.7) == ["none", "ngram k=3", "ngram auto"]
+    with pytest.raises(typer.BadParameter, match="rag has 26 prompts behind the first 24"):
+        bench.repeated(plan(bench, 27), content)
+    with pytest.raises(typer.BadParameter, match="no auto"):
+        bench.repeated(plan(bench, 20), result(regret("rag", 0.98, 1.2)))
