@@ -21,6 +21,7 @@ import torch
 
 from outrider.build import Options
 from outrider.machine import cores, cpu_name
+from outrider.models import native
 from outrider.models.compile import cache_folder, fingerprint
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
@@ -78,7 +79,8 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
     device = torch.device(options.device)
     facts = {
         "outrider": __version__,
-        "programs": fingerprint(),  # with the kernels and torch's version
+        "programs": fingerprint(),  # with torch's version
+        "kernels": native.fingerprint(),
         "loop_lengths": parts.loop_lengths,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": cores()["usable"],

@@ -29,7 +29,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
-__all__ = ["BatchSampling", "History", "LawKernel", "distribution", "greedy_choice"]
+__all__ = ["BatchSampling", "History", "LawKernel", "adjusted_scores", "distribution", "greedy_choice"]
 
 # A fast way from scores (B, M, V), every row's `BatchSampling.options` and the draft to laws; None where it does not serve, or
 # where there is something to refuse.
@@ -132,8 +132,7 @@ def greedy_choice(
     logits: Tensor, sampling: BatchSampling, history: History | None = None, draft: Draft | None = None
 ) -> list[list[int]]:
     """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law. M a row."""
-    _check_arguments(logits, sampling, history)
-    scores = _adjusted(logits, sampling, history, draft, torch.float32, 0)
+    scores = adjusted_scores(logits, sampling, history, draft)
     if scores.device.type == "cpu":  # right behind a pass, which drove code out of the caches: no torch but for 16-bit floats
         known = _readable(scores)
         best = known.argmax(axis=-1).tolist()
@@ -144,6 +143,12 @@ def greedy_choice(
     if not math.isfinite(sum(peaks)):
         _refuse(scores.amax(dim=-1), draft, 0)
     return best
+
+
+def adjusted_scores(logits: Tensor, sampling: BatchSampling, history: History | None, draft: Draft | None) -> Tensor:
+    """(B, M, V): what laws are made of, logits with bans, bias and penalties; the logits themselves where there are none."""
+    _check_arguments(logits, sampling, history)
+    return _adjusted(logits, sampling, history, draft, torch.float32, 0)
 
 
 def _warped(scores: Tensor, sampling: BatchSampling, drafting: bool) -> Tensor:

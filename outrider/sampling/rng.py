@@ -85,6 +85,10 @@ class KeyedStreams:
     def num_rows(self) -> int:
         return len(self._rows)
 
+    @property
+    def seeds(self) -> list[int]:
+        return [row.seed for row in self._rows]
+
     def add_row(self, seed: int) -> None:
         self._rows.append(RowStreams(seed, self._noise_maker))
 
@@ -125,6 +129,11 @@ class KeyedStreams:
         """What `gumbel` gives, each position's (V,) by itself, row by row."""
         lines = zip(self._rows, positions, strict=True)
         return [noise for row, line in lines for noise in row.noise(line, vocab_size)]
+
+    def remembered(self, positions: list[list[int]], vocab_size: int) -> list[Tensor | None]:
+        """Of what `noise` would give, that which needs no making: None where it does."""
+        lines = zip(self._rows, positions, strict=True)
+        return [noise for row, line in lines for noise in row.remembered(line, vocab_size)]
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
         noise = self.noise(positions.tolist(), vocab_size)  # sync: positions
@@ -173,6 +182,10 @@ class RowStreams:
         while len(known) > most:
             known.pop(next(iter(known)))  # the oldest
         return found
+
+    def remembered(self, positions: list[int], vocab_size: int) -> list[Tensor | None]:
+        known = self._noise if vocab_size == self._vocab_size else {}
+        return [known.get(position) for position in positions]
 
     def _window(self, purpose: Purpose, start: int, page: int) -> np.ndarray:
         # (STARTS, OFFSETS) fp64; page p holds offsets 16p .. 16p+15

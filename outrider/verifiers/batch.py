@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from outrider.rows import Rows, RowVerifier
-from outrider.sampling.distribution import distribution, greedy_choice
+from outrider.sampling.distribution import adjusted_scores, distribution, greedy_choice
 from outrider.sampling.rng import KeyedStreams
 from outrider.types import Draft, Verdict, VerdictLists
 from outrider.verifiers.greedy import greedy_verdict
 from outrider.verifiers.kernels import Kernels
+from outrider.verifiers.traversal import TraversalVerifier
+
+ANY_RULE = TraversalVerifier()  # one that takes chains and trees, for rows on which all rules agree
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,21 @@ def batch_verdict(
     logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: Kernels | None = None
 ) -> Verdict:
     """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`:
-    where the target runs on them; then laws and most verdicts are made by them, too.
+    where the target runs on them; they decide by one call where all rows are decided alike, and make laws elsewhere.
 
     Raises NumericalError when a law is none, CapabilityError when a row's rule does not take the row's tree.
     """
-    rules = [row.verifier or default for row in rows]
-    if rows.sampling.is_greedy and all(rule.lossless for rule in rules):  # the same verdict, without laws
-        return greedy_verdict(draft, greedy_choice(logits, rows.sampling, rows.history, draft))
-    probs = distribution(logits, rows.sampling, rows.history, draft, kernel=None if kernels is None else kernels.laws)
+    rules, sampling = [row.verifier or default for row in rows], rows.sampling
+    is_greedy = sampling.is_greedy and all(rule.lossless for rule in rules)  # the same verdict by any rule
+    if kernels is not None and (alike := (ANY_RULE, draft) if is_greedy else _alike(rules, draft)):
+        scores = adjusted_scores(logits, sampling, rows.history, draft)
+        if kernels.serve(*alike, scores):
+            verdict = kernels.verdict(*alike, scores, rows.rng, rows.starts, sampling.options)
+            if verdict is not None:
+                return verdict  # else the reference says what is wrong
+    if is_greedy:
+        return greedy_verdict(draft, greedy_choice(logits, sampling, rows.history, draft))
+    probs = distribution(logits, sampling, rows.history, draft, kernel=None if kernels is None else kernels.laws)
     return verdict_by_rule(rules, draft, probs, rows.rng, rows.starts, kernels)
 
 
@@ -62,13 +72,9 @@ def verdict_by_rule(
     kernels: Kernels | None = None,
 ) -> Verdict:  # fmt: skip
     """`Verifier.verify` with one rule per row; its arguments, positions as a list."""
-    if draft.parents is None and draft.sampled is None and all(rule is rules[0] for rule in rules):  # alike without looking
-        return _verified(rules[0], draft, target_probs, rng, starts, kernels)
-    groups = _groups(rules, draft)
-    if len(groups) == 1:
-        (kind,) = groups
-        return _verified(kind.rule, kind.form(draft), target_probs, rng, starts, kernels)
-    verdicts = []
+    if alike := _alike(rules, draft):
+        return _verified(*alike, target_probs, rng, starts, kernels)
+    groups, verdicts = _groups(rules, draft), []
     for kind, members in groups.items():
         part = kind.form(_select(draft, members))
         wanted = target_probs[members, : part.num_nodes + 1]
@@ -77,11 +83,24 @@ def verdict_by_rule(
     return _merged(list(groups.values()), verdicts, draft)
 
 
+def _alike(rules: list[RowVerifier], draft: Draft) -> tuple[RowVerifier, Draft] | None:
+    """The rule and the form of draft that do for all rows; None where there are several."""
+    if draft.parents is None and draft.sampled is None and all(rule is rules[0] for rule in rules):  # without looking
+        return rules[0], draft
+    groups = _groups(rules, draft)
+    if len(groups) > 1:
+        return None
+    (kind,) = groups
+    return kind.rule, kind.form(draft)
+
+
 def _verified(
     rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], kernels: Kernels | None
 ) -> Verdict:
     if kernels is not None and kernels.serve(rule, draft, target_probs):
-        return kernels.verdict(rule, draft, target_probs, rng, starts)
+        verdict = kernels.verdict(rule, draft, target_probs, rng, starts)
+        if verdict is not None:
+            return verdict
     return rule.verify(draft, target_probs, rng, torch.tensor(starts, device=target_probs.device))
 
 

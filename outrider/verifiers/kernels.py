@@ -1,36 +1,37 @@
-"""Laws, noise and verdicts of sampled rows by the native kernels (`models/native`): fast paths beside `sampling/` and verifiers.
+"""Laws, coins, noise and verdicts by the native kernels (`models/native`): fast paths beside `sampling/` and verifiers.
 
 A pass of the target drives everything else out of the caches, so behind it some fifty operations of torch, of a few microseconds
 each, take a tenth of a step of a small model; and torch's nucleus sorts what it cannot decide otherwise, 42 ms for six flat laws
-over 152,000 tokens (here 1.2). Here each is one call. Coins, draws and noise are the same numbers, so is what is decided with
-them, up to rounding: `tests/unit/verifiers/test_kernels.py` holds them to the verifiers.
+over 152,000 tokens (here 1.2). Here all is one call for the whole batch. Coins, draws and noise are the same numbers, so is what
+is decided with them, up to rounding: `tests/unit/verifiers/test_kernels.py` holds them to the verifiers.
 """
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.rows import RowVerifier
 from outrider.sampling.rng import KeyedStreams, Purpose
-from outrider.types import Draft, Verdict
-from outrider.verifiers.base import path_verdict, prefix_verdict
+from outrider.types import Draft, Verdict, VerdictLists
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
-from outrider.verifiers.greedy import greedy_verdict
 from outrider.verifiers.token import TokenVerifier
 from outrider.verifiers.traversal import TraversalVerifier
+
+_HEAD = 3  # numbers of a row's verdict before its path
+_OF_CHAINS = (TokenVerifier, BlockVerifier)
 
 
 class Kernels:
     """Of a target that runs on them. fp32 on the CPU only, as its passes give logits."""
 
-    # rules of chains: whether they judge whole prefixes (on a chain traversal is the block rule)
-    _is_block: ClassVar[dict[type, bool]] = {BlockVerifier: True, TraversalVerifier: True, TokenVerifier: False}
+    # as `Rule` in models/native/verdicts.cpp numbers them (on a chain traversal is the block rule)
+    _rules: ClassVar[dict[type, int]] = {TokenVerifier: 0, BlockVerifier: 1, TraversalVerifier: 2, CoupledVerifier: 3}
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -40,101 +41,63 @@ class Kernels:
         if draft is None or not _is_readable(scores):
             return None
         scores, lengths = scores.contiguous(), draft.lengths.contiguous()
-        made = torch.empty_like(scores)
+        made, shape = torch.empty_like(scores), array("q", scores.shape)
         whole = self._library.outrider_laws(
-            scores.data_ptr(), lengths.data_ptr(), options.data_ptr(), _numbers(*scores.shape), made.data_ptr()
+            scores.data_ptr(), lengths.data_ptr(), options.data_ptr(), shape.buffer_info()[0], made.data_ptr()
         )
         return made if whole else None
 
     def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
         """A `NoiseMaker`: the uniforms are `PhiloxNoise`'s to the bit, their logarithms up to rounding."""
         made, num = [torch.empty(vocab_size, dtype=torch.float64) for _ in positions], len(positions)
-        pointers = (ctypes.c_void_p * num)(*(one.data_ptr() for one in made))
-        self._library.outrider_noise(seed, int(Purpose.GUMBEL), _numbers(*positions), pointers, num, vocab_size)
+        places, tables = array("q", positions), array("Q", [one.data_ptr() for one in made])
+        addresses = places.buffer_info()[0], tables.buffer_info()[0]
+        self._library.outrider_noise(seed, int(Purpose.GUMBEL), *addresses, num, vocab_size)
         return made
 
-    def serve(self, rule: RowVerifier, draft: Draft, target_probs: Tensor) -> bool:
-        """Whether this rule's verdict on this draft can be had here."""
-        if not _is_readable(target_probs) or target_probs.shape[:2] != (draft.num_rows, draft.num_nodes + 1):
+    def serve(self, rule: RowVerifier, draft: Draft, table: Tensor) -> bool:
+        """Whether this rule's verdict on this draft can be had here, from scores or laws (B, N+1, V)."""
+        if type(rule) not in self._rules or not _is_readable(table):
             return False
-        if type(rule) is CoupledVerifier:
-            return True
-        drawn = draft.probs is None or (_is_readable(draft.probs) and draft.probs.shape == target_probs.shape)
-        return drawn and (type(rule) is TraversalVerifier or (type(rule) in self._is_block and draft.parents is None))
+        if table.shape[:2] != (draft.num_rows, draft.num_nodes + 1) or (draft.parents is not None and type(rule) in _OF_CHAINS):
+            return False
+        return draft.probs is None or (_is_readable(draft.probs) and draft.probs.shape == table.shape)
 
     def verdict(
-        self, rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]
-    ) -> Verdict:
-        """What `rule.verify` gives, for those it serves."""
+        self, rule: RowVerifier, draft: Draft, table: Tensor, rng: KeyedStreams, starts: list[int],
+        options: Tensor | None = None,
+    ) -> Verdict | None:  # fmt: skip
+        """What `rule.verify` gives, for those it serves. table (B, N+1, V): the target's laws, or where `options` are given
+        (`BatchSampling.options`) the scores that these make laws of; None where no law can be made of them."""
+        num_rows, num_nodes = draft.tokens.shape
+        tensors = (table, options, draft.probs, draft.tokens, draft.parents, draft.lengths, draft.sampled)
+        whole = [None if tensor is None else tensor.contiguous() for tensor in tensors]  # kept alive to the end of the call
+        call = [0 if tensor is None else tensor.data_ptr() for tensor in whole]
+        call += num_rows, num_nodes, table.shape[2], self._rules[type(rule)], draft.replacement, *rng.seeds, *starts
         if type(rule) is CoupledVerifier:
-            return self._coupled(draft, target_probs, rng, starts)
-        if draft.parents is not None:
-            return self._trees(draft, target_probs, rng, starts)
-        return self._chains(draft, target_probs, rng, starts, is_block=self._is_block[type(rule)])
-
-    def _coupled(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
-        """As `CoupledVerifier.verify`."""
-        laws, num_outputs, vocab_size = target_probs.contiguous(), *target_probs.shape[1:]
-        if draft.parents is None:
-            places = [list(range(start, start + num_outputs)) for start in starts]
-        else:
-            places = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
-        noise = rng.noise(places, vocab_size)
-        pointers = (ctypes.c_void_p * len(noise))(*(one.data_ptr() for one in noise))
-        winners = (ctypes.c_int64 * len(noise))()
-        self._library.outrider_races(laws.data_ptr(), pointers, len(noise), vocab_size, winners)
-        choice = [winners[start : start + num_outputs] for start in range(0, len(noise), num_outputs)]
-        return greedy_verdict(draft, choice)
-
-    def _chains(
-        self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], *, is_block: bool
-    ) -> Verdict:
-        """As the verifiers of chains."""
-        laws, tokens, lengths = target_probs.contiguous(), draft.tokens.contiguous(), draft.lengths.contiguous()
-        proposals, sampled = _whole(draft.probs), _whole(draft.sampled)
-        found = (ctypes.c_int64 * (2 * draft.num_rows))()
-        self._library.outrider_chain_verdicts(
-            laws.data_ptr(), _address(proposals), tokens.data_ptr(), lengths.data_ptr(), _address(sampled),
-            *_coins(draft, rng, starts), _numbers(draft.num_rows, draft.num_nodes, laws.shape[2], is_block), found,
-        )  # fmt: skip
-        return prefix_verdict(draft, found[::2], found[1::2])
-
-    def _trees(self, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int]) -> Verdict:
-        """As `TraversalVerifier.verify`."""
-        assert draft.parents is not None
-        laws, tokens, lengths = target_probs.contiguous(), draft.tokens.contiguous(), draft.lengths.contiguous()
-        parents, proposals, sampled = draft.parents.contiguous(), _whole(draft.probs), _whole(draft.sampled)
-        found = (ctypes.c_int64 * (2 * draft.num_rows))()
-        self._library.outrider_tree_verdicts(
-            laws.data_ptr(), _address(proposals), tokens.data_ptr(), parents.data_ptr(), lengths.data_ptr(), _address(sampled),
-            *_coins(draft, rng, starts), _numbers(draft.num_rows, draft.num_nodes, laws.shape[2], draft.replacement), found,
-        )  # fmt: skip
-        return path_verdict(draft, found[::2], found[1::2])
+            call += _remembered(draft, rng, starts, table.shape[2])
+        width = _HEAD + num_nodes
+        numbers, found = array("Q", call), array("q", bytes(8 * num_rows * width))
+        if not self._library.outrider_verdicts(numbers.buffer_info()[0], found.buffer_info()[0]):
+            return None
+        lines = [found[start : start + width].tolist() for start in range(0, num_rows * width, width)]
+        lists = VerdictLists(
+            path=[line[_HEAD:] for line in lines],
+            num_accepted=[line[0] for line in lines],
+            next_token=[line[1] for line in lines],
+            all_accepted=[line[2] == 1 for line in lines],
+        )
+        return Verdict.of_lists(lists, num_nodes, draft.tokens.device)
 
 
 def _is_readable(table: Tensor) -> bool:
     return table.device.type == "cpu" and table.dtype == torch.float32
 
 
-def _whole(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
-
-
-def _coins(draft: Draft, rng: KeyedStreams, starts: list[int]) -> tuple[ctypes.Array[ctypes.c_double], ...]:
-    """Of every node, and of the token behind the draft."""
-    draws = rng.uniforms(Purpose.RESAMPLE, starts, 1)
-    coins = rng.uniforms(Purpose.ACCEPT, starts, draft.num_nodes) if draft.num_nodes else draws  # none is looked at
-    return _doubles(coins), _doubles(draws)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _doubles(table: np.ndarray) -> ctypes.Array[ctypes.c_double]:
-    """A copy: NumPy's own way to an address goes through Python, cold behind a pass."""
-    return (ctypes.c_double * table.size)(*table.ravel().tolist())
-
-
-def _numbers(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+def _remembered(draft: Draft, rng: KeyedStreams, starts: list[int], vocab_size: int) -> list[int]:
+    """Where the noise of every output is that a drafter asked for; 0 for what is still to be made, which the kernel does."""
+    if draft.parents is None:
+        places = [list(range(start, start + draft.num_nodes + 1)) for start in starts]
+    else:
+        places = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
+    return [0 if noise is None else noise.data_ptr() for noise in rng.remembered(places, vocab_size)]

@@ -3,8 +3,8 @@
 There is no library for it. For a handful of bf16 rows on 2 AVX-512 cores, oneDNN, MKL and inductor's own templates stream
 14 to 23 GB/s of weights where memory gives 30 to 35, and their attention multiplies blocks of 512 keys through a BLAS made
 for large matrices. Linear layers, by vectors or by matrix tiles (AMX), and attention, a page each, take what memory gives
-(numbers in docs/architecture.md). Five more pages are for sampled rows: their laws,
-verdicts on chains and trees, races and the noise of those (`verifiers/kernels.py`).
+(numbers in docs/architecture.md). The rest is what follows a pass: laws, coins, noise and the
+verdict on a draft, together one call (`verdicts.cpp`, by way of `verifiers/kernels.py`).
 Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`),
 torch's own do the same work.
 """
@@ -25,9 +25,11 @@ import torch
 from outrider.errors import CapabilityError
 
 _HERE = Path(__file__).parent
-_KERNELS = ("panel_linear", "panel_tiles", "quantised_linear", "attention", "laws", "verdicts", "tree_verdicts", "races", "noise")
-SOURCES = tuple(_HERE / f"{name}.cpp" for name in _KERNELS)
-HEADERS = tuple(_HERE / name for name in ("panel.h", "shim.h", "lanes.h", "residuals.h"))
+_MODEL = ("panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "attention.cpp", "panel.h", "shim.h", "lanes.h")
+_SAMPLING = (
+    "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
+)  # fmt: skip
+SOURCES = tuple(_HERE / name for name in (*_MODEL, *_SAMPLING))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
 
@@ -43,9 +45,10 @@ def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.bfloat16 and has_products
 
 
-def fingerprint() -> str:
-    """Changes with the sources, the flags and torch."""
-    facts = repr(([source.read_bytes() for source in (*SOURCES, *HEADERS)], FLAGS, torch.__version__))
+def fingerprint(*, of_programs: bool = False) -> str:
+    """Changes with the sources, the flags and torch. `of_programs`: with the sources alone whose kernels programs call."""
+    sources = [_HERE / name for name in _MODEL] if of_programs else SOURCES
+    facts = repr(([source.read_bytes() for source in sources], FLAGS, torch.__version__))
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
@@ -59,7 +62,8 @@ def build(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         made = Path(scratch) / path.name
         links = (f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}")
-        command = (tool, *FLAGS, f"-I{home / 'include'}", *map(str, SOURCES), "-o", str(made), *links)
+        sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
+        command = (tool, *FLAGS, f"-I{home / 'include'}", *sources, "-o", str(made), *links)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
@@ -81,9 +85,7 @@ def load(path: Path) -> ctypes.CDLL:
     quantised.argtypes, quantised.restype = (pointer, size, size, pointer, size, size, pointer, pointer, size), None
     library.outrider_has_tiles.restype = ctypes.c_bool
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
-    library.outrider_races.argtypes, library.outrider_races.restype = (pointer, pointer, size, size, pointer), None
-    library.outrider_chain_verdicts.argtypes, library.outrider_chain_verdicts.restype = (pointer,) * 9, None
-    library.outrider_tree_verdicts.argtypes, library.outrider_tree_verdicts.restype = (pointer,) * 10, None
+    library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool
     number = ctypes.c_uint64
     library.outrider_noise.argtypes, library.outrider_noise.restype = (number, number, pointer, pointer, size, size), None
     return library

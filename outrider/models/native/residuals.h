@@ -9,8 +9,21 @@
 #include <vector>
 
 #include "lanes.h"
+#include "philox.h"
 
 inline constexpr int64_t PART = 256;  // numbers summed up at once where a token is drawn
+
+// What a verdict keeps of a row's draft: the path that ends at this node (-1: nothing), and the token behind it.
+struct Kept {
+  int64_t end, next;
+};
+
+// Those of a row's step (`Purpose` in outrider/sampling/rng.py numbers the streams).
+struct Coins {
+  uint64_t seed, start;
+  double accept(int64_t node) const { return coin(seed, 0, start, uint64_t(node)); }
+  double draw() const { return coin(seed, 1, start, 0); }
+};
 
 // The law that a draft token was drawn from; null: it was placed.
 struct Node {
@@ -33,8 +46,9 @@ inline double surplus(const float* p, const Node& node, float scale, int64_t V) 
 }
 
 // The first token whose cumulative weight exceeds uniform * total, never one without weight; -1 where there is no weight
-inline int64_t drawn(const float* weights, int64_t V, double uniform, std::vector<double>& parts) {
-  parts.clear();
+inline int64_t drawn(const float* weights, int64_t V, double uniform) {
+  std::vector<double> parts;
+  parts.reserve(V / PART + 1);
   double total = 0, before = 0;
   for (int64_t begin = 0; begin < V; begin += PART) {
     const int64_t end = std::min(V, begin + PART);

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
 from outrider.errors import NumericalError
-from outrider.models import native
 from outrider.rows import RowVerifier
 from outrider.sampling.distribution import BatchSampling, distribution
 from outrider.sampling.params import SamplingParams
@@ -24,11 +22,9 @@ from outrider.verifiers.multi_round import MultiRoundVerifier
 from outrider.verifiers.token import TokenVerifier
 from outrider.verifiers.traversal import TraversalVerifier
 from outrider.verifiers.typical import TypicalVerifier
+from tests.unit.verifiers.kernel_cases import cases, needs_kernels, trees
 
-pytestmark = pytest.mark.skipif(
-    not native.is_supported(torch.device("cpu"), torch.bfloat16) or native.compiler() is None,
-    reason="needs AVX-512 with bf16 and a C++ compiler",
-)
+pytestmark = needs_kernels
 OPTIONS = [
     {}, {"temperature": 0.3}, {"temperature": 0}, {"top_k": 1}, {"top_k": 7}, {"top_k": 5000}, {"top_p": 0.01}, {"top_p": 0.6},
     {"top_p": 0.999}, {"min_p": 0.1}, {"min_p": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
@@ -59,7 +55,7 @@ def test_laws_are_those_of_the_reference(kernels: Kernels, options: dict, vocab_
     torch.manual_seed(vocab_size)
     for scale in (0.01, 1.0, 8.0):  # flat: all in a bucket or two; steep: most in the last one
         logits = torch.randn(2, 3, vocab_size) * scale
-        params = [SamplingParams(**options)] * 2
+        params = [SamplingParams(**{"temperature": 1.0, **options})] * 2
         expected, found = _law(logits, params), _law(logits, params, kernels)
         assert found.sum(-1).allclose(torch.ones(2, 3))
         # an edge may lie within rounding of a probability: then one token more or less, of the least likely ones
@@ -74,7 +70,7 @@ def test_ties_and_masked_tokens(kernels: Kernels, options: dict) -> None:
     logits[0, 1, ::2] = -torch.inf
     logits[0, 2, 10:] = -torch.inf
     logits[0, 3, 1:] = -torch.inf
-    params = [SamplingParams(**options)]
+    params = [SamplingParams(**{"temperature": 1.0, **options})]
     expected, found = _law(logits, params), _law(logits, params, kernels)
     assert (found > 0).ne(expected > 0).sum(-1).max() <= 1
     assert found.masked_select(logits == -torch.inf).eq(0).all()
@@ -86,7 +82,7 @@ def test_a_law_has_the_same_bits_beside_any_other(kernels: Kernels) -> None:
     """Rows with other options, more outputs, two threads: a seeded text must not depend on its neighbours."""
     torch.manual_seed(2)
     logits = torch.randn(len(OPTIONS), 6, 3000) * 3
-    params = [SamplingParams(**options) for options in OPTIONS]
+    params = [SamplingParams(**{"temperature": 1.0, **options}) for options in OPTIONS]
     together = _law(logits, params, kernels)
     for row, own in enumerate(params):
         assert together[row].equal(_law(logits[row : row + 1], [own], kernels)[0])
@@ -98,7 +94,7 @@ def test_broken_scores_are_refused_by_name(kernels: Kernels, broken: float) -> N
     """Where they count; behind a row's draft some law stands in for them."""
     logits = torch.zeros(2, 3, 40)
     logits[1, 2, 7] = broken
-    params = [SamplingParams(), SamplingParams(top_k=3)]
+    params = [SamplingParams(temperature=1), SamplingParams(temperature=1, top_k=3)]
     with pytest.raises(NumericalError, match="row 1, output 2"):
         _law(logits, params, kernels)
     short = Draft(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 1]))
@@ -108,31 +104,13 @@ def test_broken_scores_are_refused_by_name(kernels: Kernels, broken: float) -> N
         _law(logits, params, kernels, short)
 
 
-def _cases(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Draft, Tensor]:
-    """Laws close to their drafts', so that every branch is taken; rows of every length."""
-    scores = torch.randn(num_rows, num_nodes + 1, vocab_size)
-    favourites = torch.randint(vocab_size, (num_rows, num_nodes + 1, 1))
-    scores.scatter_add_(-1, favourites, torch.full(favourites.shape, math.log(vocab_size) + 1))  # some have most of the mass
-    laws, proposals = scores.softmax(-1), (scores + 0.7 * torch.randn_like(scores)).softmax(-1)
-    if kind == "equal laws":
-        proposals = laws.clone()
-    if kind == "point masses":
-        laws = torch.zeros_like(laws).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
-    tokens = torch.multinomial(proposals[:, :-1].reshape(-1, vocab_size), 1).view(num_rows, num_nodes)
-    lengths = torch.arange(num_rows) % (num_nodes + 1)
-    if kind == "placed":
-        return Draft(scores[:, :-1].argmax(-1), lengths), laws
-    sampled = torch.rand(num_rows, num_nodes) < 0.6 if kind == "some placed" else None
-    return Draft(tokens, lengths, probs=proposals, sampled=sampled), laws
-
-
 @pytest.mark.parametrize("vocab_size", [2, 40, 700])
 @pytest.mark.parametrize("rule", [BlockVerifier(), TokenVerifier()], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("kind", ["drawn", "some placed", "placed", "equal laws", "point masses"])
 def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier, kind: str, vocab_size: int) -> None:
     """The same coins, the same verdict, row by row: catches a wrong weight, residual, coin or cut."""
     torch.manual_seed(vocab_size)
-    draft, laws = _cases(vocab_size, kind, num_rows=400, num_nodes=5)
+    draft, laws = cases(vocab_size, kind, num_rows=400, num_nodes=5)
     rng, positions = KeyedStreams(list(range(400))), torch.arange(400) + 3
     assert kernels.serve(rule, draft, laws)
     found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
@@ -144,27 +122,12 @@ def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier
     assert (laws[rows, found.num_accepted, found.next_token] > 0).all()
 
 
-def _trees(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Draft, Tensor]:
-    """Another tree in every row, of every length, siblings drawn one after another."""
-    chain, laws = _cases(vocab_size, "drawn" if kind == "replaced" else kind, num_rows, num_nodes)
-    parents = torch.stack([(torch.rand(num_rows) * (node + 1)).long() - 1 for node in range(num_nodes)], dim=1)
-    tokens, scores = chain.tokens.clone(), laws if chain.probs is None else chain.probs
-    for row in range(num_rows):
-        for node in range(num_nodes):
-            own = scores[row, parents[row, node] + 1].clone()
-            if kind != "replaced":  # a sibling is another token, which a tiny vocabulary may be too small for
-                own[tokens[row, :node][parents[row, :node] == parents[row, node]]] = 1e-9
-            tokens[row, node] = own.argmax() if kind == "placed" else torch.multinomial(own, 1)[0]
-    tree = Draft(tokens, chain.lengths, parents, chain.probs, chain.sampled, replacement=kind == "replaced")
-    return tree, laws
-
-
 @pytest.mark.parametrize("vocab_size", [9, 40, 700])
 @pytest.mark.parametrize("kind", ["drawn", "replaced", "some placed", "placed", "equal laws", "point masses"])
 def test_verdicts_on_trees_are_those_of_the_reference(kernels: Kernels, kind: str, vocab_size: int) -> None:
     """The same coins, the same verdict, row by row: catches a sibling tried too early, a law not renewed, a lost weight."""
     torch.manual_seed(vocab_size)
-    draft, laws = _trees(vocab_size, kind, num_rows=400, num_nodes=7)
+    draft, laws = trees(vocab_size, kind, num_rows=400, num_nodes=7)
     rng, positions, rule = KeyedStreams(list(range(400))), torch.arange(400) + 3, TraversalVerifier()
     assert kernels.serve(rule, draft, laws)
     before = laws.clone()
@@ -196,7 +159,7 @@ def test_a_tail_that_fp32_hardly_holds_is_still_a_law(kernels: Kernels) -> None:
 
 def test_traversal_on_a_chain_is_the_block_rule(kernels: Kernels) -> None:
     torch.manual_seed(4)
-    draft, laws = _cases(50, "drawn", num_rows=100, num_nodes=4)
+    draft, laws = cases(50, "drawn", num_rows=100, num_nodes=4)
     assert kernels.serve(TraversalVerifier(), draft, laws)
     rules = (TraversalVerifier(), BlockVerifier())
     one, other = (kernels.verdict(rule, draft, laws, KeyedStreams(list(range(100))), list(range(100))) for rule in rules)
@@ -216,7 +179,7 @@ def test_a_token_outside_the_vocabulary_is_rejected(kernels: Kernels) -> None:
 
 def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
     torch.manual_seed(3)
-    draft, laws = _cases(60, "drawn", num_rows=12, num_nodes=4)
+    draft, laws = cases(60, "drawn", num_rows=12, num_nodes=4)
     assert draft.probs is not None
     together = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams(list(range(12))), list(range(12)))
     for row in range(12):
@@ -231,7 +194,7 @@ def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
 def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: int) -> None:
     """The same noise, the same winners, chains and trees: catches noise of another position, a lost tail, a wrong logarithm."""
     torch.manual_seed(vocab_size)
-    draft, laws = _cases(vocab_size, "placed", num_rows=200, num_nodes=4)
+    draft, laws = cases(vocab_size, "placed", num_rows=200, num_nodes=4)
     laws[::3] = laws[::3].where(torch.rand_like(laws[::3]) < 0.5, 0.0).clamp(min=0)  # filtered
     laws[..., 0] += 1e-30
     laws /= laws.sum(-1, keepdim=True)
@@ -258,7 +221,7 @@ def test_noise_is_that_of_the_reference(kernels: Kernels, seed: int, vocab_size:
 
 def test_what_they_do_not_serve(kernels: Kernels) -> None:
     """Other rules, trees of most and other numbers keep the general path; a draft of nothing does not."""
-    draft, laws = _cases(9, "drawn", num_rows=2, num_nodes=3)
+    draft, laws = cases(9, "drawn", num_rows=2, num_nodes=3)
     tree = Draft(draft.tokens, draft.lengths, parents=torch.tensor([[-1, -1, 0]] * 2), probs=draft.probs)
     assert not kernels.serve(TypicalVerifier.build(TypicalVerifier.Settings()), draft, laws)
     assert not kernels.serve(BlockVerifier(), tree, laws)

@@ -1,6 +1,6 @@
 // Races of drafter-invariant sampling (outrider/sampling/coupling.py): the token of the largest log p + g, the lowest id among equals.
-//
-//     laws (n, V) fp32   noise: n pointers to (V,) fp64   -> winners (n,) int64
+
+#pragma once
 
 #include <immintrin.h>
 
@@ -9,10 +9,7 @@
 
 #include "lanes.h"
 
-namespace {
-
-constexpr int64_t SERIAL = 1 << 16;  // numbers below which a second thread costs more than it does
-constexpr double LOWEST = -std::numeric_limits<double>::infinity();
+inline constexpr double LOWEST = -std::numeric_limits<double>::infinity();
 
 // ln x for x > 0: of the mantissa in [0.75, 1.5) by Cephes' polynomial, absolute error about 1e-7; -inf for 0
 inline __m512 logarithm(__m512 x) {
@@ -35,7 +32,8 @@ inline __m512 logarithm(__m512 x) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(float(LOWEST)), is_some, found);
 }
 
-int64_t winner(const float* law, const double* noise, int64_t V) {
+// The token of the largest log p + g
+inline int64_t winner(const float* law, const double* noise, int64_t V) {
   __m512d most = _mm512_set1_pd(LOWEST);
   __m512i first = _mm512_set1_epi64(0), ids = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
   const auto race = [&](__m256 logs, const double* g, __mmask8 some) {
@@ -60,14 +58,3 @@ int64_t winner(const float* law, const double* noise, int64_t V) {
     if (scores[lane] > scores[best] || (scores[lane] == scores[best] && places[lane] < places[best])) best = lane;
   return places[best];
 }
-
-}  // namespace
-
-extern "C" {
-
-void outrider_races(const float* laws, const double* const* noise, int64_t n, int64_t V, int64_t* winners) {
-#pragma omp parallel for schedule(static) if (n * V > SERIAL)
-  for (int64_t i = 0; i < n; ++i) winners[i] = winner(laws + i * V, noise[i], V);
-}
-
-}  // extern "C"

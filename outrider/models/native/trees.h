@@ -1,11 +1,8 @@
-// Verdicts on trees by traversal, row by row: the first node in post-order whose coin shows heads is kept with its whole path, and
-// the token behind it. The rule is that of outrider/sampling/traversal.py, which has the mathematics.
-//
-//     laws, proposals (B, N + 1, V) fp32   tokens, parents (B, N) int64   lengths (B,) int64   sampled (B, N) bool, null: all
-//     coins (B, N), draws (B,) fp64 in [0, 1)   -> verdicts (B, 2) int64: last node kept (-1: none), next token
-//
-// `proposals` null: every token was placed. A law is copied when something is first taken from it, and the walk ends with the first
-// heads, so what lies behind costs nothing.
+// Verdicts on trees by traversal: the first node in post-order whose coin shows heads is kept with its whole path. The rule is that of
+// outrider/sampling/traversal.py, which has the mathematics. A law is copied when something is first taken from it, and the walk ends
+// with the first heads, so what lies behind costs nothing.
+
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -13,10 +10,6 @@
 #include <vector>
 
 #include "residuals.h"
-
-namespace {
-
-constexpr int64_t SERIAL = 1 << 15;  // numbers below which a second thread costs more than it does
 
 // What may still be said after a node, `scale` times `weights`, and what its next child was drawn from; null: nothing is drawn there.
 struct Output {
@@ -28,7 +21,7 @@ struct Output {
 class Tree {
  public:
   Tree(const float* laws, const float* proposals, const int64_t* tokens, const int64_t* parents, const bool* sampled,
-       int64_t length, int64_t V, bool replacement, const double* coins)
+       int64_t length, int64_t V, bool replacement, const Coins& coins)
       : tokens_(tokens), parents_(parents), sampled_(sampled), coins_(coins), length_(length), V_(V), replacement_(replacement),
         outputs_(length + 1) {
     for (int64_t o = 0; o <= length; ++o) {
@@ -37,6 +30,15 @@ class Tree {
     }
   }
 
+  // The node that is kept with its path, and the token behind it
+  Kept decide(const float* laws) {
+    int64_t end = -1;
+    visit(0, end);
+    const int64_t next = drawn(outputs_[end + 1].weights, V_, coins_.draw());
+    return {end, next < 0 ? drawn(laws + (end + 1) * V_, V_, coins_.draw()) : next};  // only rounding leaves nothing of a law
+  }
+
+ private:
   // Whether some node below this output is kept: `end`
   bool visit(int64_t output, int64_t& end) {
     for (int64_t node = next_child(output, 0); node < length_;) {
@@ -45,16 +47,13 @@ class Tree {
       own.mass = std::min(1.f, ratio(output, node));
       own.scale *= own.mass;
       if (visit(node + 1, end)) return true;
-      if (coins_[node] < double(own.mass)) return end = node, true;
+      if (coins_.accept(node) < double(own.mass)) return end = node, true;
       reject(outputs_[output], node, sibling < length_);
       node = sibling;
     }
     return false;
   }
 
-  const float* weights(int64_t output) const { return outputs_[output].weights; }
-
- private:
   int64_t next_child(int64_t output, int64_t from) const {
     while (from < length_ && parents_[from] + 1 != output) ++from;
     return from;
@@ -108,34 +107,8 @@ class Tree {
 
   const int64_t *tokens_, *parents_;
   const bool* sampled_;
-  const double* coins_;
+  const Coins& coins_;
   int64_t length_, V_;
   bool replacement_;
   std::vector<Output> outputs_;
 };
-
-}  // namespace
-
-extern "C" {
-
-// `shape`: B, N, V, 1 where siblings were drawn with replacement
-void outrider_tree_verdicts(const float* laws, const float* proposals, const int64_t* tokens, const int64_t* parents,
-                            const int64_t* lengths, const bool* sampled, const double* coins, const double* draws,
-                            const int64_t* shape, int64_t* verdicts) {
-  const int64_t B = shape[0], N = shape[1], V = shape[2];
-#pragma omp parallel for schedule(dynamic) if (B > 1 && B * (N + 1) * V > SERIAL)
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t outputs = b * (N + 1) * V;
-    Tree tree(laws + outputs, proposals ? proposals + outputs : nullptr, tokens + b * N, parents + b * N,
-              sampled ? sampled + b * N : nullptr, lengths[b], V, shape[3] != 0, coins + b * N);
-    int64_t end = -1;
-    tree.visit(0, end);
-    std::vector<double> parts;
-    int64_t next = drawn(tree.weights(end + 1), V, draws[b], parts);
-    if (next < 0) next = drawn(laws + outputs + (end + 1) * V, V, draws[b], parts);  // only rounding leaves nothing of a law
-    verdicts[2 * b] = end;
-    verdicts[2 * b + 1] = next;
-  }
-}
-
-}  // extern "C"
