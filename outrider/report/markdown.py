@@ -78,7 +78,7 @@ def _table(block: Table) -> Iterator[str]:
 
 
 def _explained(column: Column) -> str:
-    line = f"{_line(column.heading)}: {_line(column.help)}"
+    line = _started(f"{_line(column.heading)}: {_line(column.help)}")
     return f"\\{line}" if line.startswith("[") else line  # "[x]: y" would define a link
 
 

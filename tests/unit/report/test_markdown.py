@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -60,6 +60,7 @@ def elements(words: str) -> str:
 
 @settings(max_examples=300, deadline=None)
 @given(WORDS)
+@example(">[0]")
 def test_any_words_are_shown_as_they_are(words: str) -> None:
     """Nothing of a text is taken for Markdown or HTML: no tag is there that the blocks do not bring."""
     found = page(elements(words))
