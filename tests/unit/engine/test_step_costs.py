@@ -128,7 +128,7 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
 
 def test_other_kernels_and_programs_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     own = facts_for(options_of(models))
-    monkeypatch.setattr(native, "fingerprint", lambda: "another")
+    monkeypatch.setattr(native, "fingerprint", lambda **_: "another")
     assert facts_for(options_of(models)) != own
     monkeypatch.undo()
     monkeypatch.setattr(compiling, "MODEL_SOURCES", compiling.MODEL_SOURCES[1:])
