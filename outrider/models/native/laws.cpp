@@ -9,7 +9,7 @@ extern "C" {
 
 // `shape`: B, M, V. False where there is something to refuse.
 bool outrider_laws(const float* scores, const int64_t* lengths, const double* options, const int64_t* shape, float* laws) {
-  return make_laws(scores, lengths, options, shape[0], shape[1], shape[2], laws);
+  return make_laws(scores, lengths, options, shape[0], shape[1], shape[2], /* point_masses */ true, laws);
 }
 
 }  // extern "C"

@@ -185,9 +185,10 @@ inline bool make_law(const float* scores, int64_t V, const Options& o, float* la
 }
 
 // scores (B, M, V) -> laws (B, M, V), by `options` (B, 4). False where an output that counts (up to lengths[b]) has scores that are
-// no numbers, infinite or all masked; behind output lengths[b] of row b some law, whatever the scores.
+// no numbers, infinite or all masked; behind output lengths[b] of row b some law, whatever the scores. Without `point_masses` greedy
+// rows are left out.
 inline bool make_laws(const float* scores, const int64_t* lengths, const double* options, int64_t B, int64_t M, int64_t V,
-                      float* laws) {
+                      bool point_masses, float* laws) {
   constexpr int64_t SERIAL = 1 << 13;  // numbers below which a second thread costs more than it does
   int64_t whole = 1;
 #pragma omp parallel if (B * M * V > SERIAL) reduction(&& : whole)
@@ -199,6 +200,7 @@ inline bool make_laws(const float* scores, const int64_t* lengths, const double*
       float* law = laws + output * V;
       Options row;
       std::memcpy(&row, options + 4 * b, sizeof row);
+      if (row.temperature == 0 && !point_masses) continue;
       if (make_law(scores + output * V, V, row, law, scratch)) continue;
       whole = whole && output % M > lengths[b];
       point_mass(law, V, 0);

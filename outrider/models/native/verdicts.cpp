@@ -139,13 +139,13 @@ extern "C" {
 bool outrider_verdicts(const Call* at, int64_t* found) {
   const Call& call = *at;
   const int64_t M = call.N + 1, size = call.B * M * call.V;
-  static thread_local std::vector<float> kept(KEPT);  // memory that was used before costs no page faults
   std::unique_ptr<float[]> made;
   const float* laws = call.options ? nullptr : call.table;
   if (call.options && !is_all_greedy(call)) {
+    static thread_local std::vector<float> kept(KEPT);  // memory that was used before costs no page faults
     if (size > KEPT) made.reset(new float[size]);
     float* room = made ? made.get() : kept.data();
-    if (!make_laws(call.table, call.lengths, call.options, call.B, M, call.V, room)) return false;
+    if (!make_laws(call.table, call.lengths, call.options, call.B, M, call.V, /* point_masses */ false, room)) return false;
     laws = room;
   }
   const auto decide = [&](int64_t b) { return Row(call, laws, b).decide(found + b * (3 + call.N)); };
