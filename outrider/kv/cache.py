@@ -118,10 +118,12 @@ class KVCache:
         Offsets must increase, so a node never moves onto one that is still to be read.
         """
         start = self.lengths[row]
-        if list(path) != list(range(len(path))):
-            source = torch.tensor([start + offset for offset in path], device=self.device)
+        first = next((place for place, offset in enumerate(path) if place != offset), None)  # before it all are in place
+        if first is not None:
+            source = torch.tensor([start + offset for offset in path[first:]], device=self.device)
             for store in (*self.keys, *self.values):
-                store[row, start : start + len(path)] = store[row, source]  # indexing copies first: overlap is safe
+                line = store[row]
+                line[start + first : start + len(path)] = line.index_select(0, source)  # copies first: overlap is safe
         self.lengths[row] += len(path)
 
     def read(self, row: int, start: int, end: int) -> list[Tensor]:
