@@ -22,7 +22,7 @@ from outrider.errors import CapabilityError, CheckpointError, ConfigError, Outri
 from outrider.models import attention, hub, native, ops
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
-from outrider.models.pack import can_pack, pack_linears, panel_linears
+from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.probe import Seen, check_against_plain, find_layers, find_pass_limits
 
 DTYPES = {
@@ -90,13 +90,20 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
-    """'auto' is the checkpoint's own dtype; float16 runs as float32 on CPU, which contains it exactly."""
+    """'auto' is the checkpoint's own dtype. Where a CPU is slow in it, it runs as float32, which contains it exactly: float16, and
+    bfloat16 on processors that have no instructions for it, where torch multiplies number by number."""
     if dtype == "auto":
-        own = getattr(config, "dtype", None) or torch.float32
-        return torch.float32 if device.type == "cpu" and own == torch.float16 else own
+        own = own_dtype(config)
+        is_slow = device.type == "cpu" and (own == torch.float16 or (own == torch.bfloat16 and not has_fast_bf16()))
+        return torch.float32 if is_slow else own
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
+
+
+def own_dtype(config: Any) -> torch.dtype:
+    """That of the checkpoint's weights."""
+    return getattr(config, "dtype", None) or torch.float32
 
 
 def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:

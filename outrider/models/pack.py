@@ -39,7 +39,13 @@ class PackedLinear(nn.Module):
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this device and dtype have packed kernels."""
-    return device.type == "cpu" and dtype in PACKABLE and torch.backends.mkldnn.is_available()
+    has_kernels = device.type == "cpu" and dtype in PACKABLE and torch.backends.mkldnn.is_available()
+    return has_kernels and (dtype != torch.bfloat16 or has_fast_bf16())
+
+
+def has_fast_bf16() -> bool:
+    """Whether oneDNN multiplies bf16 on this CPU: with AVX-512, or AVX-NE-CONVERT."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(model: nn.Module) -> int:

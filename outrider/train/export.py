@@ -30,7 +30,7 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft
 from outrider.models.heads.medusa_files import export_medusa, load_medusa
 from outrider.models.heads.tensors import HeadTensors
-from outrider.models.load import UNKNOWN_CONTEXT, load_config, load_module, load_tokenizer, resolve_dtype
+from outrider.models.load import UNKNOWN_CONTEXT, load_config, load_module, load_tokenizer, own_dtype
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
 from outrider.train.vllm.obstacles import obstacles
@@ -53,7 +53,7 @@ class Target:
     def load(cls, name: str, called: str | None = None) -> Target:
         """On CPU, in its own dtype. Raises CheckpointError."""
         config = load_config(name)
-        module = load_module(name, config, resolve_dtype("auto", config, CPU), CPU)
+        module = load_module(name, config, own_dtype(config), CPU)
         return cls(name, module, load_tokenizer(name), called or name)
 
     @property

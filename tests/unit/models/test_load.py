@@ -6,13 +6,15 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
 
 from outrider.errors import CheckpointError
-from outrider.models import hub
+from outrider.models import hub, load
 from outrider.models.load import load_config, load_tokenizer
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
@@ -74,3 +76,23 @@ def test_refused_configs_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in reason
         assert word in reason
         assert not reason.endswith(":")
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "fast", "expected"),
+    [
+        (torch.bfloat16, "cpu", True, torch.bfloat16),
+        (torch.bfloat16, "cpu", False, torch.float32),  # torch would multiply number by number
+        (torch.bfloat16, "cuda", False, torch.bfloat16),
+        (torch.float16, "cpu", True, torch.float32),
+        (torch.float32, "cpu", False, torch.float32),
+        (None, "cpu", True, torch.float32),
+    ],
+)
+def test_auto_dtype_is_one_that_the_processor_is_fast_in(
+    monkeypatch: pytest.MonkeyPatch, own: torch.dtype | None, device: str, fast: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(load, "has_fast_bf16", lambda: fast)
+    config = SimpleNamespace(dtype=own)
+    assert load.resolve_dtype("auto", config, torch.device(device)) == expected
+    assert load.resolve_dtype("bfloat16", config, torch.device(device)) == torch.bfloat16  # asked for is asked for

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this t
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_linear_equals_plain(dtype: torch.dtype, bias: bool) -> None:
     """Catches a wrong layout or a forgotten bias. Tolerance: one rounding of the dtype on sums of 48 products."""
+    if not can_pack(CPU, dtype):
+        pytest.skip(f"oneDNN has no {dtype} on this CPU")
     torch.manual_seed(0)
     plain = nn.Linear(48, 80, bias=bias).to(dtype)
     x = torch.randn(2, 5, 48).to(dtype)
