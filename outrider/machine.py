@@ -132,8 +132,8 @@ def unavailable() -> list[dict[str, str]]:
     if not torch.backends.mkldnn.is_available():
         say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch")
     flags = cpu_flags()
-    if flags and "avx512_bf16" not in flags and "amx_bf16" not in flags:
-        say("fast bfloat16 on CPU", "the CPU has neither avx512_bf16 nor amx_bf16", "checkpoints in it run as float32, of twice the size")
+    if flags and "avx2" not in flags:
+        say("fast bfloat16 on CPU", "the CPU has no AVX2", "checkpoints in it run as float32, of twice the size")
     return found
 
 

@@ -115,7 +115,7 @@ def untrained(name: str, kind: str, target: Path, settings: dict[str, Any], resp
     folder = WORK / name
     if not folder.exists():
         config, tokenizer, device = load_config(str(target)), load_tokenizer(str(target)), torch.device("cpu")
-        module = load_module(str(target), config, resolve_dtype("auto", config, device), device)
+        module = load_module(str(target), config, resolve_dtype("auto", config, device, ours=False), device)
         texts = read_responses(responses, tokenizer, config.vocab_size)
         run = TrainConfig()
         learned, _ = split(fitting(texts, config.max_position_embeddings), run.held_out, run.seed)

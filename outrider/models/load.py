@@ -20,6 +20,7 @@ from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention, hub, native, ops
+from outrider.models.compile import native_path
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
@@ -89,16 +90,22 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
-    """'auto' is the checkpoint's own dtype. Where a CPU is slow in it, it runs as float32, which contains it exactly: float16, and
-    bfloat16 on processors that have no instructions for it, where torch multiplies number by number."""
+def resolve_dtype(dtype: str, config: Any, device: torch.device, *, ours: bool = True) -> torch.dtype:
+    """'auto' is the checkpoint's own dtype; on a CPU that is slow in it float32, which contains it exactly. That is so with
+    float16, and with bfloat16 where neither oneDNN has it nor our kernels, if they will be used (`ours`): torch multiplies
+    number by number then."""
     if dtype == "auto":
         own = own_dtype(config)
-        is_slow = device.type == "cpu" and (own == torch.float16 or (own == torch.bfloat16 and not has_fast_bf16()))
-        return torch.float32 if is_slow else own
+        return torch.float32 if device.type == "cpu" and not _is_fast(own, device, ours) else own
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
+
+
+def _is_fast(dtype: torch.dtype, cpu: torch.device, ours: bool) -> bool:
+    if dtype == torch.bfloat16:
+        return has_fast_bf16() or (ours and native.can_serve(cpu, dtype))
+    return dtype != torch.float16
 
 
 def own_dtype(config: Any) -> torch.dtype:
@@ -206,9 +213,12 @@ def use_native(lm: LM, module: nn.Module, library: Path) -> None:
 
 
 def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
-    """The fast CPU path (packed linears), then the pass limits measured on it."""
+    """The fast CPU path (linears packed for oneDNN, or for our kernels where it has none of this dtype), then the pass limits
+    measured on it. Raises CapabilityError where our kernels cannot be built."""
     if pack and can_pack(lm.device, lm.dtype):
         pack_linears(module)
+    elif pack and native.can_serve(lm.device, lm.dtype):
+        use_native(lm, module, native_path())
     lm.limits = find_pass_limits(lm, lm.shape.vocab_size, _projection_sizes(module))
 
 

@@ -100,7 +100,7 @@ def _run(
     if spec.only_responses:
         progress.say(f"{len(texts)} responses are in {spec.out / RESPONSES}; --resume goes on with training")
         return None
-    dtype = resolve_dtype(spec.options.dtype, config_of_target, device)
+    dtype = resolve_dtype(spec.options.dtype, config_of_target, device, ours=False)  # torch's own, with gradients
     target = load_module(
         spec.options.target, config_of_target, dtype, device, spec.options.trust_remote_code, spec.options.revision
     )

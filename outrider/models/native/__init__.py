@@ -2,11 +2,12 @@
 
 There is no library for it. For a handful of bf16 rows on 2 AVX-512 cores, oneDNN, MKL and inductor's own templates stream
 14 to 23 GB/s of weights where memory gives 30 to 35, and their attention multiplies blocks of 512 keys through a BLAS made
-for large matrices. Linear layers, by vectors or by matrix tiles (AMX), and attention, a page each, take what memory gives
-(numbers in docs/architecture.md). The rest is what follows a pass: laws, coins, noise and the
-verdict on a draft, together one call (`verdicts.cpp`, by way of `verifiers/kernels.py`).
-Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`),
-torch's own do the same work.
+for large matrices; on AVX2 they have no bf16 at all. Linear layers, by vectors or by matrix tiles (AMX), and attention, a
+page each, take what memory gives (numbers in docs/architecture.md). The rest is what follows a pass: laws, coins, noise and
+the verdict on a draft, together one call (`verdicts.cpp`, by way of `verifiers/kernels.py`). All are written once, in the
+words of `lanes.h`, for both instruction sets.
+Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`), torch's own do the same work; `--compile
+off` takes the linears and attention all the same on a CPU where torch has no fast bf16.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ import torch
 from outrider.errors import CapabilityError
 
 _HERE = Path(__file__).parent
-_MODEL = ("panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "attention.cpp", "panel.h", "shim.h", "lanes.h")
+_MODEL = (
+    "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "attention.cpp", "panel.h", "shim.h", "lanes.h",
+    "lanes_avx512.h", "lanes_avx2.h",
+)  # fmt: skip
 _SAMPLING = (
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
 )  # fmt: skip
 SOURCES = tuple(_HERE / name for name in (*_MODEL, *_SAMPLING))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
-FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16")
+FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
+# Instructions that `lanes.h` is written for: bf16 and byte products of AVX-512 (no processor has the first alone), or AVX2.
+INSTRUCTIONS = {
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mavx512vnni"),
+    "avx2": ("-mavx2", "-mfma"),
+}
 
 
 def compiler() -> str | None:
@@ -39,22 +48,36 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 
 
+def instructions() -> str | None:
+    """The best of INSTRUCTIONS that this CPU has; None: it has none of them."""
+    if torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported():
+        return "avx512"
+    return "avx2" if torch.cpu._is_avx2_supported() else None
+
+
 def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels serve this: bf16 on a CPU with AVX-512 and its dot products of bf16 and of bytes."""
-    has_products = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()  # no processor has the first alone
-    return device.type == "cpu" and dtype == torch.bfloat16 and has_products
+    """Whether the kernels serve this: bf16 on a CPU with AVX-512 and its dot products, or with AVX2."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and instructions() is not None
+
+
+def can_serve(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether they are supported, and can be built."""
+    return is_supported(device, dtype) and compiler() is not None
 
 
 def fingerprint(*, of_programs: bool = False) -> str:
     """Changes with the sources, the flags and torch. `of_programs`: with the sources alone whose kernels programs call."""
     sources = [_HERE / name for name in _MODEL] if of_programs else SOURCES
-    facts = repr(([source.read_bytes() for source in sources], FLAGS, torch.__version__))
+    facts = repr(([source.read_bytes() for source in sources], FLAGS, instructions(), torch.__version__))
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
-def build(path: Path) -> None:
-    """Compile to `path` (a few seconds). Raises CapabilityError with the compiler's first complaint."""
-    tool = compiler()
+def build(path: Path, kind: str | None = None) -> None:
+    """Compile to `path` (a few seconds), for the best of INSTRUCTIONS or those of `kind`. Raises CapabilityError with the
+    compiler's first complaint, and where the CPU has none of them."""
+    tool, kind = compiler(), kind or instructions()
+    if kind is None:
+        raise CapabilityError("the CPU has neither AVX2 nor AVX-512 with bf16, which the CPU kernels need. Use --compile off.")
     if tool is None:
         raise CapabilityError("no C++ compiler found (install g++). Use --compile off.")
     home = Path(torch.__file__).parent
@@ -63,7 +86,7 @@ def build(path: Path) -> None:
         made = Path(scratch) / path.name
         links = (f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}")
         sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
-        command = (tool, *FLAGS, f"-I{home / 'include'}", *sources, "-o", str(made), *links)
+        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{home / 'include'}", *sources, "-o", str(made), *links)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])

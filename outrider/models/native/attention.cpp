@@ -8,7 +8,6 @@
 // its visible keys closed up, in cache order: its bits depend on nothing but its own path, be it decoding, prefill, or a
 // tree where keys of other branches lie in between.
 
-#include <immintrin.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
@@ -22,17 +21,12 @@
 
 namespace {
 
-using bf16 = uint16_t;
 constexpr int64_t SERIAL = 1 << 13;  // query-key pairs below which a second thread costs more than it does
 
 struct Shape {
   int64_t rows, heads, queries, size, value_size, kv_heads, capacity, num_keys, mask_queries;
   int64_t row_stride, head_stride, query_stride;  // of `query`, in elements
 };
-
-inline __mmask32 first(int64_t count) { return count >= 32 ? 0xffffffffu : (1u << count) - 1; }
-
-inline __m512 widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
 
 inline float widen(bf16 value) {
   const uint32_t bits = uint32_t(value) << 16;
@@ -44,12 +38,9 @@ inline float widen(bf16 value) {
 inline bool is_hidden(bf16 mask) { return mask == 0xff80; }  // -inf
 
 inline float dot(const bf16* a, const bf16* b, int64_t size) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t d = 0; d < size; d += 32) {
-    const __mmask32 some = first(size - d);
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(some, a + d), (__m512bh)_mm512_maskz_loadu_epi16(some, b + d));
-  }
-  return _mm512_reduce_add_ps(sum);
+  Floats sum = floats(0);
+  for (int64_t d = 0; d < size; d += 32) sum = add_products(sum, load_pairs(a + d, size - d), load_pairs(b + d, size - d));
+  return sum_of(sum);
 }
 
 // out[0 .. size) = sum of weights[j] * values[places[j]]
@@ -57,22 +48,22 @@ void mix(const float* weights, const bf16* values, const int32_t* places, int64_
          float scale, bf16* out) {
   for (int64_t d = 0; d < size; d += 64) {
     const int64_t left = size - d;
-    __mmask16 some[4];
-    __m512 sum[4];
+    Mask some[4];
+    Floats sum[4];
     for (int i = 0; i < 4; ++i) {
-      some[i] = __mmask16(first(std::min<int64_t>(16, std::max<int64_t>(0, left - 16 * i))));
-      sum[i] = _mm512_setzero_ps();
+      some[i] = first16(left - 16 * i);
+      sum[i] = floats(0);
     }
     for (int64_t j = 0; j < count; ++j) {
-      const __m512 weight = _mm512_set1_ps(weights[j]);
+      const Floats weight = floats(weights[j]);
       const bf16* value = values + places[j] * stride + d;
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i)
-        sum[i] = _mm512_fmadd_ps(weight, widen(_mm256_maskz_loadu_epi16(some[i], value + 16 * i)), sum[i]);
+        sum[i] = multiply_add(weight, load_some(some[i], value + 16 * i), sum[i]);
     }
     for (int i = 0; i < 4; ++i) {
-      const __m512 scaled = _mm512_mul_ps(sum[i], _mm512_set1_ps(scale));
-      _mm256_mask_storeu_epi16(out + d + 16 * i, some[i], (__m256i)_mm512_cvtneps_pbh(scaled));
+      const Floats scaled = sum[i] * floats(scale);
+      store_some(some[i], out + d + 16 * i, scaled);
     }
   }
 }
@@ -95,15 +86,15 @@ void attend_one(const bf16* query, const bf16* keys, const bf16* values, const b
     broken |= std::isnan(scores[j]);
   }
   for (int64_t j = count; j < padded; ++j) scores[j] = -std::numeric_limits<float>::infinity();
-  __m512 total = _mm512_setzero_ps();
+  Floats total = floats(0);
   for (int64_t j = 0; j < padded; j += 16) {
-    const __m512 score = _mm512_loadu_ps(scores + j);
-    const __mmask16 seen = _mm512_cmp_ps_mask(score, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ);
-    const __m512 weight = _mm512_maskz_mov_ps(seen, exponential(_mm512_sub_ps(score, _mm512_set1_ps(most))));
-    _mm512_storeu_ps(scores + j, weight);
-    total = _mm512_add_ps(total, weight);
+    const Floats score = load(scores + j);
+    const Mask seen = ~is_equal(score, floats(-std::numeric_limits<float>::infinity()));
+    const Floats weight = keep(seen, exponential(score - floats(most)));
+    store(scores + j, weight);
+    total = total + weight;
   }
-  const float mass = broken ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_add_ps(total);
+  const float mass = broken ? std::numeric_limits<float>::quiet_NaN() : sum_of(total);
   mix(scores, values, places, count, s.kv_heads * s.value_size, s.value_size, count ? 1.f / mass : 0.f, out);
 }
 

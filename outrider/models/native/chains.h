@@ -63,8 +63,8 @@ struct Chain {
     if (kept < length) {
       std::vector<float> rest(V);
       for (int64_t v = 0; v < V; v += 16) {
-        const __mmask16 some = first16(V - v);
-        _mm512_mask_storeu_ps(rest.data() + v, some, excess(law(kept), node(kept), scale, v, some));
+        const Mask some = first16(V - v);
+        store_some(some, rest.data() + v, excess(law(kept), node(kept), scale, v, some));
       }
       next = drawn(rest.data(), V, coins.draw());
     }

@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -41,25 +39,25 @@ struct Scratch {
 };
 
 // e^(score - most) of sixteen scores, 0 where nothing is left of it
-inline __m512 mass(__m512 scores, __m512 most) {
-  const __m512 behind = _mm512_sub_ps(scores, most);
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(behind, _mm512_set1_ps(-FAR), _CMP_GE_OQ), exponential(behind));
+inline Floats mass(Floats scores, Floats most) {
+  const Floats behind = scores - most;
+  return keep(is_at_least(behind, floats(-FAR)), exponential(behind));
 }
 
 // The first largest of the scores; -1 where they are no numbers, or all masked
 inline int64_t largest(const float* scores, int64_t V) {
-  __m512 most = _mm512_set1_ps(-INFINITE);
-  __mmask16 broken = 0;
+  Floats most = floats(-INFINITE);
+  Mask broken = 0;
   for (int64_t v = 0; v < V; v += 16) {
-    const __m512 some = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITE), first16(V - v), scores + v);
-    broken |= _mm512_cmp_ps_mask(some, some, _CMP_UNORD_Q);
-    most = _mm512_max_ps(most, some);
+    const Floats some = load_some(first16(V - v), scores + v, floats(-INFINITE));
+    broken |= is_no_number(some);
+    most = larger(most, some);
   }
-  const float peak = _mm512_reduce_max_ps(most);
+  const float peak = largest_of(most);
   if (broken || !std::isfinite(peak)) return -1;
   for (int64_t v = 0;; v += 16) {
-    const __m512 some = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITE), first16(V - v), scores + v);
-    const __mmask16 found = _mm512_cmp_ps_mask(some, _mm512_set1_ps(peak), _CMP_EQ_OQ);
+    const Floats some = load_some(first16(V - v), scores + v, floats(-INFINITE));
+    const Mask found = is_equal(some, floats(peak));
     if (found) return v + __builtin_ctz(found);
   }
 }
@@ -68,12 +66,12 @@ inline int64_t largest(const float* scores, int64_t V) {
 template <typename Use>
 void each_bucket(const float* scores, int64_t V, float most, float least, Use use) {
   alignas(64) int32_t buckets[16];
-  const __m512 floor = _mm512_set1_ps(std::max(least, std::numeric_limits<float>::lowest()));
+  const Floats floor = floats(std::max(least, std::numeric_limits<float>::lowest()));
   for (int64_t v = 0; v < V; v += 16) {
-    const __m512 some = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITE), first16(V - v), scores + v);
-    __mmask16 stays = _mm512_cmp_ps_mask(some, floor, _CMP_GE_OQ);
-    const __m512 behind = _mm512_mul_ps(_mm512_sub_ps(_mm512_set1_ps(most), some), _mm512_set1_ps(float(PER_UNIT)));
-    _mm512_store_si512(buckets, _mm512_cvttps_epi32(_mm512_min_ps(behind, _mm512_set1_ps(float(BUCKETS - 1)))));
+    const Floats some = load_some(first16(V - v), scores + v, floats(-INFINITE));
+    Mask stays = is_at_least(some, floor);
+    const Floats behind = (floats(most) - some) * floats(float(PER_UNIT));
+    store(buckets, truncated(smaller(behind, floats(float(BUCKETS - 1)))));
     for (; stays; stays &= stays - 1) {
       const int i = __builtin_ctz(stays);
       use(v + i, buckets[i]);
@@ -110,8 +108,8 @@ inline Edge top_p_edge(const float* scores, int64_t V, float most, Edge edge, do
   each_bucket(scores, V, most, edge.score, [&](int64_t v, int32_t bucket) {
     if (v / 16 != block) {
       block = v / 16;
-      const __m512 some = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITE), first16(V - 16 * block), scores + 16 * block);
-      _mm512_store_ps(masses, mass(some, _mm512_set1_ps(most)));
+      const Floats some = load_some(first16(V - 16 * block), scores + 16 * block, floats(-INFINITE));
+      store(masses, mass(some, floats(most)));
     }
     scratch.masses[bucket] += masses[v % 16];
   });
@@ -154,32 +152,32 @@ inline bool make_law(const float* scores, int64_t V, const Options& o, float* la
     point_mass(law, V, best);
     return true;
   }
-  const __m512 temperature = _mm512_set1_ps(float(o.temperature));
+  const Floats temperature = floats(float(o.temperature));
   for (int64_t v = 0; v < V; v += 16) {
-    const __mmask16 some = first16(V - v);
-    _mm512_mask_storeu_ps(law + v, some, _mm512_div_ps(_mm512_maskz_loadu_ps(some, scores + v), temperature));
+    const Mask some = first16(V - v);
+    store_some(some, law + v, load_some(some, scores + v) / temperature);
   }
   const int64_t best = largest(law, V);
   if (best < 0) return false;
   const float most = law[best];
   const Edge edge = edge_of(law, V, most, o, scratch);
-  const __m512 floor = _mm512_set1_ps(edge.score), peak = _mm512_set1_ps(most);
-  const __m512i last = _mm512_set1_epi32(int32_t(edge.last));
-  __m512i ids = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __m512d total = _mm512_setzero_pd();
-  for (int64_t v = 0; v < V; v += 16, ids = _mm512_add_epi32(ids, _mm512_set1_epi32(16))) {
-    const __mmask16 some = first16(V - v);
-    const __m512 score = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITE), some, law + v);
-    const __mmask16 ties = _mm512_cmp_ps_mask(score, floor, _CMP_EQ_OQ) & _mm512_cmple_epi32_mask(ids, last);
-    const __mmask16 stays = _mm512_cmp_ps_mask(score, floor, _CMP_GT_OQ) | ties;
-    const __m512 masses = _mm512_maskz_mov_ps(stays, mass(score, peak));
-    _mm512_mask_storeu_ps(law + v, some, masses);
+  const Floats floor = floats(edge.score), peak = floats(most);
+  const Ints last = ints(int32_t(edge.last));
+  Ints ids = counting();
+  Doubles total = doubles(0);
+  for (int64_t v = 0; v < V; v += 16, ids = ids + ints(16)) {
+    const Mask some = first16(V - v);
+    const Floats score = load_some(some, law + v, floats(-INFINITE));
+    const Mask ties = is_equal(score, floor) & is_at_most(ids, last);
+    const Mask stays = is_greater(score, floor) | ties;
+    const Floats masses = keep(stays, mass(score, peak));
+    store_some(some, law + v, masses);
     total = add_up(total, masses);
   }
-  const __m512 share = _mm512_set1_ps(float(1 / _mm512_reduce_add_pd(total)));
+  const Floats share = floats(float(1 / sum_of(total)));
   for (int64_t v = 0; v < V; v += 16) {
-    const __mmask16 some = first16(V - v);
-    _mm512_mask_storeu_ps(law + v, some, _mm512_mul_ps(_mm512_maskz_loadu_ps(some, law + v), share));
+    const Mask some = first16(V - v);
+    store_some(some, law + v, load_some(some, law + v) * share);
   }
   return true;
 }

@@ -6,30 +6,25 @@
 // Each output of each row is one fp32 accumulator over k = 0, 2, 4, ...: its bits depend neither on how many rows stand
 // beside it nor on the number of threads.
 //
-// Up to 7 rows share one reading of the weights; the hardware's prefetch, on a plain forward stream, is the best there is.
+// A few rows share one reading of the weights; the hardware's prefetch, on a plain forward stream, is the best there is.
 // More rows go in groups, which read a part of the panel one after the other, all but the first from the cache. Memory would
 // rest meanwhile, so that each group fetches its share of the part that comes next: 9 rows cost what 8 do.
 
 #include "panel.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <cstring>
+#include <utility>
 
 #include "shim.h"
 
 namespace {
 
-constexpr int ROWS = 8;               // rows multiplied at once: 16 accumulators cover a dot product's latency
-constexpr int64_t ALONE = 7;          // rows that are one group; 8 take turns by four, faster where memory is
+constexpr int ROWS = IS_WIDE ? 8 : 4;       // rows multiplied at once: so many accumulators are registers
+constexpr int64_t ALONE = IS_WIDE ? 7 : 3;  // rows that are one group; one more take turns by halves, faster where memory is
 constexpr int64_t BLOCK = 64;         // rows whose accumulators are kept between two parts
 constexpr int64_t PART = 384;         // inputs of a part: 24 KB of weights
-
-inline __m512bh pair(const bf16* at) {
-  int32_t both;
-  std::memcpy(&both, at, sizeof both);
-  return (__m512bh)_mm512_set1_epi32(both);
-}
 
 // Inputs [begin, end) of one panel, and what to fetch meanwhile: a line at `next` with each of the first `ahead` pairs.
 struct Part {
@@ -39,25 +34,25 @@ struct Part {
 };
 
 template <int M>
-inline void multiply_pair(const bf16* x, int64_t K, const bf16* weights, __m512 (&low)[M], __m512 (&high)[M]) {
-  const __m512bh first = (__m512bh)_mm512_loadu_si512(weights);
-  const __m512bh second = (__m512bh)_mm512_loadu_si512(weights + PANEL);
+inline void multiply_pair(const bf16* x, int64_t K, const bf16* weights, Floats (&low)[M], Floats (&high)[M]) {
+  const Pairs first = load_pairs(weights);
+  const Pairs second = load_pairs(weights + PANEL);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    const __m512bh inputs = pair(x + m * K);
-    low[m] = _mm512_dpbf16_ps(low[m], inputs, first);
-    high[m] = _mm512_dpbf16_ps(high[m], inputs, second);
+    const Pairs inputs = same_pair(x + m * K);
+    low[m] = add_products(low[m], inputs, first);
+    high[m] = add_products(high[m], inputs, second);
   }
 }
 
 // M rows times one part; `sums` (M, 32) hold what the parts before it gave.
 template <int M>
 void multiply(const bf16* x, int64_t K, const Part& part, float* sums, const Output& out) {
-  __m512 low[M], high[M];
+  Floats low[M], high[M];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    low[m] = part.begin ? _mm512_load_ps(sums + m * PANEL) : _mm512_setzero_ps();
-    high[m] = part.begin ? _mm512_load_ps(sums + m * PANEL + 16) : _mm512_setzero_ps();
+    low[m] = part.begin ? load(sums + m * PANEL) : floats(0);
+    high[m] = part.begin ? load(sums + m * PANEL + 16) : floats(0);
   }
   const bf16 *weights = part.weights, *next = part.next;
   const bf16* const all = x + part.end;
@@ -73,14 +68,17 @@ void multiply(const bf16* x, int64_t K, const Part& part, float* sums, const Out
       out.write(m, low[m], high[m]);
       continue;
     }
-    _mm512_store_ps(sums + m * PANEL, low[m]);
-    _mm512_store_ps(sums + m * PANEL + 16, high[m]);
+    store(sums + m * PANEL, low[m]);
+    store(sums + m * PANEL + 16, high[m]);
   }
 }
 
 using Multiply = void (*)(const bf16*, int64_t, const Part&, float*, const Output&);
-constexpr Multiply MULTIPLY[ROWS] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>,
-                                     multiply<5>, multiply<6>, multiply<7>, multiply<8>};
+template <int... M>
+constexpr std::array<Multiply, ROWS> by_rows(std::integer_sequence<int, M...>) {
+  return {multiply<M + 1>...};
+}
+constexpr std::array<Multiply, ROWS> MULTIPLY = by_rows(std::make_integer_sequence<int, ROWS>());
 
 // Up to BLOCK rows times one panel.
 void multiply_panel(const bf16* x, int64_t M, int64_t K, const bf16* panel, const Output& out) {

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
+#if defined(__AVX512BF16__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
 
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -127,7 +127,7 @@ WITH_TILES void multiply_panels(
       (rows > ROWS ? multiply<true> : multiply<false>)(x + m * K, K, panel, m == 0, tail, sums);
       const Output output{bias ? bias + start : nullptr, out + m * N + start, N, std::min(PANEL, N - start)};
       for (int64_t r = 0; r < rows; ++r)
-        output.write(r, _mm512_load_ps(sums + r * PANEL), _mm512_load_ps(sums + r * PANEL + PANEL / 2));
+        output.write(r, load(sums + r * PANEL), load(sums + r * PANEL + PANEL / 2));
     }
   }
   _tile_release();

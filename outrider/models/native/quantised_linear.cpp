@@ -17,8 +17,6 @@
 
 #include "shim.h"
 
-#define WITH_BYTE_PRODUCTS __attribute__((target("avx512vnni")))
-
 namespace {
 
 constexpr int64_t BLOCK = 32;                          // inputs whose products add up as integers
@@ -38,18 +36,15 @@ struct Inputs {
 };
 
 Inputs to_bytes(const bf16* x, int64_t count) {
-  const __mmask16 low_some = count >= 16 ? 0xffff : (1u << count) - 1;
-  const __mmask16 high_some = count >= 32 ? 0xffff : count <= 16 ? 0 : (1u << (count - 16)) - 1;
-  const __m512 low = widen(_mm256_maskz_loadu_epi16(low_some, x)), high = widen(_mm256_maskz_loadu_epi16(high_some, x + 16));
-  const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-  const __m512 steps = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
-  const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, steps));
-  const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(high, steps));
+  const Floats low = load_some(first16(count), x), high = load_some(first16(count - 16), x + 16);
+  const float largest = largest_of(larger(absolute(low), absolute(high)));
+  const Floats steps = floats(largest > 0 ? 127 / largest : 0);
+  const Ints first = nearest(low * steps), second = nearest(high * steps);
   Inputs found;
-  _mm_storeu_si128((__m128i*)found.codes, _mm512_cvtepi32_epi8(first));
-  _mm_storeu_si128((__m128i*)(found.codes + 16), _mm512_cvtepi32_epi8(second));
+  store_bytes(found.codes, first);
+  store_bytes(found.codes + 16, second);
   found.scale = largest / 127;
-  found.sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+  found.sum = sum_of(first + second);
   return found;
 }
 
@@ -65,63 +60,60 @@ void all_to_bytes(const bf16* x, int64_t M, int64_t K, int64_t blocks, Inputs* i
 template <int BITS>
 struct Factors {
   static constexpr int64_t SIZE = (BITS == 4 ? 2 : 1) * PANEL * sizeof(bf16);
-  __m512 scales[2], zeros[2];
+  Floats scales[2], zeros[2];
 
-  void read(const uint8_t* at) {
+  void read(const uint8_t* from) {
+    const bf16* const at = reinterpret_cast<const bf16*>(from);
     for (int half = 0; half < 2; ++half) {
-      scales[half] = widen(_mm256_loadu_si256((const __m256i*)at + half));
-      zeros[half] = BITS == 4 ? widen(_mm256_loadu_si256((const __m256i*)at + 2 + half)) : _mm512_setzero_ps();
+      scales[half] = load(at + 16 * half);
+      zeros[half] = BITS == 4 ? load(at + PANEL + 16 * half) : floats(0);
     }
   }
 };
 
 // A block's codes, a byte each: vector 2 k + h holds inputs 4 k to 4 k + 3 of outputs 16 h to 16 h + 15.
 template <int BITS>
-inline void read_codes(const uint8_t* block, __m512i (&codes)[VECTORS]) {
-  const __m512i half_byte = _mm512_set1_epi8(15);
+inline void read_codes(const uint8_t* block, Bytes (&codes)[VECTORS]) {
 #pragma GCC unroll 16
   for (int64_t line = 0; line < BYTES<BITS> / 64; ++line) {
-    const __m512i bytes = _mm512_loadu_si512(block + 64 * line);
+    const Bytes bytes = load_bytes(block + 64 * line);
     if constexpr (BITS == 8) {
       codes[line] = bytes;
     } else {
-      codes[line / 2 * 4 + line % 2] = _mm512_and_si512(bytes, half_byte);
-      codes[line / 2 * 4 + line % 2 + 2] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), half_byte);
+      codes[line / 2 * 4 + line % 2] = low_halves(bytes);
+      codes[line / 2 * 4 + line % 2 + 2] = high_halves(bytes);
     }
   }
 }
 
 // Adds one row's products with a block to sums (32,).
 template <int BITS>
-WITH_BYTE_PRODUCTS inline void multiply_row(
-    const Inputs& x, const __m512i (&codes)[VECTORS], const Factors<BITS>& factors, float* sums) {
-  __m512i products[2];
-  products[0] = products[1] = _mm512_set1_epi32(-MIDDLE<BITS> * x.sum);
+inline void multiply_row(
+    const Inputs& x, const Bytes (&codes)[VECTORS], const Factors<BITS>& factors, float* sums) {
+  Ints products[2];
+  products[0] = products[1] = ints(-MIDDLE<BITS> * x.sum);
 #pragma GCC unroll 8
   for (int64_t k = 0; k < BLOCK / 4; ++k) {
-    int32_t four;
-    std::memcpy(&four, x.codes + 4 * k, sizeof four);
-    const __m512i inputs = _mm512_set1_epi32(four);
-    products[0] = _mm512_dpbusd_epi32(products[0], codes[2 * k], inputs);
-    products[1] = _mm512_dpbusd_epi32(products[1], codes[2 * k + 1], inputs);
+    products[0] = add_products(products[0], codes[2 * k], x.codes + 4 * k);
+    products[1] = add_products(products[1], codes[2 * k + 1], x.codes + 4 * k);
   }
-  const __m512 scale = _mm512_set1_ps(x.scale), sum = _mm512_set1_ps(x.scale * x.sum);
+  const Floats scale = floats(x.scale), sum = floats(x.scale * x.sum);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    const __m512 found = _mm512_mul_ps(_mm512_cvtepi32_ps(products[half]), scale);
-    __m512 total = _mm512_fmadd_ps(found, factors.scales[half], _mm512_load_ps(sums + 16 * half));
-    if constexpr (BITS == 4) total = _mm512_fmadd_ps(sum, factors.zeros[half], total);
-    _mm512_store_ps(sums + 16 * half, total);
+    const Floats found = to_floats(products[half]) * scale;
+    Floats total = multiply_add(found, factors.scales[half], load(sums + 16 * half));
+    if constexpr (BITS == 4) total = multiply_add(sum, factors.zeros[half], total);
+    store(sums + 16 * half, total);
   }
 }
 
 // Up to ROWS rows (of inputs (rows, blocks)) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
 template <int BITS>
-WITH_BYTE_PRODUCTS void multiply(
+void multiply(
     const Inputs* x, int64_t rows, int64_t blocks, const uint8_t* at, int64_t blocks_per_group, bool fetch, float* sums) {
   std::memset(sums, 0, rows * PANEL * sizeof(float));
   Factors<BITS> factors;
-  __m512i codes[VECTORS];
+  Bytes codes[VECTORS];
   for (int64_t block = 0; block < blocks; ++block) {
     if (block % blocks_per_group == 0) {
       if (fetch) _mm_prefetch(at + AHEAD, _MM_HINT_T0), _mm_prefetch(at + AHEAD + 64, _MM_HINT_T0);
@@ -154,7 +146,7 @@ void quantised_linear(
       multiply<BITS>(rounded + m * blocks, rows, blocks, panels + p * size, group / BLOCK, m == 0, sums);
       const Output output{bias ? bias + start : nullptr, out + m * N + start, N, std::min(PANEL, N - start)};
       for (int64_t r = 0; r < rows; ++r)
-        output.write(r, _mm512_load_ps(sums + r * PANEL), _mm512_load_ps(sums + r * PANEL + PANEL / 2));
+        output.write(r, load(sums + r * PANEL), load(sums + r * PANEL + PANEL / 2));
     }
   }
 }

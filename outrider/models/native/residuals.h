@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -32,17 +30,17 @@ struct Node {
 };
 
 // [scale p - q]+ of sixteen tokens
-inline __m512 excess(const float* p, const Node& node, float scale, int64_t v, __mmask16 some) {
-  const __m512 scaled = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_maskz_loadu_ps(some, p + v));
-  if (node.law) return _mm512_max_ps(_mm512_sub_ps(scaled, _mm512_maskz_loadu_ps(some, node.law + v)), _mm512_setzero_ps());
+inline Floats excess(const float* p, const Node& node, float scale, int64_t v, Mask some) {
+  const Floats scaled = floats(scale) * load_some(some, p + v);
+  if (node.law) return larger(scaled - load_some(some, node.law + v), floats(0));
   const int64_t place = node.token - v;  // a point mass takes all of its own token
-  return place >= 0 && place < 16 ? _mm512_maskz_mov_ps(__mmask16(~(1u << place)), scaled) : scaled;
+  return place >= 0 && place < 16 ? keep(Mask(~(1u << place)), scaled) : scaled;
 }
 
 inline double surplus(const float* p, const Node& node, float scale, int64_t V) {
-  __m512d sum = _mm512_setzero_pd();
+  Doubles sum = doubles(0);
   for (int64_t v = 0; v < V; v += 16) sum = add_up(sum, excess(p, node, scale, v, first16(V - v)));
-  return _mm512_reduce_add_pd(sum);
+  return sum_of(sum);
 }
 
 // The first token whose cumulative weight exceeds uniform * total, never one without weight; -1 where there is no weight
@@ -52,9 +50,9 @@ inline int64_t drawn(const float* weights, int64_t V, double uniform) {
   double total = 0, before = 0;
   for (int64_t begin = 0; begin < V; begin += PART) {
     const int64_t end = std::min(V, begin + PART);
-    __m512d sum = _mm512_setzero_pd();
-    for (int64_t v = begin; v < end; v += 16) sum = add_up(sum, _mm512_maskz_loadu_ps(first16(end - v), weights + v));
-    parts.push_back(_mm512_reduce_add_pd(sum));
+    Doubles sum = doubles(0);
+    for (int64_t v = begin; v < end; v += 16) sum = add_up(sum, load_some(first16(end - v), weights + v));
+    parts.push_back(sum_of(sum));
     total += parts.back();
   }
   if (!(total > 0)) return -1;

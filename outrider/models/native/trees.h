@@ -81,8 +81,8 @@ class Tree {
     if (all > 0) {  // else this child is kept with certainty, and only rounding leads here
       parent.own_weights.resize(V_);
       for (int64_t v = 0; v < V_; v += 16) {
-        const __mmask16 some = first16(V_ - v);
-        _mm512_mask_storeu_ps(parent.own_weights.data() + v, some, excess(parent.weights, at, parent.scale, v, some));
+        const Mask some = first16(V_ - v);
+        store_some(some, parent.own_weights.data() + v, excess(parent.weights, at, parent.scale, v, some));
       }
       parent.weights = parent.own_weights.data();
       parent.scale = 1 / all;
@@ -98,9 +98,9 @@ class Tree {
     if (law.empty()) law.assign(parent.proposal, parent.proposal + V_);
     parent.proposal = law.data();
     law[token] = 0;
-    __m512d sum = _mm512_setzero_pd();
-    for (int64_t v = 0; v < V_; v += 16) sum = add_up(sum, _mm512_maskz_loadu_ps(first16(V_ - v), law.data() + v));
-    const double total = _mm512_reduce_add_pd(sum);
+    Doubles sum = doubles(0);
+    for (int64_t v = 0; v < V_; v += 16) sum = add_up(sum, load_some(first16(V_ - v), law.data() + v));
+    const double total = sum_of(sum);
     if (!(total > 0)) return;
     for (float& share : law) share = float(share / total);  // 1 / total may be beyond fp32
   }

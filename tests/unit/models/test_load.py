@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from outrider.errors import CheckpointError
-from outrider.models import hub, load
+from outrider.models import hub, load, native
 from outrider.models.load import load_config, load_tokenizer
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
@@ -79,20 +79,29 @@ def test_refused_configs_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "device", "fast", "expected"),
+    ("own", "device", "onednn", "kernels", "expected"),
     [
-        (torch.bfloat16, "cpu", True, torch.bfloat16),
-        (torch.bfloat16, "cpu", False, torch.float32),  # torch would multiply number by number
-        (torch.bfloat16, "cuda", False, torch.bfloat16),
-        (torch.float16, "cpu", True, torch.float32),
-        (torch.float32, "cpu", False, torch.float32),
-        (None, "cpu", True, torch.float32),
+        (torch.bfloat16, "cpu", True, False, torch.bfloat16),
+        (torch.bfloat16, "cpu", False, True, torch.bfloat16),
+        (torch.bfloat16, "cpu", False, False, torch.float32),  # torch would multiply number by number
+        (torch.bfloat16, "cuda", False, False, torch.bfloat16),
+        (torch.float16, "cpu", True, True, torch.float32),
+        (torch.float32, "cpu", False, False, torch.float32),
+        (None, "cpu", True, True, torch.float32),
     ],
 )
 def test_auto_dtype_is_one_that_the_processor_is_fast_in(
-    monkeypatch: pytest.MonkeyPatch, own: torch.dtype | None, device: str, fast: bool, expected: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, own: torch.dtype | None, device: str, onednn: bool, kernels: bool, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(load, "has_fast_bf16", lambda: fast)
-    config = SimpleNamespace(dtype=own)
-    assert load.resolve_dtype("auto", config, torch.device(device)) == expected
-    assert load.resolve_dtype("bfloat16", config, torch.device(device)) == torch.bfloat16  # asked for is asked for
+    monkeypatch.setattr(load, "has_fast_bf16", lambda: onednn)
+    monkeypatch.setattr(native, "can_serve", lambda device, dtype: kernels and dtype == torch.bfloat16)
+    config, on = SimpleNamespace(dtype=own), torch.device(device)
+    assert load.resolve_dtype("auto", config, on) == expected
+    assert load.resolve_dtype("bfloat16", config, on) == torch.bfloat16  # asked for is asked for
+
+
+def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "has_fast_bf16", lambda: False)
+    monkeypatch.setattr(native, "can_serve", lambda device, dtype: True)
+    config = SimpleNamespace(dtype=torch.bfloat16)
+    assert load.resolve_dtype("auto", config, torch.device("cpu"), ours=False) == torch.float32

@@ -1,0 +1,125 @@
+// The words of `lanes.h` for AVX-512 with its products of bf16 and of bytes: one instruction each, most of them.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+inline constexpr bool IS_WIDE = true;  // 32 registers of 64 bytes
+
+using Floats = __m512;
+using Doubles = __m512d;
+struct Ints { __m512i all; };
+struct Pairs { __m512bh all; };
+struct Bytes { __m512i all; };
+
+// ---------------------------------------------------------------- Floats: +, -, * and / are the language's own
+
+inline Floats floats(float x) { return _mm512_set1_ps(x); }
+inline Floats load(const float* at) { return _mm512_loadu_ps(at); }
+inline Floats load_some(Mask some, const float* at) { return _mm512_maskz_loadu_ps(some, at); }
+inline Floats load_some(Mask some, const float* at, Floats others) { return _mm512_mask_loadu_ps(others, some, at); }
+inline void store(float* at, Floats x) { _mm512_storeu_ps(at, x); }
+inline void store_some(Mask some, float* at, Floats x) { _mm512_mask_storeu_ps(at, some, x); }
+
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats subtract_product(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
+inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats absolute(Floats x) { return _mm512_abs_ps(x); }
+inline Floats rounded(Floats x) { return _mm512_roundscale_ps(x, 0); }
+inline Floats times_power_of_two(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }  // n whole
+inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
+inline float largest_of(Floats x) { return _mm512_reduce_max_ps(x); }
+
+inline Mask is_greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline Mask is_at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+inline Mask is_equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+inline Mask is_no_number(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+inline Floats choose(Mask first, Floats a, Floats b) { return _mm512_mask_mov_ps(b, first, a); }
+inline Floats keep(Mask some, Floats x) { return _mm512_maskz_mov_ps(some, x); }
+
+// x > 0 as mantissa * 2^power, the mantissa in [0.75, 1.5)
+inline void split(Floats x, Floats& mantissa, Floats& power) {
+  mantissa = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+  // getexp says floor(log2 x): one too few where the mantissa was taken from [0.75, 1)
+  const Mask is_low = _mm512_cmp_ps_mask(mantissa, _mm512_set1_ps(1.f), _CMP_LT_OQ);
+  power = _mm512_getexp_ps(x);
+  power = _mm512_mask_add_ps(power, is_low, power, _mm512_set1_ps(1.f));
+}
+
+// ---------------------------------------------------------------- Doubles
+
+inline Doubles doubles(double x) { return _mm512_set1_pd(x); }
+inline Doubles load(const double* at) { return _mm512_loadu_pd(at); }
+inline Doubles load_some(HalfMask some, const double* at) { return _mm512_maskz_loadu_pd(some, at); }
+inline void store(double* at, Doubles x) { _mm512_storeu_pd(at, x); }
+inline void store_some(HalfMask some, double* at, Doubles x) { _mm512_mask_storeu_pd(at, some, x); }
+inline Doubles low_doubles(Floats x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+inline Doubles high_doubles(Floats x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(_mm512_shuffle_f32x4(x, x, 0xee))); }
+
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+inline Doubles larger(Doubles a, Doubles b) { return _mm512_max_pd(a, b); }
+inline double sum_of(Doubles x) { return _mm512_reduce_add_pd(x); }
+inline HalfMask is_greater(Doubles a, Doubles b) { return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ); }
+inline Doubles choose(HalfMask first, Doubles a, Doubles b) { return _mm512_mask_mov_pd(b, first, a); }
+
+// Normal x > 0 as mantissa * 2^power, the mantissa in [0.75, 1.5)
+inline void split(Doubles x, Doubles& mantissa, Doubles& power) {
+  mantissa = _mm512_getmant_pd(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+  power = _mm512_getexp_pd(x);
+  power = _mm512_mask_add_pd(power, _mm512_cmp_pd_mask(mantissa, _mm512_set1_pd(1), _CMP_LT_OQ), power, _mm512_set1_pd(1));
+}
+
+// ---------------------------------------------------------------- Ints
+
+inline Ints ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints counting() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.all, b.all)}; }
+inline Mask is_at_most(Ints a, Ints b) { return _mm512_cmple_epi32_mask(a.all, b.all); }
+inline void store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x.all); }
+inline int32_t sum_of(Ints x) { return _mm512_reduce_add_epi32(x.all); }
+inline Ints truncated(Floats x) { return {_mm512_cvttps_epi32(x)}; }
+inline Ints nearest(Floats x) { return {_mm512_cvtps_epi32(x)}; }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x.all); }
+inline void store_bytes(int8_t* at, Ints x) { _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8(x.all)); }
+
+// ---------------------------------------------------------------- bf16
+
+inline Floats widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
+inline Floats load(const bf16* at) { return widen(_mm256_loadu_si256((const __m256i*)at)); }
+inline Floats load_some(Mask some, const bf16* at) { return widen(_mm256_maskz_loadu_epi16(some, at)); }
+inline void store_some(Mask some, bf16* at, Floats x) { _mm256_mask_storeu_epi16(at, some, (__m256i)_mm512_cvtneps_pbh(x)); }
+
+inline Pairs load_pairs(const bf16* at) { return {(__m512bh)_mm512_loadu_si512(at)}; }
+
+// The first `count` numbers, zeros behind them
+inline Pairs load_pairs(const bf16* at, int64_t count) {
+  const __mmask32 some = count >= 32 ? 0xffffffffu : (1u << count) - 1;
+  return {(__m512bh)_mm512_maskz_loadu_epi16(some, at)};
+}
+
+// One pair for all lanes
+inline Pairs same_pair(const bf16* at) {
+  int32_t both;
+  std::memcpy(&both, at, sizeof both);
+  return {(__m512bh)_mm512_set1_epi32(both)};
+}
+
+// `sum` with the two products of each lane
+inline Floats add_products(Floats sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, a.all, b.all); }
+
+// ---------------------------------------------------------------- Bytes
+
+inline Bytes load_bytes(const uint8_t* at) { return {_mm512_loadu_si512(at)}; }
+inline Bytes low_halves(Bytes x) { return {_mm512_and_si512(x.all, _mm512_set1_epi8(15))}; }
+inline Bytes high_halves(Bytes x) { return low_halves({_mm512_srli_epi16(x.all, 4)}); }
+
+// `sum` with the four products of each lane: unsigned codes times the same four signed inputs
+inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
+  int32_t four;
+  std::memcpy(&four, inputs, sizeof four);
+  return {_mm512_dpbusd_epi32(sum.all, codes.all, _mm512_set1_epi32(four))};
+}
