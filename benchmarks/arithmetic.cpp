@@ -11,10 +11,11 @@
 namespace {
 
 constexpr int64_t TURNS = 200'000;  // a millisecond and more
-constexpr int CHAINS = 16;          // of `vdpbf16ps`: they cover its latency; each multiplies and adds 32 pairs of numbers
+constexpr int CHAINS = IS_WIDE ? 16 : 12;  // of products: they cover an instruction's latency, and fit into registers
 
 // Returns the flops of TURNS turns.
-int64_t by_vectors() {
+#ifdef __AVX512BF16__
+int64_t by_vectors() {  // of `vdpbf16ps`: 32 products
   const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80), small = (__m512bh)_mm512_set1_epi16(0x3c00);
   __m512 sums[CHAINS];
 #pragma GCC unroll 16
@@ -28,8 +29,24 @@ int64_t by_vectors() {
   }
   return TURNS * CHAINS * 32 * 2;
 }
+#else
+int64_t by_vectors() {  // of `vfmadd231ps`: 8 products, of bf16 that were widened
+  const __m256 one = _mm256_set1_ps(1.f), small = _mm256_set1_ps(0x1p-7f);
+  __m256 sums[CHAINS];
+#pragma GCC unroll 16
+  for (int c = 0; c < CHAINS; ++c) sums[c] = _mm256_setzero_ps();
+  for (int64_t turn = 0; turn < TURNS; ++turn) {
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; ++c) {
+      sums[c] = _mm256_fmadd_ps(one, small, sums[c]);
+      asm volatile("" : "+x"(sums[c]));  // nothing may be folded away
+    }
+  }
+  return TURNS * CHAINS * 8 * 2;
+}
+#endif
 
-#if defined(__clang__) || __GNUC__ >= 11
+#if defined(__AVX512BF16__) && (defined(__clang__) || __GNUC__ >= 11)
 
 // The same of tiles with `rows` rows of 32 inputs, times 16 outputs; four sums cover the latency.
 __attribute__((target("amx-tile,amx-bf16"))) int64_t by_tiles(int rows) {

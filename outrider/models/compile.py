@@ -6,7 +6,7 @@ joins projections that read the same input, and is entered once per pass. It is 
 seconds, C++ compiler needed), stored as one file, and loaded in well under a second afterwards. Rows, tokens, cache size
 and key range stay symbolic, so one program serves every pass.
 
-Where the native kernels serve (`native/`, bf16 on AVX-512), the program calls those for linears and attention.
+Where the native kernels serve (`native/`, bf16 on AVX-512 or AVX2), the program calls those for linears and attention.
 
 The eager module remains the reference: `tests/unit/models/test_compile.py` compares them, and `probe.find_pass_limits`
 measures row invariance on the compiled program just as on the eager one. Both never run in the same decode.

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 import pytest
 import torch
 
 from outrider.models import native, ops
 
+KERNELS = "OUTRIDER_TEST_KERNELS"
+
 
 @pytest.fixture(scope="session")
 def native_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The native kernels, built and enabled as operations; skips where they cannot be had."""
-    if not native.is_supported(torch.device("cpu"), torch.bfloat16) or native.compiler() is None:
+    """The native kernels, built and enabled as operations; skips where they cannot be had. KERNELS in the environment names
+    other instructions than the best (`test_native.py` runs tests anew with it)."""
+    if not native.can_serve(torch.device("cpu"), torch.bfloat16):
         pytest.skip("needs AVX2 or AVX-512, and a C++ compiler")
     path = tmp_path_factory.mktemp("native") / "native.so"
-    native.build(path)
+    native.build(path, os.environ.get(KERNELS))
     ops.enable(path)
     return native.load(path)

@@ -55,6 +55,14 @@ def instructions() -> str | None:
     return "avx2" if torch.cpu._is_avx2_supported() else None
 
 
+def flags(kind: str | None = None) -> tuple[str, ...]:
+    """What the compiler is told, for the best of INSTRUCTIONS or those of `kind`. Raises CapabilityError: the CPU has none."""
+    kind = kind or instructions()
+    if kind is None:
+        raise CapabilityError("the CPU has neither AVX2 nor AVX-512 with bf16, which the CPU kernels need. Use --compile off.")
+    return (*FLAGS, *INSTRUCTIONS[kind])
+
+
 def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels serve this: bf16 on a CPU with AVX-512 and its dot products, or with AVX2."""
     return device.type == "cpu" and dtype == torch.bfloat16 and instructions() is not None
@@ -75,9 +83,7 @@ def fingerprint(*, of_programs: bool = False) -> str:
 def build(path: Path, kind: str | None = None) -> None:
     """Compile to `path` (a few seconds), for the best of INSTRUCTIONS or those of `kind`. Raises CapabilityError with the
     compiler's first complaint, and where the CPU has none of them."""
-    tool, kind = compiler(), kind or instructions()
-    if kind is None:
-        raise CapabilityError("the CPU has neither AVX2 nor AVX-512 with bf16, which the CPU kernels need. Use --compile off.")
+    tool = compiler()
     if tool is None:
         raise CapabilityError("no C++ compiler found (install g++). Use --compile off.")
     home = Path(torch.__file__).parent
@@ -86,7 +92,7 @@ def build(path: Path, kind: str | None = None) -> None:
         made = Path(scratch) / path.name
         links = (f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}")
         sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
-        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{home / 'include'}", *sources, "-o", str(made), *links)
+        command = (tool, *flags(kind), f"-I{home / 'include'}", *sources, "-o", str(made), *links)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])

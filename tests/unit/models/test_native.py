@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +20,12 @@ from outrider.models import native
 from outrider.models.attention import _attend
 from outrider.models.layout import attention_mask, tree_depths_and_ancestors
 from outrider.models.panel import PanelLinear, fits, to_panels
+from tests.unit.conftest import KERNELS
 
 CPU = torch.device("cpu")
+UNIT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(
-    not native.is_supported(CPU, torch.bfloat16) or native.compiler() is None,
+    not native.can_serve(CPU, torch.bfloat16),
     reason="needs AVX2 or AVX-512, and a C++ compiler",
 )
 
@@ -175,3 +180,15 @@ def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(native, "FLAGS", ("--no-such-flag",))
     with pytest.raises(CapabilityError, match=r"could not build the CPU kernels \(.*no-such-flag.*--compile off"):
         native.build(tmp_path / "native.so")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native.instructions() != "avx512", reason="AVX2's are the best here, so every test has run on them")
+def test_kernels_for_avx2_are_right_too() -> None:
+    """On a machine with AVX-512: the tests of all kernels once more, on those that most processors get."""
+    files = ("models/test_native.py", "models/test_quantise.py", "verifiers/test_kernels.py", "verifiers/test_one_call.py")
+    pytest_options = ("-q", "-p", "no:cacheprovider", "-m", "not slow")
+    command = [sys.executable, "-m", "pytest", *pytest_options, *(str(UNIT / name) for name in files)]
+    done = subprocess.run(command, env={**os.environ, KERNELS: "avx2"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout

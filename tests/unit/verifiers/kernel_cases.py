@@ -12,7 +12,7 @@ from outrider.models import native
 from outrider.types import Draft
 
 needs_kernels = pytest.mark.skipif(
-    not native.is_supported(torch.device("cpu"), torch.bfloat16) or native.compiler() is None,
+    not native.can_serve(torch.device("cpu"), torch.bfloat16),
     reason="needs AVX2 or AVX-512, and a C++ compiler",
 )
 
