@@ -10,6 +10,7 @@ heads, 2 KV heads of 64, behind 150 keys.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import tempfile
 import time
@@ -28,7 +29,7 @@ from outrider.models import native, ops
 from outrider.models.attention import _attend
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.layout import attention_mask
-from outrider.models.pack import PackedLinear
+from outrider.models.pack import PackedLinear, has_fast_bf16
 from outrider.models.panel import PanelLinear
 from outrider.models.quantised_linear import Int4Linear, Int8Linear, QuantisedPanels
 
@@ -69,7 +70,9 @@ def main(
 
 def linears(library: ctypes.CDLL, repeats: int) -> dict[str, dict[int, dict[str, float]]]:
     plain = [nn.Linear(*shape, bias=False, dtype=torch.bfloat16) for shape in [*SHAPES, (HIDDEN, VOCABULARY)]]
-    packed, panels = [*map(PackedLinear, plain)], [*map(PanelLinear, plain)]
+    panels = [*map(PanelLinear, plain)]
+    packed_dtype = torch.bfloat16 if has_fast_bf16() else torch.float32  # on AVX2 oneDNN has only this: twice the bytes
+    packed = [PackedLinear(copy.deepcopy(layer).to(packed_dtype)) for layer in plain]
     fewer_bits = {
         "8 bits, torch": [Int8Linear(layer) for layer in plain],
         "8 bits, ours": [QuantisedPanels(layer, 8, GROUP) for layer in plain],
@@ -79,10 +82,12 @@ def linears(library: ctypes.CDLL, repeats: int) -> dict[str, dict[int, dict[str,
     advise_huge_pages()
     inputs = {size: torch.randn(max(ROWS), size).bfloat16() for size in (HIDDEN, MLP)}
 
-    def use(layers: list[Any]) -> Callable[[int], None]:
+    def use(layers: list[Any], dtype: torch.dtype = torch.bfloat16) -> Callable[[int], None]:
+        read = {size: x.to(dtype) for size, x in inputs.items()}
+
         def run(rows: int) -> None:
             for layer in layers:
-                layer(inputs[layer.in_features][:rows])
+                layer(read[layer.in_features][:rows])
 
         return run
 
@@ -96,7 +101,7 @@ def linears(library: ctypes.CDLL, repeats: int) -> dict[str, dict[int, dict[str,
 
         return run
 
-    kinds = {"nn.Linear": use(plain), "oneDNN packed": use(packed)}
+    kinds = {"nn.Linear": use(plain), f"oneDNN packed{'' if has_fast_bf16() else ', fp32'}": use(packed, packed_dtype)}
     for name in native.PANEL_KERNELS:
         if "tiles" not in name or library.outrider_has_tiles():
             kinds[f"panels by {name.rpartition('_')[2]}"] = use_kernel(name)
