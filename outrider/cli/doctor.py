@@ -27,6 +27,7 @@ def examine() -> dict[str, Any]:
 
     from outrider import machine
     from outrider.demo import demo_paths
+    from outrider.models import native
     from outrider.models.compile import cache_folder
     from outrider.models.memory import available_memory
 
@@ -42,6 +43,7 @@ def examine() -> dict[str, Any]:
         "python_path": machine.python_path(),
         "cpu": machine.cpu_name(),
         "cpu_flags": machine.cpu_flags(),
+        "native_kernels": native.instructions() if native.compiler() else None,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": machine.cores(),
         "threads": torch.get_num_threads(),
@@ -66,6 +68,7 @@ def _show(findings: Mapping[str, Any]) -> None:
         "python": findings["python_path"],
         "cpu": findings["cpu"],
         "instruction sets": findings["cpu_flags"] or "unknown",
+        "our kernels use": (findings["native_kernels"] or "").upper() or "nothing: torch's own serve",
         "torch uses": findings["torch_cpu_capability"],
         "cores": f"{cores['usable']} usable of {cores['logical']}",
         "threads": findings["threads"],

@@ -86,16 +86,20 @@ inline void read_codes(const uint8_t* block, Bytes (&codes)[VECTORS]) {
   }
 }
 
+template <int BITS>
+inline Ints multiply_four(Ints sum, Bytes codes, const int8_t* inputs) {
+  return BITS == 4 ? add_small_products(sum, codes, inputs) : add_products(sum, codes, inputs);
+}
+
 // Adds one row's products with a block to sums (32,).
 template <int BITS>
-inline void multiply_row(
-    const Inputs& x, const Bytes (&codes)[VECTORS], const Factors<BITS>& factors, float* sums) {
+inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const Factors<BITS>& factors, float* sums) {
   Ints products[2];
   products[0] = products[1] = ints(-MIDDLE<BITS> * x.sum);
 #pragma GCC unroll 8
   for (int64_t k = 0; k < BLOCK / 4; ++k) {
-    products[0] = add_products(products[0], codes[2 * k], x.codes + 4 * k);
-    products[1] = add_products(products[1], codes[2 * k + 1], x.codes + 4 * k);
+    products[0] = multiply_four<BITS>(products[0], codes[2 * k], x.codes + 4 * k);
+    products[1] = multiply_four<BITS>(products[1], codes[2 * k + 1], x.codes + 4 * k);
   }
   const Floats scale = floats(x.scale), sum = floats(x.scale * x.sum);
 #pragma GCC unroll 2
