@@ -13,18 +13,16 @@ Only counts of earlier steps enter, never the value of a token that is about to 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen; how many tokens it counts for, fading too
 LEAN_WEIGHT = 3.0  # tokens of the next shallower depth that a depth's own record is mixed with
 LEAST_SHARE = 0.1  # of steps, that a node counts as kept in where the next one leans on it: else it would hardly be believed
+HEAVY = 1e9  # weight of an observation, above which all are scaled down
 ALMOST_NOTHING = 1e-6  # weight of the prior once it has faded
 ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # b of the family; 0: more nodes bring nothing more
@@ -62,25 +60,65 @@ class Record:
 
 
 @dataclass
-class ChainSurvival:
-    """Expected kept tokens of a chain. `row`: any number that names a row while it lives."""
+class Shares:
+    """Of each place, counted from 0: how often it was tried, and kept of that; fading. To fade touches no place: what comes later
+    weighs more instead."""
 
-    _depths: list[Record] = field(default_factory=lambda: [_prior()])
+    _kept: list[float] = field(default_factory=list)
+    _tried: list[float] = field(default_factory=list)
+    _weight: float = 1.0  # of one observation now
+
+    def fade(self) -> None:
+        """A step has passed."""
+        self._weight /= DECAY
+        if self._weight > HEAVY:
+            self._kept = [value / self._weight for value in self._kept]
+            self._tried = [value / self._weight for value in self._tried]
+            self._weight = 1.0
+
+    def add(self, tried: int, kept: Iterable[int]) -> None:
+        """So many places, from the first on, were tried, and these of them kept."""
+        while len(self._tried) < tried:
+            self._kept.append(0.0)
+            self._tried.append(0.0)
+        for place in range(tried):
+            self._tried[place] += self._weight
+        for place in kept:
+            self._kept[place] += self._weight
+
+    def limit(self, most: float) -> None:
+        """Let each place count for `most` tries at most, its share unchanged."""
+        heavy = most * self._weight
+        for place, tried in enumerate(self._tried):
+            if tried > heavy:
+                self._kept[place] *= heavy / tried
+                self._tried[place] = heavy
+
+    def counts(self, length: int) -> list[tuple[float, float]]:
+        """Of the first `length` places how often each was kept, and tried."""
+        unseen = [0.0] * (length - len(self._tried))
+        kept = [value / self._weight for value in self._kept[:length]] + unseen
+        return list(zip(kept, [value / self._weight for value in self._tried[:length]] + unseen, strict=True))
+
+
+@dataclass
+class ChainSurvival:
+    """Expected kept tokens of a chain. `row`: any number that names a row while it lives; None where none's luck is asked for."""
+
+    _depths: Shares = field(default_factory=lambda: _prior_shares())
     _rows: dict[int, Record] = field(default_factory=dict)
     _all: Record = field(default_factory=lambda: _prior())
 
-    def observe(self, row: int, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
+    def observe(self, row: int | None, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
         """One step of one row: `accepted` of a chain of `drafted` tokens were kept, so it is plain whether it ran out. `fade`: in
         one row of each step only."""
-        tested, decay = min(accepted + 1, drafted), DECAY if fade else 1.0
-        while len(self._depths) < tested:
-            self._depths.append(Record())
-        for depth, record in enumerate(self._depths):
-            if depth < tested:
-                record.add(float(depth < accepted), 1.0, decay)
-            elif fade:
-                record.scale(decay)
-        self._all.add(accepted, tested, decay)
+        tested = min(accepted + 1, drafted)
+        if fade:
+            self._depths.fade()
+        self._depths.add(tested, range(accepted))
+        if row is None:
+            return
+        self._all.add(accepted, tested, DECAY if fade else 1.0)
         self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
 
     def forget(self, rows: set[int]) -> None:
@@ -89,16 +127,15 @@ class ChainSurvival:
 
     def doubt(self, most: float) -> None:
         """What is known counts for `most` observations at most: news is to be believed soon."""
-        for record in self._depths:
-            record.limit(most)
+        self._depths.limit(most)
 
     def curve(self, length: int, row: int | None = None) -> list[float]:
         """S(1) .. S(length); of one row, or of the average one."""
         scale = 1.0 if row is None else self._luck(row)
         survival, conditional, curve = 1.0, PRIOR, []
-        for depth in range(length):
-            record = self._depths[depth] if depth < len(self._depths) else Record()
-            conditional = record.mean(conditional, LEAN_WEIGHT if depth else ALMOST_NOTHING)
+        weight = ALMOST_NOTHING
+        for kept, tried in self._depths.counts(length):
+            conditional, weight = (kept + weight * conditional) / (tried + weight), LEAN_WEIGHT
             survival *= min(conditional * scale, 1.0)
             curve.append(survival)
         return curve
@@ -124,30 +161,24 @@ class ChainSurvival:
 class NestedYield:
     """Expected kept tokens of a tree of n nodes that is the tree of n - 1 and a node: sum of P(its n-th node is kept)."""
 
-    # Fading counts of steps, [0][i]: that kept node i, [1][i]: that asked for it. Arrays: every step touches all of them.
-    _nodes: NDArray[np.float64] = field(default_factory=lambda: np.array([[PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]]))
+    _nodes: Shares = field(default_factory=lambda: _prior_shares())
 
     def observe(self, drafted: int, budgets: Sequence[int], *, fade: bool = True) -> None:
         """One step of one row that asked for `drafted` nodes. `budgets`: which of them were kept, counted from 1. `fade`: in one
         row of each step only."""
-        if self._nodes.shape[1] < drafted:
-            self._nodes = np.pad(self._nodes, ((0, 0), (0, drafted - self._nodes.shape[1])))
         if fade:
-            self._nodes *= DECAY
-        self._nodes[1, :drafted] += 1
-        for node in budgets:
-            self._nodes[0, node - 1] += 1
+            self._nodes.fade()
+        self._nodes.add(drafted, [node - 1 for node in budgets])
 
     def doubt(self, most: float) -> None:
         """What is known counts for `most` observations at most: news is to be believed soon."""
-        self._nodes *= most / np.maximum(self._nodes[1], most)
+        self._nodes.limit(most)
 
     def expected_of(self, sizes: Sequence[int]) -> list[float]:
         """Kept tokens of trees of several sizes. A node seen rarely is to the one before it as that one is to its own, or as the
         logarithm has it if that is more: its share falls like 1 / n, in bushy trees."""
         share, ratio, sums = 1.0, PRIOR, [0.0]
-        seen = self._nodes.T.tolist() + [[0.0, 0.0]] * max(sizes)
-        for node, (kept, tried) in enumerate(seen[: max(sizes)]):
+        for node, (kept, tried) in enumerate(self._nodes.counts(max(sizes))):
             weight = LEAN_WEIGHT / max(share, LEAST_SHARE) if node else ALMOST_NOTHING
             ratio = max(ratio, node / (node + 1))
             before, share = share, (kept + weight * ratio * share) / (tried + weight)
@@ -165,7 +196,7 @@ class TreeYield:
     _fitted: tuple[float, float] | None = None  # s and b, until a few trees more were seen
     _age: int = 0  # trees seen since
 
-    def observe(self, row: int, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
+    def observe(self, row: int | None, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
         """One step of one row: `accepted` nodes of a tree of `drafted` were kept; `ran_out`: the last of them had no children.
         Nothing is known of single rows. `fade`: in one row of each step only."""
         for record in (*self._sizes.values(), *self._ran_out.values()) if fade else ():
@@ -228,6 +259,10 @@ class TreeYield:
 
 def _prior() -> Record:
     return Record(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT)
+
+
+def _prior_shares() -> Shares:
+    return Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT])
 
 
 def _shape(num_nodes: int, bend: float) -> float:

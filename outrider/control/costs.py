@@ -88,8 +88,8 @@ class CostCurve:
         self._outliers = 0  # in a row
 
     def observe(self, num_nodes: int, seconds: float, age: int = 1, count: int = 1) -> None:
-        """`seconds`: of one step, or the median of `count`. `age`: steps since the previous time, of other curves too. Steps of
-        more than `most` nodes tell nothing."""
+        """`seconds`: of one step, or the median of `count`. `age`: steps since the previous time, of other curves too; 0: seen
+        at once with it. Steps of more than `most` nodes tell nothing."""
         if num_nodes >= len(self._line) - 1:
             return
         if self._is_spoilt(num_nodes, seconds):
@@ -99,7 +99,8 @@ class CostCurve:
             self._mean = self._line * (seconds / self._line[num_nodes])
             self._spread = self._prior * float(self._mean[0]) ** 2
         else:
-            self._drift(age)
+            if age:
+                self._drift(age)
             if self._is_outlier(num_nodes, seconds):
                 return
         self._learn(num_nodes, seconds, count)

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider.control.costs import CostCurve, Slope, Times
+from outrider.control.costs import VAIN, CostCurve, Slope, Times
 from outrider.control.offers import Offers
 from outrider.control.plan import Plans
 from outrider.control.probing import TRY_ROWS, Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
@@ -162,6 +161,7 @@ class Goodput:
 
     def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
         """Whether drafting pays in a step in which only so many of the rows that asked can be drafted for. A try need not."""
+        self._catch_up()
         rates = self._blended(num_rows)
         if self._tries.is_open or rates is None or not self._settled:
             return True
@@ -169,8 +169,7 @@ class Goodput:
         return (1 + kept * num_ready / num_asked) / (1 + kept) * rates[self._settled] >= rates[0]
 
     def goodput(self, num_rows: int) -> dict[int, float] | None:
-        """Size -> predicted tokens per second of steps that ask for that much; None before anything was measured."""
-        self._catch_up()
+        """Size -> tokens per second of steps that ask for that much, by what was learned; None before anything was measured."""
         offers = self._of(num_rows)
         seconds = offers.seconds_of(self._sizes)
         if seconds is None:
@@ -220,12 +219,14 @@ class Goodput:
         self._learn_seconds([step for step in waiting if step.seconds is not None])
 
     def _learn_seconds(self, steps: Sequence[_Step]) -> None:
-        """Steps of one kind that follow one another are one time, which counts for as many as they are."""
-        for _, group in groupby(steps, key=lambda step: (step.num_rows, max(step.asked) > 0, max(step.drafted))):
-            alike = list(group)
-            seconds = median(step.seconds for step in alike if step.seconds is not None)
-            last = alike[-1]
-            self._of(last.num_rows).observe_seconds(last.asked, last.drafted, seconds, last.number, len(alike))
+        """Waiting steps of one kind are one time, which counts for as many as they are."""
+        alike: dict[tuple[int, int], list[_Step]] = {}
+        for step in steps:
+            drafted = max(step.drafted)
+            alike.setdefault((step.num_rows, drafted if drafted or not max(step.asked) else VAIN), []).append(step)
+        for (num_rows, size), group in alike.items():
+            seconds = median(step.seconds for step in group if step.seconds is not None)
+            self._of(num_rows).observe_seconds(size, seconds, steps[-1].number, len(group))
 
     def _learn_kept(self, steps: Sequence[tuple[_Step, Sequence[int]]]) -> None:
         """What was kept in rows that were offered something."""
@@ -248,12 +249,13 @@ class Goodput:
             if (budgets := step.kept_at(row)) is not None:
                 self._yield.observe(step.asked[row], budgets, fade=fade)
         else:
-            self._yield.observe(row, step.asked[row], step.accepted[row], ran_out=step.ran_out[row], fade=fade)
+            self._yield.observe(None, step.asked[row], step.accepted[row], ran_out=step.ran_out[row], fade=fade)
 
     # ---------------------------------------------------------------- choosing
 
     def _plan(self, num_rows: int) -> int:
         """What the coming step asks for; those after it are planned, too, where nothing will be learned before them."""
+        self._catch_up()
         rates = self._blended(num_rows)
         offers = self._of(num_rows)
         if rates is None:

@@ -12,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider.control.costs import VAIN, CostCurve
-from outrider.survival import DECAY, Record
+from outrider.survival import Record, Shares
 
 PRIOR_WEIGHT = 0.2  # steps that "what is asked for is offered" counts for
 IN_VAIN = 3  # steps without any offer after which a plain step is timed beside them
@@ -27,8 +24,7 @@ class Offers:
     """Of one number of rows. Before anything is seen, what is asked for is offered."""
 
     curve: CostCurve = field(default_factory=CostCurve)
-    # Fading counts of steps, [0][i]: with W > i, [1][i]: that asked for more than i. Arrays: every step touches all of them.
-    _reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, 0)))
+    _reached: Shares = field(default_factory=Shares)  # place i: steps with W > i, of those that asked for more than i
     _timed: int = 0  # number of the step that was timed last
     _rows: Record = field(default_factory=Record)  # rows that were offered something, of those that asked
 
@@ -37,24 +33,19 @@ class Offers:
         most, width = max(asked), max(drafted)
         if not most:
             return
-        if self._reached.shape[1] < most:
-            self._reached = np.pad(self._reached, ((0, 0), (0, most - self._reached.shape[1])))
-        self._reached *= DECAY
-        self._reached[0, : min(width, most)] += 1
-        self._reached[1, :most] += 1
+        self._reached.fade()
+        self._reached.add(most, range(min(width, most)))
         self._rows.add(sum(map(bool, drafted)), sum(map(bool, asked)))
 
-    def observe_seconds(
-        self, asked: Sequence[int], drafted: Sequence[int], seconds: float, now: int = 0, count: int = 1
-    ) -> None:
-        """The time of a step, where it tells something, or the median of `count` like it. `now`: number of the (last) step, those
-        with other numbers of rows counted."""
-        age, self._timed = max(1, now - self._timed), now
-        self.curve.observe(VAIN if max(asked) and not max(drafted) else max(drafted), seconds, age, count)
+    def observe_seconds(self, size: int, seconds: float, now: int, count: int = 1) -> None:
+        """The time of a step that drafted `size` nodes, or VAIN, or the median of `count` like it. `now`: number of the latest
+        step, of any rows. Between sizes that are learned at once the machine stays as it was."""
+        age, self._timed = now - self._timed, now
+        self.curve.observe(size, seconds, age, count)
 
     def doubt(self, most: float) -> None:
         """What is known of offers counts for `most` steps at most: news is to be believed soon."""
-        self._reached *= most / np.maximum(self._reached[1], most)
+        self._reached.limit(most)
         self._rows.limit(most)
 
     @property
@@ -78,8 +69,7 @@ class Offers:
             return None
         plain, nothing, *drafting = self.curve.seconds_of([0, VAIN, *range(1, max(sizes) + 1)])
         costs, before, reached, total = [plain], nothing, 1.0, nothing
-        seen = self._reached.T.tolist() + [[0.0, 0.0]] * len(drafting)
-        for cost, (wide, asked) in zip(drafting, seen, strict=False):
+        for cost, (wide, asked) in zip(drafting, self._reached.counts(len(drafting)), strict=True):
             reached = min((wide + PRIOR_WEIGHT * reached) / (asked + PRIOR_WEIGHT), reached)
             total += reached * (cost - before)
             costs.append(total)

@@ -184,10 +184,10 @@ def test_an_ask_costs_what_is_drafted() -> None:
 def test_an_ask_in_vain_has_its_own_price() -> None:
     """A model that stops before its first token has run; a plain step has not."""
     offers = Offers()
-    offers.observe_seconds([4], [0], 1.5)
+    offers.observe_seconds(VAIN, 1.5, now=1)
     assert offers.seconds_of([0, 4]) is None
     assert not offers.is_measured
-    offers.observe_seconds([0], [0], 1.0)
+    offers.observe_seconds(0, 1.0, now=4)
     assert offers.is_measured
     for _ in range(100):
         offers.observe([4, 4], [0, 0])

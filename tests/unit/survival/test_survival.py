@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.survival import PRIOR, ChainSurvival, NestedYield, TreeYield
+from outrider.survival import DECAY, PRIOR, ChainSurvival, NestedYield, Shares, TreeYield
 
 
 def chain_of(alphas: list[float], drafted: int, steps: int = 3000, seed: int = 0) -> ChainSurvival:
@@ -112,6 +112,28 @@ def test_several_sizes_at_once_are_the_same_numbers(estimate: ChainSurvival | Tr
     sizes = [0, 1, 4, 9]
     assert estimate.expected_of(sizes) == pytest.approx([estimate.expected(size) for size in sizes])
     assert estimate.expected(0) == 0
+
+
+# ------------------------------------------------ shares that fade untouched
+
+
+def test_shares_fade_as_if_each_place_was_touched() -> None:
+    """Thousands of steps: weights that grow are scaled down on the way. Catches a scaling that changes what is known."""
+    rng, shares, plain = random.Random(2), Shares(), [[0.0, 0.0] for _ in range(6)]
+    for step in range(3000):
+        tried = rng.randint(0, 5)
+        kept = [place for place in range(tried) if rng.random() < 0.6]
+        shares.fade()
+        shares.add(tried, kept)
+        for place, pair in enumerate(plain):
+            pair[0] = DECAY * pair[0] + (place in kept)
+            pair[1] = DECAY * pair[1] + (place < tried)
+        if step % 700 == 0:
+            shares.limit(2.5)
+            for pair in plain:
+                factor = min(1.0, 2.5 / pair[1]) if pair[1] else 1.0
+                pair[:] = [factor * pair[0], factor * pair[1]]
+    assert [list(pair) for pair in shares.counts(6)] == [pytest.approx(pair) for pair in plain]
 
 
 # ------------------------------------------------ trees
