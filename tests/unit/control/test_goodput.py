@@ -107,6 +107,14 @@ def test_the_same_clock_gives_the_same_lengths() -> None:
     assert chain(3).steps(world, 200).asked == chain(3).steps(world, 200).asked
 
 
+def test_asking_what_is_predicted_changes_nothing() -> None:
+    """Catches a simulation that makes the control learn at once what it would learn later."""
+    left_alone, asked = chain(3).steps(world := World(0.7, linear(0.1), noise=0.1), 200), chain(3)
+    while len(asked.asked) < 200:
+        asked.steps(world, 1).control.goodput(1)
+    assert asked.asked == left_alone.asked
+
+
 # ------------------------------------------------ what it was told beforehand
 
 
