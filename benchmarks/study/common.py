@@ -24,7 +24,7 @@ from outrider.errors import OutriderError
 from outrider.lab.progress import Quiet
 from outrider.lab.result import read_result
 from outrider.machine import versions
-from outrider.models.load import load_config, load_module, load_tokenizer, resolve_dtype
+from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
 from outrider.settings import parse_settings
 from outrider.train.config import TrainConfig
 from outrider.train.kinds import KINDS
@@ -125,7 +125,7 @@ def untrained(name: str, kind: str, target: Path, settings: dict[str, Any], resp
         built = recipe.build(
             RecipeSetup(
                 module, tokenizer, target.name, parse_settings(recipe.Settings, settings, kind),
-                token_counts(learned, config.vocab_size),
+                token_counts(learned, config.vocab_size), dtype=own_dtype(config),
             )
         )  # fmt: skip
         save_drafter(built.save, folder)

@@ -82,8 +82,7 @@ class DraftModelRecipe:
             module = thinned_model(setup.target, settings.init_layers, OWNER)
         else:
             module = scratch_model(setup.target, settings.sizes, OWNER)
-        dtype = getattr(setup.target, "dtype", torch.float32)
-        return cls(module, settings, setup.tokenizer, dtype, getattr(setup.target, "generation_config", None))
+        return cls(module, settings, setup.tokenizer, setup.saved_dtype, getattr(setup.target, "generation_config", None))
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         logits = self.module(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits

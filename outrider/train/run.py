@@ -26,7 +26,7 @@ from outrider.build import Options
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.progress import Progress, Quiet
 from outrider.machine import versions
-from outrider.models.load import load_config, load_module, load_tokenizer, resolve_device, resolve_dtype
+from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype, resolve_device, resolve_dtype
 from outrider.settings import parse_settings
 from outrider.train.config import TrainConfig, check_same
 from outrider.train.feature_cache import FeatureCache
@@ -104,7 +104,8 @@ def _run(
     target = load_module(
         spec.options.target, config_of_target, dtype, device, spec.options.trust_remote_code, spec.options.revision
     )
-    job = _Job(spec, kind, settings, target, tokenizer, device, progress, notes)
+    saved = own_dtype(config_of_target) if spec.options.dtype == "auto" else dtype
+    job = _Job(spec, kind, settings, target, tokenizer, device, progress, notes, saved)
     result = job.run(texts).model_copy(update={"command": command})
     if not _is_main():
         return None
@@ -121,8 +122,9 @@ class _Job:
 
     def __init__(
         self, spec: TrainSpec, kind: Any, settings: Any, target: Any, tokenizer: Any, device: torch.device, progress: Progress,
-        notes: list[str],
+        notes: list[str], saved_dtype: torch.dtype,
     ) -> None:  # fmt: skip
+        self._saved_dtype = saved_dtype
         self._spec, self._kind, self._settings, self._target = spec, kind, settings, target
         self._tokenizer, self._device, self._progress, self._notes = tokenizer, device, progress, notes
         self._vocab_size = target.get_output_embeddings().weight.shape[0]
@@ -174,7 +176,9 @@ class _Job:
     def _recipe(self, train: list[Text]) -> Recipe:
         """Built under the run's seed: random weights are part of the run."""
         counts = token_counts(train, self._vocab_size)
-        setup = RecipeSetup(self._target, self._tokenizer, self._spec.name, self._settings, counts, self._spec.init)
+        setup = RecipeSetup(
+            self._target, self._tokenizer, self._spec.name, self._settings, counts, self._spec.init, self._saved_dtype
+        )
         random.seed(self._config.seed)
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(self._config.seed)

@@ -15,6 +15,7 @@ from outrider.build import Options
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.progress import Quiet
 from outrider.llm import LLM
+from outrider.models import load
 from outrider.sampling.params import SamplingParams
 from outrider.train.config import TrainConfig
 from outrider.train.draft_model import DraftModelRecipe, DraftModelSettings
@@ -120,8 +121,11 @@ def test_saved_drafts_load_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bfloat16_targets_do_not_round_the_training(tmp_path: Path) -> None:
-    """The saved draft has the target's dtype; saving it on the way must not change the run."""
+@pytest.mark.parametrize("fast", [True, False])
+def test_bfloat16_targets_do_not_round_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    """The saved draft has the target's dtype, also where that is slow here and another was loaded; saving it on the way must not
+    change the run."""
+    monkeypatch.setattr(load, "has_fast_bf16", lambda: fast)
     save_checkpoint(tmp_path / "target", tiny_llama(257, num_hidden_layers=3).bfloat16(), byte_tokenizer())
     save_responses(tmp_path / "responses.jsonl", texts())
     spec = spec_for(tmp_path, kind="draft-model", settings={"init_layers": "2"}, config=replace(CONFIG, epochs=3, lr=1e-5))
