@@ -187,7 +187,7 @@ def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 def test_kernels_for_avx2_are_right_too() -> None:
     """On a machine with AVX-512: the tests of all kernels once more, on those that most processors get."""
     files = ("models/test_native.py", "models/test_quantise.py", "verifiers/test_kernels.py", "verifiers/test_one_call.py")
-    pytest_options = ("-q", "-p", "no:cacheprovider", "-m", "not slow")
+    pytest_options = ("-p", "no:cacheprovider", "-m", "not slow")
     command = [sys.executable, "-m", "pytest", *pytest_options, *(str(UNIT / name) for name in files)]
     done = subprocess.run(command, env={**os.environ, KERNELS: "avx2"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
