@@ -132,8 +132,9 @@ def unavailable() -> list[dict[str, str]]:
     if not torch.backends.mkldnn.is_available():
         say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch")
     flags = cpu_flags()
-    if flags and "avx2" not in flags:
-        say("fast bfloat16 on CPU", "the CPU has no AVX2", "checkpoints in it run as float32, of twice the size")
+    if flags and "avx512f" not in flags and ("avx2" not in flags or compiler() is None):
+        why = "the CPU has no AVX2" if "avx2" not in flags else "without AVX-512 it needs a C++ compiler, and there is none"
+        say("fast bfloat16 on CPU", why, "checkpoints in it run as float32, of twice the size")
     return found
 
 

@@ -51,9 +51,10 @@ class Target:
 
     @classmethod
     def load(cls, name: str, called: str | None = None) -> Target:
-        """On CPU, in its own dtype. Raises CheckpointError."""
+        """On CPU, in its own dtype, which vLLM will take, too; float16 as float32. Raises CheckpointError."""
         config = load_config(name)
-        module = load_module(name, config, own_dtype(config), CPU)
+        own = own_dtype(config)
+        module = load_module(name, config, torch.float32 if own == torch.float16 else own, CPU)
         return cls(name, module, load_tokenizer(name), called or name)
 
     @property

@@ -35,6 +35,7 @@ _SAMPLING = (
 )  # fmt: skip
 SOURCES = tuple(_HERE / name for name in (*_MODEL, *_SAMPLING))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
+REMEDY = "Use --compile off, or --dtype float32."  # the second where a CPU without AVX-512 takes them uncompiled, too
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
 # Instructions that `lanes.h` is written for: bf16 and byte products of AVX-512 (no processor has the first alone), or AVX2.
 INSTRUCTIONS = {
@@ -96,7 +97,7 @@ def build(path: Path, kind: str | None = None) -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-            raise CapabilityError(f"{tool} could not build the CPU kernels ({first.strip()}). Use --compile off.")
+            raise CapabilityError(f"{tool} could not build the CPU kernels ({first.strip()}). {REMEDY}")
         os.replace(made, path)  # atomic: a reader sees the whole file or none
 
 

@@ -23,8 +23,8 @@ namespace {
 
 constexpr int ROWS = IS_WIDE ? 8 : 4;       // rows multiplied at once: so many accumulators are registers
 constexpr int64_t ALONE = IS_WIDE ? 7 : 3;  // rows that are one group; one more take turns by halves, faster where memory is
-constexpr int64_t BLOCK = 64;         // rows whose accumulators are kept between two parts
-constexpr int64_t PART = 384;         // inputs of a part: 24 KB of weights
+constexpr int64_t BLOCK = 64;               // rows whose accumulators are kept between two parts
+constexpr int64_t PART = 384;               // inputs of a part: 24 KB of weights
 
 // Inputs [begin, end) of one panel, and what to fetch meanwhile: a line at `next` with each of the first `ahead` pairs.
 struct Part {

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
-from outrider.models import native
+from outrider.models import attention, load, native
 from outrider.models.attention import _attend
 from outrider.models.layout import attention_mask, tree_depths_and_ancestors
+from outrider.models.load import build_lm, finish
 from outrider.models.panel import PanelLinear, fits, to_panels
+from outrider.models.probe import check_compiled, probe_logits
+from tests.helpers import tiny_llama
 from tests.unit.conftest import KERNELS
 
 CPU = torch.device("cpu")
@@ -176,9 +179,22 @@ def test_nan_is_not_hidden() -> None:
     assert out[1, 2:].isnan().all()
 
 
+def test_where_onednn_has_no_bf16_plain_passes_take_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU without AVX-512 does, on any: linears and attention are ours, and the logits those of the plain module."""
+    attention.register()
+    module = tiny_llama(97).bfloat16().eval()
+    lm = build_lm(module, "tiny", torch.bfloat16, CPU)
+    expected = probe_logits(lm)
+    monkeypatch.setattr(load, "can_pack", lambda device, dtype: False)
+    finish(lm, module)
+    assert lm.native
+    assert isinstance(module.lm_head, PanelLinear)
+    check_compiled(lm, "tiny", expected)  # as of a compiled program: within the rounding of bf16
+
+
 def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "FLAGS", ("--no-such-flag",))
-    with pytest.raises(CapabilityError, match=r"could not build the CPU kernels \(.*no-such-flag.*--compile off"):
+    with pytest.raises(CapabilityError, match=r"could not build the CPU kernels \(.*no-such-flag.*--dtype float32"):
         native.build(tmp_path / "native.so")
 
 
