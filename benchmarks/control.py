@@ -17,6 +17,7 @@ The loss is split by why a step had the length it had, and adds up: time beyond 
     wrong    another length is believed best than is best
     held     the best length is known, but the promised gain was too small to change
     rest     the best length, where it brings less or more than on average
+    think    the control itself
 
     python benchmarks/control.py [--cells 40] [--tokens 64 --prompts 4]
     python benchmarks/control.py --prompts 16 --recorded benchmarks/results/recorded-texts-DATE.json    real texts
@@ -39,13 +40,15 @@ import typer
 from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
 
 from outrider.control import Goodput
+from outrider.types import VerdictLists
 
 World = Sequence[Text] | Sequence[RecordedText]
 LENGTHS = range(MOST + 1)
 CALIBRATIONS = 30  # times per length, when a model is loaded
 ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
 FLOOR = 0.97  # of the best fixed length
-CAUSES = ("start", "probe", "wrong", "held", "rest")
+CAUSES = ("start", "probe", "wrong", "held", "rest", "think")
+EACH_STEP_MS, LESSON_MS = 0.02, 0.6  # what the control takes in a step, and to learn from steps: between passes that empty caches
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,10 @@ class AutoRun:
         row.stats.steps += 1
         seconds = self.clock.shown(step.ms, slow, self.rng) / 1000
         known = seconds if row.stats.steps > 1 else None  # as `Goodput.observe` has it: a first step also reads the prompt
-        self.control.learn(1, [asked], [step.drafted], [step.kept], known, [step.ran_out], [step.budgets])
+        verdict = VerdictLists([[*range(step.kept)]], [step.kept], [0], [step.ran_out])
+        lessons = self.control.lessons
+        self.control.learn([asked], [step.drafted], verdict, [step.budgets], known)
+        self.parts["think"].add(EACH_STEP_MS + LESSON_MS * (self.control.lessons - lessons), 0)
 
     def _cause(self, asked: int, row: Any) -> str:
         settled, known = self.control.settled, self.control.goodput(1)

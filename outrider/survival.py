@@ -13,9 +13,10 @@ Only counts of earlier steps enter, never the value of a token that is about to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
@@ -29,8 +30,17 @@ BENDS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # b of the family; 0:
 BEND_DEVIATION = 0.7  # of b from 1, before anything was seen: rarely large
 STEEPNESS = 0.15, 0.3  # deviation of b from what trees that ran out say: relative, and of one tree
 LEAST_VARIANCE = 0.05
-FIT_EVERY = 4  # observations
+FIT_EVERY = 4  # outcomes
 FIT_WEIGHT = 15.0  # observations that the fitted curve counts for at each size
+
+
+class Outcome(NamedTuple):
+    """What came of one row in one step."""
+
+    asked: int  # nodes
+    accepted: int  # of them
+    ran_out: bool = False  # the last one kept had no children: more might have been kept
+    budgets: tuple[int, ...] | None = None  # of every kept node, how much must be asked for to get it; None: unknown
 
 
 @dataclass
@@ -68,23 +78,24 @@ class Shares:
     _tried: list[float] = field(default_factory=list)
     _weight: float = 1.0  # of one observation now
 
-    def fade(self) -> None:
-        """A step has passed."""
-        self._weight /= DECAY
+    def fade(self, steps: int = 1) -> None:
+        """So many steps have passed."""
+        self._weight /= DECAY**steps
         if self._weight > HEAVY:
             self._kept = [value / self._weight for value in self._kept]
             self._tried = [value / self._weight for value in self._tried]
             self._weight = 1.0
 
-    def add(self, tried: int, kept: Iterable[int]) -> None:
-        """So many places, from the first on, were tried, and these of them kept."""
+    def add(self, tried: int, kept: Iterable[int], count: int = 1) -> None:
+        """So many places, from the first on, were tried, and these of them kept; `count` times."""
+        weight = count * self._weight
         while len(self._tried) < tried:
             self._kept.append(0.0)
             self._tried.append(0.0)
         for place in range(tried):
-            self._tried[place] += self._weight
+            self._tried[place] += weight
         for place in kept:
-            self._kept[place] += self._weight
+            self._kept[place] += weight
 
     def limit(self, most: float) -> None:
         """Let each place count for `most` tries at most, its share unchanged."""
@@ -109,17 +120,19 @@ class ChainSurvival:
     _rows: dict[int, Record] = field(default_factory=dict)
     _all: Record = field(default_factory=lambda: _prior())
 
-    def observe(self, row: int | None, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
-        """One step of one row: `accepted` of a chain of `drafted` tokens were kept, so it is plain whether it ran out. `fade`: in
-        one row of each step only."""
+    def observe(self, row: int, drafted: int, accepted: int) -> None:
+        """A step of one row: `accepted` of a chain of `drafted` tokens were kept."""
         tested = min(accepted + 1, drafted)
-        if fade:
-            self._depths.fade()
+        self._depths.fade()
         self._depths.add(tested, range(accepted))
-        if row is None:
-            return
-        self._all.add(accepted, tested, DECAY if fade else 1.0)
+        self._all.add(accepted, tested)
         self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
+
+    def observe_all(self, outcomes: Mapping[Outcome, int], steps: int) -> None:
+        """So many steps, of rows whose luck nobody asks for: how often each outcome came. All count as if they came last."""
+        self._depths.fade(steps)
+        for (asked, accepted, *_), count in outcomes.items():
+            self._depths.add(min(accepted + 1, asked), range(accepted), count)
 
     def forget(self, rows: set[int]) -> None:
         """Keep the records of these rows only."""
@@ -163,12 +176,12 @@ class NestedYield:
 
     _nodes: Shares = field(default_factory=lambda: _prior_shares())
 
-    def observe(self, drafted: int, budgets: Sequence[int], *, fade: bool = True) -> None:
-        """One step of one row that asked for `drafted` nodes. `budgets`: which of them were kept, counted from 1. `fade`: in one
-        row of each step only."""
-        if fade:
-            self._nodes.fade()
-        self._nodes.add(drafted, [node - 1 for node in budgets])
+    def observe_all(self, outcomes: Mapping[Outcome, int], steps: int) -> None:
+        """So many steps: how often each outcome came, as far as its budgets are known. All count as if they came last."""
+        self._nodes.fade(steps)
+        for (asked, _, _, budgets), count in outcomes.items():
+            if budgets is not None:
+                self._nodes.add(asked, [node - 1 for node in budgets], count)
 
     def doubt(self, most: float) -> None:
         """What is known counts for `most` observations at most: news is to be believed soon."""
@@ -196,14 +209,14 @@ class TreeYield:
     _fitted: tuple[float, float] | None = None  # s and b, until a few trees more were seen
     _age: int = 0  # trees seen since
 
-    def observe(self, row: int | None, drafted: int, accepted: int, *, ran_out: bool = False, fade: bool = True) -> None:
-        """One step of one row: `accepted` nodes of a tree of `drafted` were kept; `ran_out`: the last of them had no children.
-        Nothing is known of single rows. `fade`: in one row of each step only."""
-        for record in (*self._sizes.values(), *self._ran_out.values()) if fade else ():
-            record.scale(DECAY)
-        self._sizes.setdefault(drafted, Record()).add(accepted, 1.0, decay=1.0)
-        self._ran_out.setdefault(drafted, Record()).add(ran_out, 1.0, decay=1.0)
-        self._age += 1
+    def observe_all(self, outcomes: Mapping[Outcome, int], steps: int) -> None:
+        """So many steps: how often each outcome came. All count as if they came last."""
+        for record in (*self._sizes.values(), *self._ran_out.values()):
+            record.scale(DECAY**steps)
+        for (asked, accepted, ran_out, _), count in outcomes.items():
+            self._sizes.setdefault(asked, Record()).add(count * accepted, count, decay=1.0)
+            self._ran_out.setdefault(asked, Record()).add(count * ran_out, count, decay=1.0)
+        self._age += sum(outcomes.values())
         if self._age >= FIT_EVERY:
             self._fitted = None
 

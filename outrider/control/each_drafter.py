@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.control.goodput import Goodput, kept_budgets
+from outrider.control.goodput import Goodput
 from outrider.rows import Rows
 from outrider.types import Draft, Verdict
 
@@ -53,17 +53,12 @@ class EachDrafter:
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
-        names, found = dict.fromkeys(self._owners), verdict.lists
-        columns = self._asked, draft.lists[1], found.num_accepted
-        budgets = kept_budgets(draft, verdict)
+        names = dict.fromkeys(self._owners)
         timed = len(names) == 1 and all(row.stats.steps > 1 for row in rows)
         for name in names:
             mine = [index for index, owner in enumerate(self._owners) if owner == name]
-            asked, drafted, accepted = ([column[index] for index in mine] for column in columns)
-            ran_out = [found.all_accepted[index] for index in mine]
             self.controls[name].learn(
-                len(rows), asked, drafted, accepted, seconds if timed else None, ran_out,
-                budgets and [budgets[index] for index in mine],
+                self._asked, draft.lists[1], verdict.lists, draft.budgets, seconds if timed else None, mine
             )  # fmt: skip
 
     def learn_pause(self, num_rows: int, seconds: float) -> None:

@@ -16,9 +16,9 @@ the target's regardless: what is chosen depends on earlier steps only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,48 +26,24 @@ from outrider.control.costs import VAIN, CostCurve, Slope, Times
 from outrider.control.offers import Offers
 from outrider.control.plan import Plans
 from outrider.control.probing import TRY_ROWS, Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
+from outrider.control.waiting import Step, by_rows, chosen
 from outrider.rows import Row, Rows
-from outrider.survival import ChainSurvival, NestedYield, TreeYield
-from outrider.types import Draft, Verdict
+from outrider.survival import ChainSurvival, NestedYield, Outcome, TreeYield
+from outrider.types import Draft, Verdict, VerdictLists
 
 MARGIN = 0.02  # predicted gain that a change of length must promise
 SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was measured: mean, and deviation for one row
 CROWD = 8  # rows up to which the deviation grows, with their root
 TOLD, TOLD_ALONE = 3, 10  # times that a median counts for: of a crowd, and of one row, which is timed more often
-# Steps of a number of rows -> how many are learned from, and planned, at once from then on: decisions are as good as by single
-# steps (benchmarks/control.py), and `plan.py` says what they cost.
-PACES = ((0, 1), (24, 4), (64, 8), (128, 16))
+# Steps are learned from together, and planned together, since to learn and to choose takes half a millisecond, a tenth of a short
+# step: as many as last PLAN_S seconds, one for every PLANNED steps since drafting began or ended, MOST_PLANNED at most. Decisions
+# are as good as by single steps (benchmarks/control.py).
+PLAN_S, PLANNED, MOST_PLANNED = 0.4, 3, 96
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
 APART = 0.1  # relative deviation of a size's price from one number of rows to another, as large as the share they differ by
 LEAST_DOUBT = 1e-6
 TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63, 64)  # a pass over 8, 16, ... tokens is a node less
-
-
-class _Step(NamedTuple):
-    """What `Goodput.learn` was told."""
-
-    num_rows: int
-    size: int | None  # chosen for all of them; None: every one had its own number
-    asked: Sequence[int]
-    drafted: Sequence[int]
-    accepted: Sequence[int]
-    seconds: float | None
-    number: int  # since the first
-    ran_out: Sequence[bool]  # more nodes might have been kept
-    budgets: Sequence[Sequence[int] | None] | None  # see `kept_budgets`
-
-    def kept_at(self, row: int) -> Sequence[int] | None:
-        """How much must be asked for to get each of this row's kept nodes; None: unknown."""
-        return self.budgets[row] if self.budgets else None
-
-
-def kept_budgets(draft: Draft, verdict: Verdict) -> list[Sequence[int] | None] | None:
-    """Of every row's kept nodes, in order: how much must be asked for to get them. None where the drafter does not say."""
-    if draft.budgets is None:
-        return None
-    kept = zip(draft.budgets, verdict.lists.path, verdict.lists.num_accepted, strict=True)
-    return [known and [known[node] for node in path[:count]] for known, path, count in kept]
 
 
 class Goodput:
@@ -79,13 +55,16 @@ class Goodput:
         sizes = [size for size in TREE_SIZES if size < most] if trees else range(1, most)
         self._sizes = [0, *sizes, most]
         self._yield: ChainSurvival | TreeYield | NestedYield = TreeYield() if trees else ChainSurvival()
+        self._expected = self._expect()
         self._offers: dict[int, Offers] = {}  # by number of rows
         self._checks, self._tries, self._surprise = PlainChecks(), Tries(), Surprise()
         self._growth, self._entrance = GrowthChecks(), Entrance()
         # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
         self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
-        self._now = self._weighed_at = 0  # steps so far, and when drafting was last weighed against plain decoding
-        self._waiting: list[_Step] = []  # not yet learned from
+        # Steps so far, when drafting was last weighed against plain decoding, and when one last gave way to the other.
+        self._now = self._weighed_at = self._turned = 0
+        self._waiting: list[Step] = []  # not yet learned from
+        self.lessons = 0  # how often steps were learned from
         self._most_waiting = 1
         self._plans = Plans()
         self._asked: list[int] = []  # of the present step
@@ -98,10 +77,10 @@ class Goodput:
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
-        self._asked = self.ask(list(rows), len(rows))
+        self._asked = self.ask(rows, len(rows))
         return self._asked
 
-    def ask(self, rows: Sequence[Row], num_rows: int) -> list[int]:
+    def ask(self, rows: Iterable[Row], num_rows: int) -> list[int]:
         """The same for these rows of a step that has `num_rows` in all."""
         size = self.next_size(num_rows)
         wanted = [row.wish(size) for row in rows]
@@ -109,12 +88,8 @@ class Goodput:
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """A step is over. `seconds`: its time without the prefill of new prompts."""
-        timed = all(row.stats.steps > 1 for row in rows)  # a row's first step also reads its prompt into the draft
-        found = verdict.lists
-        self.learn(
-            len(rows), self._asked, draft.lists[1], found.num_accepted, seconds if timed else None, found.all_accepted,
-            kept_budgets(draft, verdict),
-        )  # fmt: skip
+        timed = all([row.stats.steps > 1 for row in rows])  # a row's first step also reads its prompt into the draft
+        self.learn(self._asked, draft.lists[1], verdict.lists, draft.budgets, seconds if timed else None)
 
     def next_size(self, num_rows: int) -> int:
         """Nodes that the coming step should ask for, for each of so many rows."""
@@ -123,18 +98,19 @@ class Goodput:
         return size
 
     def learn(
-        self, num_rows: int, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], seconds: float | None,
-        ran_out: Sequence[bool], budgets: Sequence[Sequence[int] | None] | None = None,
+        self, asked: Sequence[int], drafted: Sequence[int], verdict: VerdictLists,
+        budgets: Sequence[Sequence[int] | None] | None, seconds: float | None, mine: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """What came of a step of `num_rows` rows, in these rows of them; `seconds` None: its time tells nothing. `ran_out`: the
-        last token kept had no children. `budgets`: `kept_budgets` of these rows."""
-        self._now += 1
-        self._waiting.append(_Step(num_rows, self._size, asked, drafted, accepted, seconds, self._now, ran_out, budgets))
+        """What came of a step: nodes asked for and drafted in each of its rows, the verdict, and `Draft.budgets`. `seconds` None:
+        its time tells nothing. `mine`: the rows to learn from; None: all."""
+        step = Step(self._size, asked, drafted, verdict, budgets, seconds, mine)
+        self._waiting.append(step)
         self._size = None
-        if len(self._waiting) >= self._most_waiting or self._tries.is_open:
+        if self._surprise.observe(step.error(self._expected)):
+            self._doubt(DOUBT)
             self._catch_up()
-            self._tries.observe(drafted, accepted)
-            self._most_waiting = self._pace(num_rows)
+        elif len(self._waiting) >= self._most_waiting:
+            self._catch_up()
 
     def learn_cost(self, num_rows: int, size: int, seconds: float) -> None:
         """What a step of so many rows that drafts `size` nodes took, measured before there was any traffic."""
@@ -195,61 +171,54 @@ class Goodput:
         self._catch_up()
         total: Counter[int] = sum(self._chosen.values(), Counter())
         report: dict[str, Any] = {"chosen": dict(sorted(total.items())), "by_rows": {}}
-        for num_rows, chosen in sorted(self._chosen.items()):
+        for num_rows, sizes in sorted(self._chosen.items()):
             rates = self.goodput(num_rows)
             if rates:
                 best = max(rates, key=lambda size: rates[size])
                 report["by_rows"][num_rows] = {
-                    "chosen": dict(sorted(chosen.items())), "seconds": self._of(num_rows).curve.known(),
+                    "chosen": dict(sorted(sizes.items())), "seconds": self._of(num_rows).curve.known(),
                     "tokens_per_s": rates, "best_fixed": best, "regret": self._regret(num_rows, rates, best),
                 }  # fmt: skip
         return report
 
     def _catch_up(self) -> None:
         """Learn from the steps that wait."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
-        for step in waiting:
-            if step.size is not None:
-                self._chosen.setdefault(step.num_rows, Counter())[step.size] += 1
-                self._steps[step.num_rows] += 1
-            self._of(step.num_rows).observe(step.asked, step.drafted)
-        offered = [(step, [i for i, count in enumerate(step.drafted) if count]) for step in waiting if any(step.drafted)]
-        if offered:
-            self._learn_kept(offered)
-        self._learn_seconds([step for step in waiting if step.seconds is not None])
+        self._now += len(waiting)
+        self.lessons += 1
+        for num_rows, steps in by_rows(waiting).items():
+            offers, sizes = self._of(num_rows), chosen(steps)
+            if sizes:
+                self._chosen.setdefault(num_rows, Counter()).update(sizes)
+                self._steps[num_rows] += sizes.total()
+            offers.observe([step.counts() for step in steps])
+            self._learn_seconds(offers, [step for step in steps if step.seconds is not None])
+        outcomes = [found for step in waiting if (found := step.outcomes())]
+        if outcomes:
+            self._learn_kept(outcomes)
+        if self._tries.is_open:
+            self._tries.observe(sum(one.accepted for one in outcomes[-1]) if outcomes else None)
 
-    def _learn_seconds(self, steps: Sequence[_Step]) -> None:
+    def _learn_seconds(self, offers: Offers, steps: Sequence[Step]) -> None:
         """Waiting steps of one kind are one time, which counts for as many as they are."""
-        alike: dict[tuple[int, int], list[_Step]] = {}
+        alike: dict[int, list[float]] = {}
         for step in steps:
             drafted = max(step.drafted)
-            alike.setdefault((step.num_rows, drafted if drafted or not max(step.asked) else VAIN), []).append(step)
-        for (num_rows, size), group in alike.items():
-            seconds = median(step.seconds for step in group if step.seconds is not None)
-            self._of(num_rows).observe_seconds(size, seconds, steps[-1].number, len(group))
+            alike.setdefault(drafted if drafted or not any(step.asked) else VAIN, []).append(step.seconds or 0.0)
+        for size, seconds in alike.items():
+            offers.observe_seconds(size, median(seconds), self._now, len(seconds))
 
-    def _learn_kept(self, steps: Sequence[tuple[_Step, Sequence[int]]]) -> None:
-        """What was kept in rows that were offered something."""
-        if isinstance(self._yield, TreeYield) and any(step.kept_at(row) is not None for step, rows in steps for row in rows):
+    def _learn_kept(self, steps: Sequence[list[Outcome]]) -> None:
+        """What was kept, step by step."""
+        tally = Counter([outcome for step in steps for outcome in step])
+        if isinstance(self._yield, TreeYield) and any(outcome.budgets is not None for outcome in tally):
             self._yield = NestedYield()
-        sizes = sorted({step.asked[row] for step, rows in steps for row in rows})
-        expected = dict(zip(sizes, self._yield.expected_of(sizes), strict=True))
-        for step, rows in steps:
-            error = sum(step.accepted[row] - expected[step.asked[row]] for row in rows)
-            if self._surprise.observe(error / len(rows)):
-                self._yield.doubt(DOUBT)
-                self._plans.drop()
-            for row in rows:
-                self._learn_row(step, row, fade=row == rows[0])
+        self._yield.observe_all(tally, len(steps))
+        self._expected = self._expect()
         if not self._settled:  # a try
             self._plans.drop()
-
-    def _learn_row(self, step: _Step, row: int, *, fade: bool) -> None:
-        if isinstance(self._yield, NestedYield):
-            if (budgets := step.kept_at(row)) is not None:
-                self._yield.observe(step.asked[row], budgets, fade=fade)
-        else:
-            self._yield.observe(None, step.asked[row], step.accepted[row], ran_out=step.ran_out[row], fade=fade)
 
     # ---------------------------------------------------------------- choosing
 
@@ -264,22 +233,24 @@ class Goodput:
             return self._second_size(num_rows)
         best = max(self._sizes, key=lambda size: (rates[size], -size))
         if self._changes(rates, best, num_rows):
+            if not (best and self._settled):
+                self._turned = self._now
             self._settled = best
             self._growth.restart()
             self._plans.drop()
         sizes = self._drafting_steps(rates, num_rows) if self._settled else self._plain_steps(rates, num_rows)
         self._plans.make(num_rows, sizes[1:])
+        self._most_waiting = 1 if self._tries.is_open else self._pace(num_rows)
         return sizes[0]
 
     def _drafting_steps(self, rates: Mapping[int, float], num_rows: int) -> list[int]:
         """What they ask for while drafting pays."""
-        sizes = []
-        for _ in range(self._pace(num_rows)):
-            self._tries.rest()
-            if self._checks.is_due(rates[self._settled] / rates[0]):
-                sizes.append(0)
-            else:
-                sizes.append(self._larger() if self._growth.is_due() else self._settled)
+        sizes = [self._settled] * self._pace(num_rows)
+        self._tries.rest(len(sizes))
+        if (place := self._growth.due(len(sizes))) is not None:
+            sizes[place] = self._larger()
+        if (place := self._checks.due(len(sizes), rates[self._settled] / rates[0])) is not None:
+            sizes[place] = 0
         return sizes
 
     def _plain_steps(self, rates: Mapping[int, float], num_rows: int) -> list[int]:
@@ -288,9 +259,8 @@ class Goodput:
         first = self._sizes[1]
         price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
         if self._tries.is_due(price):
-            self._yield.doubt(DOUBT * min(num_rows, TRY_ROWS))
+            self._doubt(DOUBT * min(num_rows, TRY_ROWS))
             self._of(num_rows).doubt(DOUBT)
-            self._plans.drop()
             return [first]
         return [0] * self._tries.wait(self._pace(num_rows))
 
@@ -308,9 +278,10 @@ class Goodput:
         return True
 
     def _pace(self, num_rows: int) -> int:
-        """After how many steps of so many rows they are looked at anew: see PACES."""
-        steps = self._steps[num_rows]
-        return next(pace for begin, pace in reversed(PACES) if steps >= begin)
+        """After how many steps of so many rows they are looked at anew: see PLAN_S."""
+        step_s = self._of(num_rows).step_s
+        seen = min(self._steps[num_rows], self._now - self._turned)
+        return max(1, min(1 + seen // PLANNED, MOST_PLANNED, int(PLAN_S / step_s))) if step_s else 1
 
     def _blended(self, num_rows: int) -> dict[int, float] | None:
         """`goodput`, but what a crowd's sizes gain over its plain step is taken from crowds of nearly as many rows as well, each
@@ -340,13 +311,23 @@ class Goodput:
         known = self._of(num_rows).curve.known()
         if 0 in known:
             return self._settled or self._sizes[1]
-        much = self._yield.expected_of([self.most])[0] >= self.most / 2
+        much = self._expected[self.most] >= self.most / 2
         return self.most if much and self.most not in known else 0
 
     def _kept_of(self, num_rows: int) -> dict[int, float]:
         """Size -> expected kept tokens of a row's step that asks for that much."""
         share = self._of(num_rows).share
-        return {size: share * kept for size, kept in zip(self._sizes, self._yield.expected_of(self._sizes), strict=True)}
+        return {size: share * kept for size, kept in self._expected.items()}
+
+    def _expect(self) -> dict[int, float]:
+        """Size -> expected kept tokens of a row that is offered what it asks for."""
+        return dict(zip(self._sizes, self._yield.expected_of(self._sizes), strict=True))
+
+    def _doubt(self, most: float) -> None:
+        """What is known of kept tokens counts for `most` observations at most: news is to be believed soon."""
+        self._yield.doubt(most)
+        self._expected = self._expect()
+        self._plans.drop()
 
     def _of(self, num_rows: int) -> Offers:
         if num_rows not in self._offers:

@@ -9,11 +9,12 @@ That c(0) is measured apart from a plain step (`costs.VAIN`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.control.costs import VAIN, CostCurve
-from outrider.survival import Record, Shares
+from outrider.survival import DECAY, Record, Shares
 
 PRIOR_WEIGHT = 0.2  # steps that "what is asked for is offered" counts for
 IN_VAIN = 3  # steps without any offer after which a plain step is timed beside them
@@ -24,23 +25,29 @@ class Offers:
     """Of one number of rows. Before anything is seen, what is asked for is offered."""
 
     curve: CostCurve = field(default_factory=CostCurve)
+    step_s: float = 0.0  # of the latest step or steps; 0: none was timed
     _reached: Shares = field(default_factory=Shares)  # place i: steps with W > i, of those that asked for more than i
     _timed: int = 0  # number of the step that was timed last
     _rows: Record = field(default_factory=Record)  # rows that were offered something, of those that asked
 
-    def observe(self, asked: Sequence[int], drafted: Sequence[int]) -> None:
-        """One step: nodes asked for and nodes drafted, per row."""
-        most, width = max(asked), max(drafted)
-        if not most:
-            return
-        self._reached.fade()
-        self._reached.add(most, range(min(width, most)))
-        self._rows.add(sum(map(bool, drafted)), sum(map(bool, asked)))
+    def observe(self, steps: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Of every step nodes asked for and nodes drafted, per row. All count as if they came last."""
+        most_and_width: Counter[tuple[int, int]] = Counter()
+        asking = offered = 0
+        for asked, drafted in steps:
+            most_and_width[max(asked), max(drafted)] += 1
+            asking += sum(map(bool, asked))
+            offered += sum(map(bool, drafted))
+        num_steps = sum(count for (most, _), count in most_and_width.items() if most)
+        self._reached.fade(num_steps)
+        for (most, width), count in most_and_width.items():
+            self._reached.add(most, range(min(width, most)), count)
+        self._rows.add(offered, asking, DECAY**num_steps)
 
     def observe_seconds(self, size: int, seconds: float, now: int, count: int = 1) -> None:
         """The time of a step that drafted `size` nodes, or VAIN, or the median of `count` like it. `now`: number of the latest
         step, of any rows. Between sizes that are learned at once the machine stays as it was."""
-        age, self._timed = now - self._timed, now
+        age, self._timed, self.step_s = now - self._timed, now, seconds
         self.curve.observe(size, seconds, age, count)
 
     def doubt(self, most: float) -> None:

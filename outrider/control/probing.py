@@ -21,6 +21,7 @@ TRY_ROWS = 4  # of one try: each may have a long text to be read first
 TRY_STEPS = 2  # of one try, while something is kept
 SUDDEN, LASTING = 0.9, 0.98  # fading of the errors that are watched, and of their usual size
 SIGNIFICANT = 3.5  # standard deviations
+LIMIT = SIGNIFICANT**2 / (1 - SUDDEN**2)  # of the square of their fading sum, over their mean square
 
 
 def few(wanted: Sequence[int]) -> list[int]:
@@ -38,13 +39,14 @@ class GrowthChecks:
     def __init__(self) -> None:
         self._since, self._interval = 0, FIRST_GROWTH
 
-    def is_due(self) -> bool:
-        """Asked once a step while drafting pays."""
-        self._since += 1
-        if self._since < self._interval:
-            return False
-        self._since, self._interval = 0, min(2 * self._interval, LAST_GROWTH)
-        return True
+    def due(self, steps: int) -> int | None:
+        """Which of the coming steps, counted from 0, it is, while drafting pays; None: a later one."""
+        ahead = max(0, self._interval - self._since - 1)
+        if ahead >= steps:
+            self._since += steps
+            return None
+        self._since, self._interval = steps - 1 - ahead, min(2 * self._interval, LAST_GROWTH)
+        return ahead
 
     def restart(self) -> None:
         """Another length was chosen: its neighbour is another one, too."""
@@ -57,14 +59,16 @@ class PlainChecks:
     def __init__(self) -> None:
         self._since, self._interval = 0, FIRST_CHECK
 
-    def is_due(self, gain: float) -> bool:
-        """Asked once a step while drafting pays. `gain`: its goodput over that of plain decoding."""
-        self._since += 1
+    def due(self, steps: int, gain: float) -> int | None:
+        """Which of the coming steps, counted from 0, it is, while drafting pays; None: a later one. `gain`: its goodput over that
+        of plain decoding."""
         longest = max(FIRST_CHECK, min(int((gain - 1) / CHECK_SHARE), LAST_CHECK))
-        if gain >= CLOSE or self._since <= min(self._interval, longest):
-            return False
-        self._since, self._interval = 0, min(2 * self._interval, LAST_CHECK)
-        return True
+        ahead = max(0, min(self._interval, longest) - self._since)
+        if gain >= CLOSE or ahead >= steps:
+            self._since += steps
+            return None
+        self._since, self._interval = steps - 1 - ahead, min(2 * self._interval, LAST_CHECK)
+        return ahead
 
     def restart(self) -> None:
         """Steps are plain anyway."""
@@ -77,12 +81,14 @@ class Surprise:
     def __init__(self) -> None:
         self._sum, self._square = 0.0, 1.0
 
-    def observe(self, error: float) -> bool:
-        """`error`: kept nodes less expected ones. True where the text has changed; then it starts anew."""
+    def observe(self, error: float | None) -> bool:
+        """`error`: kept nodes less expected ones, None where that is unknown. True where the text has changed; then it starts
+        anew."""
+        if error is None:
+            return False
         self._sum = SUDDEN * self._sum + error
-        deviation = (self._square / (1 - SUDDEN**2)) ** 0.5
-        self._square = LASTING * self._square + (1 - LASTING) * error**2
-        if abs(self._sum) < SIGNIFICANT * deviation:
+        usual, self._square = self._square, LASTING * self._square + (1 - LASTING) * error * error
+        if self._sum * self._sum < LIMIT * usual:
             return False
         self._sum = 0.0
         return True
@@ -102,10 +108,10 @@ class Tries:
         """Whether the present step is one of a try."""
         return self._left > 0
 
-    def rest(self) -> None:
-        """Drafting pays: no try. After a while the next pause is short again."""
+    def rest(self, steps: int) -> None:
+        """Drafting pays for so many steps: no try. After a while the next pause is short again."""
         self._left = self._waited = 0
-        self._drafting += 1
+        self._drafting += steps
         if self._drafting >= FIRST_PAUSE:
             self._pause = FIRST_PAUSE
 
@@ -125,11 +131,9 @@ class Tries:
         self._waited += rest
         return 1 + rest
 
-    def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """What came of a step, over all rows. A try goes on while something is kept or nothing was offered."""
-        if not self._left:
-            return
-        self._left = self._left - 1 if sum(accepted) or not any(drafted) else 0
+    def observe(self, accepted: int | None) -> None:
+        """What all rows of a step of a try kept; None: nothing was offered. The try goes on unless all was rejected."""
+        self._left = 0 if accepted == 0 else self._left - 1
         if not self._left:
             self._pause = min(2 * self._pause, self._longest)
 

@@ -63,6 +63,7 @@ class Run:
     seed: int = 0
     num_rows: int = 1
     length: int = 10**6  # tokens of a request; then another one takes its place
+    unit: float = 1.0  # seconds of a pass over one token
     asked: list[int] = field(default_factory=list)  # sizes, step by step
     earned: float = 0.0
     spent: float = 0.0
@@ -90,7 +91,7 @@ class Run:
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt
             row.max_tokens -= accepted + 1  # as if they had been said
-        self.control.observe(self.rows, _draft(drafted), _verdict(drafted, kept), seconds)
+        self.control.observe(self.rows, _draft(drafted), _verdict(drafted, kept), self.unit * seconds)
         self.asked.append(max(gamma))
         self.rows_asked = sum(map(bool, gamma))
         self.earned += sum(map(world.tokens, gamma))

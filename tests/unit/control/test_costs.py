@@ -6,7 +6,7 @@ import pytest
 
 from outrider.control.costs import LATEST, VAIN, CostCurve, Slope
 from outrider.control.offers import Offers
-from outrider.control.probing import PlainChecks, Surprise, Tries
+from outrider.control.probing import GrowthChecks, PlainChecks, Surprise, Tries
 
 
 def curve_of(**seconds: list[float]) -> CostCurve:
@@ -176,7 +176,7 @@ def test_an_ask_costs_what_is_drafted() -> None:
     """Half of the asks bring 2 nodes, half nothing: half the price of two nodes, whether 2 or 8 are asked for."""
     offers = Offers(curve=curve_of(n0=[1.0], n2=[1.4]))
     for step in range(400):
-        offers.observe([8], [2 * (step % 2)])
+        offers.observe([([8], [2 * (step % 2)])])
     assert offers.share == pytest.approx(0.5, abs=0.02)
     assert offers.seconds_of([0, 2, 8]) == pytest.approx([1.0, 1.2, 1.2], abs=0.01)
 
@@ -190,18 +190,30 @@ def test_an_ask_in_vain_has_its_own_price() -> None:
     offers.observe_seconds(0, 1.0, now=4)
     assert offers.is_measured
     for _ in range(100):
-        offers.observe([4, 4], [0, 0])
+        offers.observe([([4, 4], [0, 0])])
     assert offers.seconds_of([0, 4]) == pytest.approx([1.0, 1.5], abs=0.01)
+
+
+def test_steps_of_several_kinds_are_learned_from_at_once() -> None:
+    """As one by one, but that all count as if they came last; plain ones among them say nothing."""
+    together, single = Offers(curve=curve_of(n0=[1.0], n2=[1.4])), Offers(curve=curve_of(n0=[1.0], n2=[1.4]))
+    steps = [([8], [2]), ([8], [0]), ([0], [0]), ([4], [4])]
+    for _ in range(200):
+        together.observe(steps)
+        for step in steps:
+            single.observe([step])
+    assert together.share == pytest.approx(single.share, abs=0.02)
+    assert together.seconds_of([0, 2, 8]) == pytest.approx(single.seconds_of([0, 2, 8]), abs=0.02)
 
 
 def test_plain_steps_say_nothing_about_offers() -> None:
     """Fading while nobody asks would bring back the belief that everything asked for is offered."""
     offers = Offers()
     for _ in range(50):
-        offers.observe([4], [0])
+        offers.observe([([4], [0])])
     before = offers.share
     for _ in range(500):
-        offers.observe([0], [0])
+        offers.observe([([0], [0])])
     assert offers.share == before < 0.01
 
 
@@ -210,14 +222,25 @@ def test_plain_steps_say_nothing_about_offers() -> None:
 
 def test_plain_steps_are_checked_only_where_they_are_close_and_ever_more_rarely() -> None:
     checks = PlainChecks()
-    assert [step for step in range(100) if checks.is_due(gain=1.2)] == [8, 25, 58]  # behind 8, 16, 32 steps that draft
-    assert not any(checks.is_due(gain=2.0) for _ in range(1000))
+    assert [step for step in range(100) if checks.due(1, gain=1.2) == 0] == [8, 25, 58]  # behind 8, 16, 32 steps that draft
+    assert all(checks.due(7, gain=2.0) is None for _ in range(1000))
+
+
+@pytest.mark.parametrize("many", [1, 2, 7, 9])
+def test_checks_of_steps_planned_at_once_come_when_they_would_have_come_one_by_one(many: int) -> None:
+    """But for a second one within a plan."""
+    for make, due in ((PlainChecks, lambda checks, n: checks.due(n, 1.2)), (GrowthChecks, lambda checks, n: checks.due(n))):
+        single, planned = make(), make()
+        one_by_one = [step for step in range(400) if due(single, 1) == 0]
+        together = [start + place for start in range(0, 400, many) if (place := due(planned, many)) is not None]
+        later = [(a, b) for a, b in zip(one_by_one, together, strict=False) if a != b]
+        assert all(0 < b - a < many for a, b in later), later
 
 
 def test_a_plain_step_taken_anyway_is_a_check() -> None:
     checks = PlainChecks()
     for _ in range(100):
-        assert not any(checks.is_due(gain=1.2) for _ in range(8))
+        assert not any(checks.due(1, gain=1.2) == 0 for _ in range(8))
         checks.restart()
 
 
@@ -230,7 +253,7 @@ def test_plain_steps_planned_at_once_end_where_a_try_is_due(most: int) -> None:
         while step < 400:
             if tries.is_due(0.2):
                 found.append(step)
-                tries.observe([1], [0])
+                tries.observe(0)
                 step += 1
             else:
                 planned = tries.wait(most)
@@ -246,10 +269,9 @@ def test_tries_become_rarer_as_far_as_their_price_allows() -> None:
     def steps(price: float) -> list[int]:
         tries, found = Tries(), []
         for step in range(600):
-            due = tries.is_due(price)
-            if due:
+            if tries.is_due(price):
                 found.append(step)
-            tries.observe([int(due)], [0])
+                tries.observe(0)
         return found
 
     assert steps(0.0)[:3] == [6, 13, 20]
@@ -260,4 +282,14 @@ def test_tries_become_rarer_as_far_as_their_price_allows() -> None:
 def test_a_lasting_change_surprises_and_chance_does_not() -> None:
     surprise = Surprise()
     assert not any(surprise.observe(error) for error in [1.0, -1.0] * 100)
+    assert not surprise.observe(None)
     assert any(surprise.observe(-1.5) for _ in range(8))
+
+
+def test_a_try_goes_on_while_something_is_kept_or_nothing_is_offered() -> None:
+    for accepted, goes_on in ((0, False), (1, True), (None, True)):
+        tries = Tries()
+        while not tries.is_due(0.2):
+            pass
+        tries.observe(accepted)
+        assert tries.is_open == goes_on

@@ -7,47 +7,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import pytest
 import torch
 
 from outrider.control import Goodput
-from outrider.control.goodput import kept_budgets
-from outrider.types import Draft, Verdict, VerdictLists
+from outrider.control.goodput import MOST_PLANNED, PLAN_S
+from outrider.control.offers import Offers
+from outrider.control.waiting import Step
+from outrider.survival import Outcome
+from outrider.types import Draft, VerdictLists
 from tests.unit.control.simulator import Run, World, best_rate, linear, plain_rate
 
 CHAIN = list(range(9))
 TREE = [0, 1, 2, 4, 8, 12, 16]
 
 
-def chain(seed: int = 0, **options: int) -> Run:
-    return Run(Goodput(8, trees=False), seed, **options)
+PASSES = pytest.mark.parametrize("unit", [1.0, 0.005])  # seconds: long steps are looked at one by one, short ones are planned
 
 
-def score(world: World, steps: int = 400, seeds: int = 3) -> float:
+def chain(seed: int = 0, num_rows: int = 1, length: int = 10**6, unit: float = 1.0) -> Run:
+    return Run(Goodput(8, trees=False), seed, num_rows, length, unit)
+
+
+def score(world: World, steps: int = 400, seeds: int = 3, unit: float = 1.0) -> float:
     """Rate over that of the best fixed length, warm-up included."""
-    return mean(chain(seed).steps(world, steps).rate for seed in range(seeds)) / best_rate(world, CHAIN)
+    return mean(chain(seed, unit=unit).steps(world, steps).rate for seed in range(seeds)) / best_rate(world, CHAIN)
 
 
 # ------------------------------------------------ it finds the best length
 
 
+@PASSES
 @pytest.mark.parametrize("verify", [0.0, 0.04])
 @pytest.mark.parametrize("draft", [0.01, 0.05, 0.3])
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
-def test_it_finds_the_best_length(alpha: float, draft: float, verify: float) -> None:
+def test_it_finds_the_best_length(alpha: float, draft: float, verify: float, unit: float) -> None:
     """Any wrong term in tokens or seconds, a warm-up that costs too much, a length it never comes to."""
-    assert score(World(alpha, linear(draft, verify))) > 0.97
+    assert score(World(alpha, linear(draft, verify)), unit=unit) > 0.97
 
 
+@PASSES
 @pytest.mark.parametrize(("alpha", "draft"), [(0.5, 0.05), (0.8, 0.3), (0.95, 0.01)])
-def test_a_short_text_already_gains(alpha: float, draft: float) -> None:
+def test_a_short_text_already_gains(alpha: float, draft: float, unit: float) -> None:
     """About 250 tokens: what the first steps cost."""
     world = World(alpha, linear(draft))
-    assert score(world, steps=round(250 / world.tokens(4)), seeds=6) > 0.95
+    assert score(world, steps=round(250 / world.tokens(4)), seeds=6, unit=unit) > 0.95
 
 
 def test_a_step_in_the_cost_is_seen() -> None:
@@ -58,24 +64,26 @@ def test_a_step_in_the_cost_is_seen() -> None:
     assert run.rate > 0.97 * best_rate(world, CHAIN)
 
 
+@PASSES
 @pytest.mark.parametrize(("alpha", "draft"), [(0.1, 0.3), (0.02, 0.05), (0.0, 0.01), (0.3, 0.5), (0.4, 0.6)])
-def test_where_drafting_never_pays_it_costs_little(alpha: float, draft: float) -> None:
+def test_where_drafting_never_pays_it_costs_little(alpha: float, draft: float, unit: float) -> None:
     """Tries that are too many or too long."""
     world = World(alpha, linear(draft), noise=0.03)
-    runs = [chain(seed).steps(world, 400) for seed in range(3)]
+    runs = [chain(seed, unit=unit).steps(world, 400) for seed in range(3)]
     assert mean(run.rate for run in runs) > 0.98 * plain_rate(world)
 
 
 # ------------------------------------------------ it follows changes, and nothing but changes
 
 
+@PASSES
 @pytest.mark.parametrize("draft", [0.05, 0.3])
 @pytest.mark.parametrize(("before", "after"), [(0.1, 0.9), (0.9, 0.1)])
-def test_it_follows_a_change_of_text(before: float, after: float, draft: float) -> None:
+def test_it_follows_a_change_of_text(before: float, after: float, draft: float, unit: float) -> None:
     """Knowledge that never fades, depths given up for ever, pauses that grow without bound."""
     world, rates = World(after, linear(draft)), []
     for seed in range(4):
-        run = chain(seed).steps(World(before, linear(draft)), 300)
+        run = chain(seed, unit=unit).steps(World(before, linear(draft)), 300)
         earned, spent = run.earned, run.spent
         run.steps(world, 300)
         rates.append((run.earned - earned) / (run.spent - spent))
@@ -83,11 +91,12 @@ def test_it_follows_a_change_of_text(before: float, after: float, draft: float) 
     assert mean(rates) > 0.9 * best_rate(world, CHAIN)
 
 
+@PASSES
 @pytest.mark.parametrize(("alpha", "draft"), [(0.8, 0.05), (0.5, 0.3), (0.1, 0.3)])
-def test_a_noisy_clock_does_not_make_it_flip(alpha: float, draft: float) -> None:
+def test_a_noisy_clock_does_not_make_it_flip(alpha: float, draft: float, unit: float) -> None:
     """10 % noise and steps of five times their length: probes and a few changes are all that may happen in 350 steps."""
     world = World(alpha, linear(draft), noise=0.1, outliers=0.02)
-    runs = [chain(seed).steps(world, 400) for seed in range(3)]
+    runs = [chain(seed, unit=unit).steps(world, 400) for seed in range(3)]
     assert mean(run.flips(after=50) for run in runs) < 30
     assert mean(run.rate for run in runs) > 0.96 * best_rate(world, CHAIN)
 
@@ -172,8 +181,8 @@ def test_eight_rows_as_they_were_traced_on_a_server() -> None:
     rates = []
     for seed in range(4):
         control = Goodput(8, trees=False)
-        control.learn_costs(8, {size: 1.2 * cost for size, cost in costs.items() if size in (0, 1, 2, 3, 4, 8)})
-        run = Run(control, seed, num_rows=8, length=64).steps(world, 300)
+        control.learn_costs(8, {size: 0.0012 * cost for size, cost in costs.items() if size in (0, 1, 2, 3, 4, 8)})
+        run = Run(control, seed, num_rows=8, length=64, unit=0.001).steps(world, 300)
         assert run.counts[1] < 30
         rates.append(run.rate)
     assert mean(rates) > 0.97 * best_rate(world, CHAIN, num_rows=8)
@@ -275,12 +284,13 @@ def test_no_row_is_asked_for_more_than_it_has_room_for() -> None:
 # ------------------------------------------------ drafters that offer less than asked
 
 
+@PASSES
 @pytest.mark.parametrize("verify", [0.01, 0.06])
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("offers", [0.05, 0.3])
-def test_a_drafter_that_often_offers_nothing(offers: float, alpha: float, verify: float) -> None:
+def test_a_drafter_that_often_offers_nothing(offers: float, alpha: float, verify: float, unit: float) -> None:
     """Steps without an offer are no failures of the drafter, and their cheapness is not the drafter's either."""
-    assert score(World(alpha, linear(0, verify), offers=offers, noise=0.03)) > 0.975
+    assert score(World(alpha, linear(0, verify), offers=offers, noise=0.03), unit=unit) > 0.975
 
 
 def test_asking_in_vain_is_given_up_where_it_costs() -> None:
@@ -292,9 +302,10 @@ def test_asking_in_vain_is_given_up_where_it_costs() -> None:
 # ------------------------------------------------ trees
 
 
+@PASSES
 @pytest.mark.parametrize("nodes", [0.005, 0.02, 0.08])
 @pytest.mark.parametrize("shape", ["logarithm", "saturating", "poor"])
-def test_trees_of_the_best_size(shape: str, nodes: float) -> None:
+def test_trees_of_the_best_size(shape: str, nodes: float, unit: float) -> None:
     """Kept nodes grow with the size, ever more slowly: neither the smallest nor the largest, and no size for ever."""
     curve = {
         "logarithm": lambda n: 0.7 * math.log2(1 + n),
@@ -302,7 +313,7 @@ def test_trees_of_the_best_size(shape: str, nodes: float) -> None:
         "poor": lambda n: 0.4 * (1 - 0.5**n),
     }[shape]
     world = World(0, linear(nodes), tree=curve, noise=0.02)
-    runs = [Run(Goodput(16, trees=True), seed).steps(world, 400) for seed in range(3)]
+    runs = [Run(Goodput(16, trees=True), seed, unit=unit).steps(world, 400) for seed in range(3)]
     assert mean(run.rate for run in runs) > 0.95 * best_rate(world, TREE)
 
 
@@ -349,7 +360,7 @@ def test_a_tree_that_says_which_node_came_when_is_known_at_every_size() -> None:
     control = Goodput(8, trees=True)
     control.learn_costs(1, {size: 1 + 0.05 * size for size in range(9)})
     for _ in range(40):
-        control.learn(1, [8], [8], [2], 1.4, [False], [[1, 2]])
+        control.learn([8], [8], VerdictLists([[0, 1]], [2], [0], [False]), [[1, 2, *range(3, 9)]], 1.4)
     rates = control.goodput(1)
     assert rates is not None
     assert max(rates, key=lambda size: rates[size]) == 2
@@ -361,40 +372,52 @@ def test_what_kept_nodes_needed_is_read_off_the_path() -> None:
         torch.zeros(2, 4, dtype=torch.int64), torch.tensor([2, 4]), torch.tensor([[-1, 0, -1, -1], [-1, 0, -1, 2]]),
         budgets=[[1, 4, 4, 4], [1, 2, 3, 6]],
     )  # fmt: skip
-    paths = VerdictLists([[0, -1, -1, -1], [2, 3, -1, -1]], [1, 2], [0, 0], [False, True])
-    verdict = Verdict.of_lists(paths, 4, torch.device("cpu"))
-    assert kept_budgets(draft, verdict) == [[1], [3, 6]]
-    assert kept_budgets(replace(draft, budgets=[None, [1, 2, 3, 6]]), verdict) == [None, [3, 6]]
-    assert kept_budgets(replace(draft, budgets=None), verdict) is None
+    verdict = VerdictLists([[0, -1, -1, -1], [2, 3, -1, -1]], [1, 2], [0, 0], [False, True])
+    step = Step(4, [4, 4], [2, 4], verdict, draft.budgets, 1.0, None)
+    assert step.outcomes() == [Outcome(4, 1, False, (1,)), Outcome(4, 2, True, (3, 6))]
+    assert step._replace(mine=[1]).outcomes() == [Outcome(4, 2, True, (3, 6))]
+    assert [one.budgets for one in step._replace(budgets=[None, [1, 2, 3, 6]]).outcomes()] == [None, (3, 6)]
+    assert [one.budgets for one in step._replace(budgets=None).outcomes()] == [None, None]
+    assert step._replace(drafted=[0, 4]).outcomes() == [Outcome(4, 2, True, (3, 6))]
 
 
 def test_a_tree_that_does_not_say_has_not_lost_its_nodes() -> None:
     """One row's drafter says which node came when, another's does not: that is no news of nodes that were not kept."""
     control = Goodput(8, trees=True)
     control.learn_costs(2, {size: 1 + 0.05 * size for size in range(9)})
+    verdict = VerdictLists([[0, 1], [0, 1]], [2, 2], [0, 0], [False, False])
     for _ in range(40):
-        control.learn(2, [8, 8], [8, 8], [2, 2], 1.4, [False, False], [[1, 2], None])
-        control.learn(2, [8, 8], [8, 8], [2, 2], 1.4, [False, False])
+        control.learn([8, 8], [8, 8], verdict, [[*range(1, 9)], None], 1.4)
+        control.learn([8, 8], [8, 8], verdict, None, 1.4)
     rates = control.goodput(2)
     assert rates is not None
     assert rates[8] == pytest.approx(2 * 3 / 1.4, rel=0.1)  # half as much kept: 2.9
 
 
-def test_the_longer_a_run_the_more_steps_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches steps that wait for ever, and a pace that is asked of another number of rows."""
-    control, batches = Goodput(8, trees=False), list[int]()
-    learn = control._learn_seconds
+def batches(control: Goodput, run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps were learned from at once."""
+    found, learn = list[int](), control._learn_seconds
 
-    def counted(steps: Sequence[Any]) -> None:
-        batches.extend([len(steps)] if steps else [])
-        learn(steps)
+    def counted(offers: Offers, steps: Sequence[Step]) -> None:
+        found.append(len(steps))
+        learn(offers, steps)
 
     monkeypatch.setattr(control, "_learn_seconds", counted)
-    Run(control, 0).steps(World(0.8, linear(0.05)), 400)
-    assert set(batches[:20]) == {1}
-    assert batches.count(4) >= 8
-    assert batches.count(8) >= 7
-    assert batches.count(16) >= 15
-    assert max(batches) == 16
-    assert batches[-1] == 16
-    assert sum(batches) > 400 - 2 * 16
+    run.steps(world, 1500)
+    return found
+
+
+def test_the_longer_a_run_the_more_steps_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches steps that wait for ever, and a pace that is asked of another number of rows."""
+    control = Goodput(8, trees=False)
+    found = batches(control, Run(control, unit=0.001), World(0.8, linear(0.05)), monkeypatch)
+    assert max(found[:5]) <= 2
+    assert found[-1] == max(found) == MOST_PLANNED
+    assert sum(found) > 1500 - 2 * MOST_PLANNED
+
+
+def test_steps_that_are_long_are_learned_from_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Goodput(8, trees=False)
+    found = batches(control, Run(control, unit=PLAN_S / 1.5), World(0.8, linear(0.05)), monkeypatch)
+    assert set(found) <= {0, 1}  # 0: a first step, whose time tells nothing
+    assert sum(found) == 1500 - 1

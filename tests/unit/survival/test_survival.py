@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from outrider.survival import DECAY, PRIOR, ChainSurvival, NestedYield, Shares, TreeYield
+from outrider.survival import DECAY, PRIOR, ChainSurvival, NestedYield, Outcome, Shares, TreeYield
 
 
 def chain_of(alphas: list[float], drafted: int, steps: int = 3000, seed: int = 0) -> ChainSurvival:
@@ -91,24 +92,37 @@ def test_doubt_makes_news_count() -> None:
 def test_many_rows_know_more_and_forget_no_faster(kind: type[ChainSurvival | TreeYield]) -> None:
     """A step of 32 rows is one step: half of what was kept 10 steps ago is still known, and one odd row changes little."""
     crowd, alone = kind(), kind()
-    for estimate, rows in ((crowd, 32), (alone, 1)):
-        for _ in range(100):
-            for row in range(rows):
-                estimate.observe(row, 1, row % 2 if rows > 1 else 1, fade=row == 0)
+    for _ in range(100):
+        crowd.observe_all({Outcome(1, 0): 16, Outcome(1, 1): 16}, 1)
+        alone.observe_all({Outcome(1, 1): 1}, 1)
     level = crowd.expected_of([1])[0]
     assert level == pytest.approx(0.5, abs=0.03)
-    crowd.observe(0, 1, 1)
+    crowd.observe_all({Outcome(1, 1): 1}, 1)
     assert crowd.expected_of([1])[0] == pytest.approx(level, abs=0.002)
     before = alone.expected_of([1])[0]
-    alone.observe(0, 1, 0)
+    alone.observe_all({Outcome(1, 0): 1}, 1)
     assert alone.expected_of([1])[0] < before - 0.01
+
+
+@pytest.mark.parametrize("kind", [ChainSurvival, TreeYield, NestedYield])
+def test_steps_learned_from_at_once_tell_what_they_tell_one_by_one(kind: type[ChainSurvival | TreeYield | NestedYield]) -> None:
+    """Catches counts that are lost, and steps that do not fade."""
+    rng, together, single = random.Random(3), kind(), kind()
+    for batch in range(200):
+        alpha = 0.9 if batch < 180 else 0.5  # what was before must be forgotten in both
+        kept = [next((depth for depth in range(4) if rng.random() >= alpha), 4) for _ in range(8)]
+        outcomes = [Outcome(4, count, count == 4, tuple(range(1, count + 1))) for count in kept]
+        together.observe_all(Counter(outcomes), 8)
+        for outcome in outcomes:
+            single.observe_all({outcome: 1}, 1)
+    assert together.expected_of([1, 4]) == pytest.approx(single.expected_of([1, 4]), rel=0.05)
 
 
 @pytest.mark.parametrize("estimate", [ChainSurvival(), TreeYield()])
 def test_several_sizes_at_once_are_the_same_numbers(estimate: ChainSurvival | TreeYield) -> None:
     rng = random.Random(1)
     for _ in range(100):
-        estimate.observe(0, 4, rng.randint(0, 4))
+        estimate.observe_all({Outcome(4, rng.randint(0, 4)): 1}, 1)
     sizes = [0, 1, 4, 9]
     assert estimate.expected_of(sizes) == pytest.approx([estimate.expected(size) for size in sizes])
     assert estimate.expected(0) == 0
@@ -148,7 +162,7 @@ def test_sizes_between_and_beyond_follow_the_curve(bend: float) -> None:
     estimate = TreeYield()
     for _ in range(200):
         for size in (2, 16):
-            estimate.observe(0, size, 2 * math.log2(1 + size) ** bend)
+            estimate.observe_all({Outcome(size, 2 * math.log2(1 + size) ** bend): 1}, 1)
     for size in (2, 6, 16, 32):
         assert estimate.expected(size) == pytest.approx(2 * math.log2(1 + size) ** bend, rel=0.1)
 
@@ -158,7 +172,7 @@ def test_a_size_seen_often_speaks_for_itself() -> None:
     estimate = TreeYield()
     for _ in range(300):
         for size, kept in ((4, 1.0), (8, 3.0), (16, 3.0)):
-            estimate.observe(0, size, kept)
+            estimate.observe_all({Outcome(size, kept): 1}, 1)
     assert estimate.expected(8) - estimate.expected(4) > 1.0
 
 
@@ -166,9 +180,9 @@ def test_all_sizes_fade_together() -> None:
     """An old yield at another size must not hold down the news."""
     estimate = TreeYield()
     for _ in range(100):
-        estimate.observe(0, 16, 0.2)
+        estimate.observe_all({Outcome(16, 0.2): 1}, 1)
     for _ in range(300):
-        estimate.observe(0, 4, 2.0)
+        estimate.observe_all({Outcome(4, 2.0): 1}, 1)
     assert estimate.expected(16) > 2.0
 
 
@@ -176,9 +190,9 @@ def test_a_few_unlucky_trees_do_not_say_that_more_nodes_bring_nothing() -> None:
     """Catches a text's unlucky beginning that keeps `auto` at single nodes, all but one in ten of them kept, for sixty steps."""
     known = TreeYield()
     for size, kept in ((4, 1), (4, 0), (3, 1), (3, 2), (2, 0), (1, 1), (1, 0)):
-        known.observe(0, size, kept)
+        known.observe_all({Outcome(size, kept): 1}, 1)
     for step in range(20):
-        known.observe(0, 1, int(step % 10 > 0))
+        known.observe_all({Outcome(1, int(step % 10 > 0)): 1}, 1)
     one, two, four = known.expected_of([1, 2, 4])
     assert two > 1.25 * one
     assert four > 1.5 * one
@@ -189,7 +203,7 @@ def thin(size: int, alpha: float, steps: int, seed: int = 0) -> TreeYield:
     estimate, rng = TreeYield(), random.Random(seed)
     for _ in range(steps):
         kept = next((depth for depth in range(size) if rng.random() >= alpha), size)
-        estimate.observe(0, size, kept, ran_out=kept == size)
+        estimate.observe_all({Outcome(size, kept, kept == size): 1}, 1)
     return estimate
 
 
@@ -205,8 +219,8 @@ def test_trees_that_seldom_run_out_are_as_they_were() -> None:
     rng = random.Random(1)
     for _ in range(100):
         kept = rng.randint(0, 3)
-        seldom.observe(0, 8, kept, ran_out=False)
-        unasked.observe(0, 8, kept, ran_out=rng.random() < 0.1)
+        seldom.observe_all({Outcome(8, kept, False): 1}, 1)
+        unasked.observe_all({Outcome(8, kept, rng.random() < 0.1): 1}, 1)
     assert seldom.expected(16) == pytest.approx(unasked.expected(16))
 
 
@@ -218,7 +232,8 @@ def nested(shares: Sequence[float], sizes: Sequence[int], steps: int, seed: int 
     estimate, rng = NestedYield(), random.Random(seed)
     for step in range(steps):
         size = sizes[step % len(sizes)]
-        estimate.observe(size, [node for node, share in enumerate(shares[:size], 1) if rng.random() < share])
+        kept = tuple(node for node, share in enumerate(shares[:size], 1) if rng.random() < share)
+        estimate.observe_all({Outcome(size, len(kept), budgets=kept): 1}, 1)
     return estimate
 
 
@@ -235,7 +250,7 @@ def test_nodes_beyond_fall_as_the_ones_before(alpha: float) -> None:
     rng = random.Random(0)
     for _ in range(200):
         kept = next((depth for depth in range(5) if rng.random() >= alpha), 5)
-        estimate.observe(5, list(range(1, kept + 1)))
+        estimate.observe_all({Outcome(5, kept, budgets=tuple(range(1, kept + 1))): 1}, 1)
     assert estimate.expected_of([8])[0] == pytest.approx(sum(alpha**depth for depth in range(1, 9)), rel=0.1)
 
 
@@ -249,5 +264,5 @@ def test_news_of_a_nested_tree_is_believed_soon_once_the_old_is_doubted() -> Non
     estimate = nested([0.9] * 4, [4], 200)
     estimate.doubt(2.5)
     for _ in range(5):
-        estimate.observe(4, [])
+        estimate.observe_all({Outcome(4, 0, budgets=()): 1}, 1)
     assert estimate.expected_of([4])[0] < 1.5
