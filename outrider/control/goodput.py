@@ -36,9 +36,10 @@ SLOPE = 0.05, 0.2  # of a plain step, that a node costs before anything was meas
 CROWD = 8  # rows up to which the deviation grows, with their root
 TOLD, TOLD_ALONE = 3, 10  # times that a median counts for: of a crowd, and of one row, which is timed more often
 # Steps are learned from together, and planned together, since to learn and to choose takes half a millisecond, a tenth of a short
-# step: as many as last PLAN_S seconds, one for every PLANNED steps since drafting began or ended, MOST_PLANNED at most. Decisions
-# are as good as by single steps (benchmarks/control.py).
-PLAN_S, PLANNED, MOST_PLANNED = 0.4, 3, 96
+# step: as many as last PLAN_S seconds, one for every PLANNED steps since drafting began, MOST_PLANNED at most. Decisions are as
+# good as by single steps (benchmarks/control.py).
+PLAN_S, PLANNED, MOST_PLANNED = 0.4, 2, 96
+DEAR = 0.1  # of a plain step: drafting that adds more has to prove itself whenever it begins again
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
 APART = 0.1  # relative deviation of a size's price from one number of rows to another, as large as the share they differ by
@@ -61,8 +62,8 @@ class Goodput:
         self._growth, self._entrance = GrowthChecks(), Entrance()
         # What goodput asks for, probes aside. The first steps are paid before anything is known: no long chains.
         self._settled = self._sizes[max(1, (len(self._sizes) + 1) // 2 if trees else len(self._sizes) // 3)]
-        # Steps so far, when drafting was last weighed against plain decoding, and when one last gave way to the other.
-        self._now = self._weighed_at = self._turned = 0
+        # Steps so far, when drafting was last weighed against plain decoding, and when it last began, if it is dear.
+        self._now = self._weighed_at = self._begun = 0
         self._waiting: list[Step] = []  # not yet learned from
         self.lessons = 0  # how often steps were learned from
         self._most_waiting = 1
@@ -233,8 +234,8 @@ class Goodput:
             return self._second_size(num_rows)
         best = max(self._sizes, key=lambda size: (rates[size], -size))
         if self._changes(rates, best, num_rows):
-            if not (best and self._settled):
-                self._turned = self._now
+            if not self._settled and self._price(rates, best, num_rows) > DEAR:
+                self._begun = self._now
             self._settled = best
             self._growth.restart()
             self._plans.drop()
@@ -257,8 +258,7 @@ class Goodput:
         """What they ask for while it does not: nothing, up to the next step of a try, which begins a plan."""
         self._checks.restart()
         first = self._sizes[1]
-        price = (1 + self._kept_of(num_rows)[first]) * rates[0] / rates[first] - 1
-        if self._tries.is_due(price):
+        if self._tries.is_due(self._price(rates, first, num_rows)):
             self._doubt(DOUBT * min(num_rows, TRY_ROWS))
             self._of(num_rows).doubt(DOUBT)
             return [first]
@@ -277,10 +277,14 @@ class Goodput:
         self._entrance.close()
         return True
 
+    def _price(self, rates: Mapping[int, float], size: int, num_rows: int) -> float:
+        """What asking for `size` adds to the seconds of a plain step, in shares."""
+        return (1 + self._kept_of(num_rows)[size]) * rates[0] / rates[size] - 1
+
     def _pace(self, num_rows: int) -> int:
         """After how many steps of so many rows they are looked at anew: see PLAN_S."""
         step_s = self._of(num_rows).step_s
-        seen = min(self._steps[num_rows], self._now - self._turned)
+        seen = min(self._steps[num_rows], self._now - self._begun)
         return max(1, min(1 + seen // PLANNED, MOST_PLANNED, int(PLAN_S / step_s))) if step_s else 1
 
     def _blended(self, num_rows: int) -> dict[int, float] | None:
