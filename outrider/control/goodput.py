@@ -39,6 +39,7 @@ TOLD, TOLD_ALONE = 3, 10  # times that a median counts for: of a crowd, and of o
 # step: as many as last PLAN_S seconds, one for every PLANNED steps since drafting began, MOST_PLANNED at most. Decisions are as
 # good as by single steps (benchmarks/control.py).
 PLAN_S, PLANNED, MOST_PLANNED = 0.4, 2, 96
+WATCHED = 4  # steps after which what was kept is compared with what was expected: together, they take little more than one
 DEAR = 0.1  # of a plain step: drafting that adds more has to prove itself whenever it begins again
 DOUBT = 2.5  # observations that what is known counts for when drafting is tried again, or surprises
 NEARBY = 8  # rows of a crowd of which one more or less changes little: then what such crowds were timed for counts, too
@@ -65,6 +66,7 @@ class Goodput:
         # Steps so far, when drafting was last weighed against plain decoding, and when it last began, if it is dear.
         self._now = self._weighed_at = self._begun = 0
         self._waiting: list[Step] = []  # not yet learned from
+        self._looked_at = 0  # how many of them were compared with what was expected
         self.lessons = 0  # how often steps were learned from
         self._most_waiting = 1
         self._plans = Plans()
@@ -104,13 +106,10 @@ class Goodput:
     ) -> None:  # fmt: skip
         """What came of a step: nodes asked for and drafted in each of its rows, the verdict, and `Draft.budgets`. `seconds` None:
         its time tells nothing. `mine`: the rows to learn from; None: all."""
-        step = Step(self._size, asked, drafted, verdict, budgets, seconds, mine)
-        self._waiting.append(step)
+        self._waiting.append(Step(self._size, asked, drafted, verdict, budgets, seconds, mine))
         self._size = None
-        if self._surprise.observe(step.error(self._expected)):
-            self._doubt(DOUBT)
-            self._catch_up()
-        elif len(self._waiting) >= self._most_waiting:
+        count = len(self._waiting)
+        if count >= self._most_waiting or (count % WATCHED == 0 and self._is_surprised()):
             self._catch_up()
 
     def learn_cost(self, num_rows: int, size: int, seconds: float) -> None:
@@ -182,11 +181,20 @@ class Goodput:
                 }  # fmt: skip
         return report
 
+    def _is_surprised(self) -> bool:
+        """Whether waiting steps not looked at yet show that the text has changed; what is known is doubted then."""
+        steps, self._looked_at = self._waiting[self._looked_at :], len(self._waiting)
+        surprised = any([self._surprise.observe(step.error(self._expected)) for step in steps])
+        if surprised:
+            self._doubt(DOUBT)
+        return surprised
+
     def _catch_up(self) -> None:
         """Learn from the steps that wait."""
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        self._is_surprised()
+        waiting, self._waiting, self._looked_at = self._waiting, [], 0
         self._now += len(waiting)
         self.lessons += 1
         for num_rows, steps in by_rows(waiting).items():
