@@ -109,7 +109,7 @@ class Goodput:
         self._waiting.append(Step(self._size, asked, drafted, verdict, budgets, seconds, mine))
         self._size = None
         count = len(self._waiting)
-        if count >= self._most_waiting or (count % WATCHED == 0 and self._is_surprised()):
+        if count >= self._most_waiting or (count % WATCHED == 0 and self._watch()):
             self._catch_up()
 
     def learn_cost(self, num_rows: int, size: int, seconds: float) -> None:
@@ -181,7 +181,7 @@ class Goodput:
                 }  # fmt: skip
         return report
 
-    def _is_surprised(self) -> bool:
+    def _watch(self) -> bool:
         """Whether waiting steps not looked at yet show that the text has changed; what is known is doubted then."""
         steps, self._looked_at = self._waiting[self._looked_at :], len(self._waiting)
         surprised = any([self._surprise.observe(step.error(self._expected)) for step in steps])
@@ -193,7 +193,7 @@ class Goodput:
         """Learn from the steps that wait."""
         if not self._waiting:
             return
-        self._is_surprised()
+        self._watch()
         waiting, self._waiting, self._looked_at = self._waiting, [], 0
         self._now += len(waiting)
         self.lessons += 1
@@ -203,7 +203,7 @@ class Goodput:
                 self._chosen.setdefault(num_rows, Counter()).update(sizes)
                 self._steps[num_rows] += sizes.total()
             offers.observe([step.counts() for step in steps])
-            self._learn_seconds(offers, [step for step in steps if step.seconds is not None])
+            self._learn_seconds(offers, steps)
         outcomes = [found for step in waiting if (found := step.outcomes())]
         if outcomes:
             self._learn_kept(outcomes)
@@ -214,8 +214,9 @@ class Goodput:
         """Waiting steps of one kind are one time, which counts for as many as they are."""
         alike: dict[int, list[float]] = {}
         for step in steps:
-            drafted = max(step.drafted)
-            alike.setdefault(drafted if drafted or not any(step.asked) else VAIN, []).append(step.seconds or 0.0)
+            if step.seconds is not None:
+                drafted = max(step.drafted)
+                alike.setdefault(drafted if drafted or not any(step.asked) else VAIN, []).append(step.seconds)
         for size, seconds in alike.items():
             offers.observe_seconds(size, median(seconds), self._now, len(seconds))
 

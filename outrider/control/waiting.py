@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outrider.survival import Outcome
 from outrider.types import VerdictLists
@@ -22,39 +22,34 @@ class Step(NamedTuple):
     seconds: float | None  # None: its time tells nothing
     mine: Sequence[int] | None  # the rows that the control is asked about; None: all
 
-    @property
-    def num_rows(self) -> int:
-        """All that there were."""
-        return len(self.asked)
-
     def counts(self) -> tuple[Sequence[int], Sequence[int]]:
         """Nodes asked for and nodes drafted, per row."""
-        return self._mine(self.asked), self._mine(self.drafted)
+        if self.mine is None:
+            return self.asked, self.drafted
+        return [self.asked[row] for row in self.mine], [self.drafted[row] for row in self.mine]
 
     def error(self, expected: Mapping[int, float]) -> float | None:
-        """Kept nodes less expected ones, a mean over the rows that were offered something. `expected`: by nodes asked for. None
-        where nothing was offered, or it is not known what to expect."""
-        asked, drafted = self.counts()
-        offered = len(drafted) - drafted.count(0)
-        hope = expected.get(max(asked))
-        return sum(self._mine(self.verdict.num_accepted)) / offered - hope if offered and hope is not None else None
+        """Kept nodes less expected ones, a mean over the rows that were offered something, as far as `expected` (by nodes asked
+        for) knows what they asked for; None where there is none."""
+        accepted, asked = self.verdict.num_accepted, self.asked
+        errors = [accepted[row] - expected[asked[row]] for row in self._offered() if asked[row] in expected]
+        return sum(errors) / len(errors) if errors else None
 
     def outcomes(self) -> list[Outcome]:
         """Of the rows that were offered something."""
         _, accepted, _, ran_out = self.verdict
-        columns = self.asked, accepted, ran_out, self._kept_budgets()
-        lines = zip(self._mine(self.drafted), *map(self._mine, columns), strict=True)
-        return [Outcome(*outcome) for drafted, *outcome in lines if drafted]
+        return [Outcome(self.asked[row], accepted[row], ran_out[row], self._kept_budgets(row)) for row in self._offered()]
 
-    def _kept_budgets(self) -> Sequence[tuple[int, ...] | None]:
-        """Of every row's kept nodes, in order: how much must be asked for to get them. None where the drafter does not say."""
-        if self.budgets is None:
-            return [None] * len(self.asked)
-        kept = zip(self.budgets, self.verdict.path, self.verdict.num_accepted, strict=True)
-        return [None if known is None else tuple([known[node] for node in path[:count]]) for known, path, count in kept]
+    def _offered(self) -> list[int]:
+        mine = range(len(self.drafted)) if self.mine is None else self.mine
+        return [row for row in mine if self.drafted[row]]
 
-    def _mine(self, column: Sequence[Any]) -> Sequence[Any]:
-        return column if self.mine is None else [column[row] for row in self.mine]
+    def _kept_budgets(self, row: int) -> tuple[int, ...] | None:
+        """Of the row's kept nodes, in order: how much must be asked for to get them. None where the drafter does not say."""
+        if self.budgets is None or (known := self.budgets[row]) is None:
+            return None
+        paths, accepted, *_ = self.verdict
+        return tuple([known[node] for node in paths[row][: accepted[row]]])
 
 
 def by_rows(steps: Sequence[Step]) -> dict[int, list[Step]]:
