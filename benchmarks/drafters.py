@@ -32,7 +32,7 @@ from typing import Annotated, Any
 import psutil
 import torch
 import typer
-from drafters_report import gain, is_below, markdown, results
+from drafters_report import gain, is_below, markdown, results, together
 from peers import inflated
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from workload import PAIRS, PEERS, REPOSITORY, SHARED, OtherCpu, console, encode, model_name, model_pair, write_result
@@ -434,11 +434,15 @@ def main(
         Path | None, typer.Option(exists=True, help="Only this result's cells with an auto below a floor, with its settings.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on after the last finished cell of an interrupted run.")] = False,
-    render: Annotated[Path | None, typer.Option(exists=True, help="Only print the tables of this result.")] = None,
+    render: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, help="Only print the tables of this result; of several, one option each, the floors of all."),
+    ] = None,
 ) -> None:
     """Compare drafters on model pairs, workloads and temperatures."""
-    if render is not None:
-        print(markdown(json.loads(render.read_text(encoding="utf-8"))))
+    if render:
+        stored = [json.loads(path.read_text(encoding="utf-8")) for path in render]
+        print(markdown(stored[0]) if len(stored) == 1 else together(stored))
         return
     plan = Plan(
         _named("pair", pairs, PAIRS), _named("workload", workloads, WORKLOADS), [float(t) for t in temperatures.split(",")],

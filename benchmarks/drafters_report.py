@@ -7,7 +7,7 @@ pass, the bonus token included; alpha is accepted / tested.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import Any
 
@@ -95,7 +95,7 @@ def _summary(runs: list[Run], plain: list[Run], *, same: bool) -> dict[str, Any]
     }
 
 
-def ratio(mine: list[Run], other: list[Run], prompts: Sequence[int] | None = None) -> Ratio:
+def ratio(mine: list[Run], other: list[Run], prompts: Sequence[Any] | None = None) -> Ratio:
     """Decoding speed of one configuration over another's: median over the prompts (all, or those named), interval."""
     ours, theirs = _rates(mine), _rates(other)
     values = [ours[prompt] / theirs[prompt] for prompt in (ours if prompts is None else prompts)]
@@ -103,9 +103,9 @@ def ratio(mine: list[Run], other: list[Run], prompts: Sequence[int] | None = Non
     return {"median": median(values), "low": low, "high": high, "n": len(values)}
 
 
-def _rates(runs: list[Run]) -> dict[int, float]:
+def _rates(runs: list[Run]) -> dict[Any, float]:
     """Prompt -> tokens per second, its rounds together."""
-    sums: dict[int, list[float]] = {}
+    sums: dict[Any, list[float]] = {}
     for run in runs:
         known = sums.setdefault(run["prompt"], [0.0, 0.0])
         known[0] += run["emitted"]
@@ -137,7 +137,7 @@ def _regrets(cell: dict[str, Any], configurations: dict[str, Any]) -> list[dict[
             for other, theirs in cell["runs"].items()
             if other == "none" or (_same_drafter(configurations[name], configurations[other]) and other != name)
         }
-        best = _fastest(rivals, range(len(_rates(runs))))
+        best = _fastest(rivals, _rates(runs))
         against = ratio(runs, rivals[best])
         found.append({
             "pair": cell["pair"], "workload": cell["workload"], "temperature": cell["temperature"],
@@ -159,7 +159,7 @@ def _same_drafter(auto: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and not _is_auto(other)
 
 
-def _fastest(rivals: dict[str, list[Run]], prompts: Sequence[int]) -> str:
+def _fastest(rivals: dict[str, list[Run]], prompts: Collection[Any]) -> str:
     """The configuration with the highest rate over these prompts together."""
 
     def rate(name: str) -> float:
@@ -208,6 +208,26 @@ def is_below(regret: dict[str, Any]) -> bool:
 
 def _place(regret: dict[str, Any]) -> str:
     return f"{regret['pair']} {regret['workload']} T={regret['temperature']:g} {regret['configuration']}"
+
+
+def together(stored: Sequence[dict[str, Any]]) -> str:
+    """The floors over several results, such as one and its cells measured again: every prompt counts as often as it was met."""
+    cells: dict[tuple[str, str, float], dict[str, Any]] = {}
+    for number, result in enumerate(stored):
+        for cell in result["cells"]:
+            place = {part: cell[part] for part in ("pair", "workload", "temperature")}
+            runs = cells.setdefault(tuple(place.values()), {**place, "runs": {}})["runs"]
+            for name, lines in cell["runs"].items():
+                runs.setdefault(name, []).extend(_stored_run(line, result["run_columns"], number) for line in lines)
+    configurations = {name: found for result in stored for name, found in result["configurations"].items()}
+    regrets = [regret for cell in cells.values() for regret in _regrets(cell, configurations)]
+    return f"{_regret_table(regrets, counted=True)}\n\n{_floor_lines(_floors(regrets))}"
+
+
+def _stored_run(line: str, columns: str, result: int) -> Run:
+    """What ratios are made from; the prompt is one of this result."""
+    run = dict(zip(columns.split(), line.split(), strict=True))
+    return {"prompt": (result, int(run["prompt"])), "emitted": int(run["emitted"]), "seconds": float(run["seconds"])}
 
 
 # ---------------------------------------------------------------- known gains
@@ -304,16 +324,19 @@ def _details(cell: dict[str, Any]) -> str:
     return _table(head, rows)
 
 
-def _regret_table(regrets: list[dict[str, Any]]) -> str:
+def _regret_table(regrets: list[dict[str, Any]], *, counted: bool = False) -> str:
+    """`counted`: with the number of prompts, where they differ in it, and without what is behind the first one."""
     rows = [
         [
             regret["pair"], regret["workload"], f"{regret['temperature']:g}", regret["configuration"], regret["best_fixed"],
-            _with_interval(regret["over_best_fixed"]), _number(regret["over_best_fixed_after_first_prompt"]),
+            _with_interval(regret["over_best_fixed"]),
+            str(regret["over_plain"]["n"]) if counted else _number(regret["over_best_fixed_after_first_prompt"]),
             _number(regret["over_length_chosen_on_other_prompts"]), _with_interval(regret["over_plain"]),
         ]
         for regret in regrets
     ]  # fmt: skip
-    head = ["pair", "workload", "T", "", "best fixed", "auto / best", "after 1st prompt", "cross-fitted", "auto / plain"]
+    third = "prompts" if counted else "after 1st prompt"
+    head = ["pair", "workload", "T", "", "best fixed", "auto / best", third, "cross-fitted", "auto / plain"]
     return _table(head, rows, words=5)
 
 

@@ -54,3 +54,31 @@ def test_the_settings_are_the_results_and_the_prompts_are_others(bench: Any) -> 
         bench.repeated(plan(bench, 27), content)
     with pytest.raises(typer.BadParameter, match="no auto"):
         bench.repeated(plan(bench, 20), result(regret("rag", 0.98, 1.2)))
+
+
+def stored(*rates: tuple[float, float], best: str = "ngram k=3") -> dict[str, Any]:
+    """A result of one cell: per prompt, how fast `auto` and the fixed length were; plain decoding says 1 token a second."""
+    line = "0 {} {} 60 30 60 50 40 abcd 0.0"
+    columns = "round prompt seconds emitted steps drafted tested accepted text other_cpu"
+    runs = {
+        "none": [line.format(prompt, 60.0) for prompt in range(len(rates))],
+        best: [line.format(prompt, 60 / fixed) for prompt, (_, fixed) in enumerate(rates)],
+        "ngram auto": [line.format(prompt, 60 / auto) for prompt, (auto, _) in enumerate(rates)],
+    }
+    drafters = {"none": ("none", 0), best: ("ngram", 3), "ngram auto": ("ngram", "auto:8")}
+    configurations = {
+        name: {"drafter": drafter, "options": {}, "verifier": "gumbel", "num_draft_tokens": length}
+        for name, (drafter, length) in drafters.items()
+    }
+    cell = {"pair": "demo", "workload": "rag", "temperature": 0.7, "runs": runs}
+    return {"configurations": configurations, "run_columns": columns, "cells": [cell]}
+
+
+def test_results_of_one_cell_are_one_cell_of_all_their_prompts(bench: Any) -> None:
+    """Catches a prompt of one result that stands for the other's of the same number, and a cell counted twice."""
+    lines = bench.together([stored((0.9, 1.0), (0.9, 1.0)), stored((2.0, 2.0), (2.1, 2.0), (2.0, 2.0))]).splitlines()
+    (row,) = [line for line in lines if line.startswith("| demo ")]
+    cells = [part.strip() for part in row.strip("|").split("|")]
+    assert cells[4] == "ngram k=3"
+    assert (cells[5][:5], cells[6], cells[8][:5]) == ("1.00 ", "5", "2.00 ")
+    assert [line.split("|")[4].split()[:3] for line in lines if line.startswith("| auto / ")] == [["0", "of", "1"]] * 2
