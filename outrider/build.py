@@ -95,10 +95,6 @@ class Needs:
         """Whether a head reads the target's embedding or output layer."""
         return any(kind.needs_head for kind, _ in self.heads)
 
-    def signals(self, target_config: Any) -> tuple[int, ...]:
-        """Hidden states of the target that the heads read."""
-        return tuple(sorted({layer for kind, head in self.heads for layer in kind.head_signals(head, target_config)}))
-
     @classmethod
     def of_all(cls, several: Sequence[Parts]) -> Needs:
         """Of several that share models: with programs that make up any length they share the loop, too."""
@@ -352,8 +348,8 @@ class _Loader:
         self._compiled = self._compiled and self.options.compile != "off"
         if not self._compiled:
             return False
-        signals = self._signals(loaded) if self._is_target(loaded.name) else ()
-        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab, not self.options.trust_remote_code)
+        is_target, can_help = self._is_target(loaded.name), not self.options.trust_remote_code
+        model = CompiledModel(loaded, module, is_target, self.needs.loop_lengths, loop_vocab, can_help)
         if model.missing():
             if self.options.compile == "auto":
                 self._compiled = False
@@ -376,15 +372,6 @@ class _Loader:
             return False
         self._recorded = True
         return True
-
-    def _signals(self, target: LoadedModel) -> tuple[int, ...]:
-        """Hidden states the target's program must give. That of the demo gives what any of its heads reads, so that one serves
-        all of them: each further one costs a copy of a few rows, another program a minute."""
-        needs = self.needs
-        if needs.heads and self._labels[target.name] == DEMO:
-            embedded = tuple((DRAFTERS.load(name), str(folder)) for name, folder in demo_heads().items())
-            needs = replace(needs, heads=(*needs.heads, *embedded))
-        return needs.signals(target.config)
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""
