@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 
+from outrider.serve.schema.base import Body
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.completion import CompletionBody
+from outrider.serve.schema.foreign import REFUSED
+from outrider.serve.schema.messages import Message
+from outrider.serve.schema.tokens import TokenizeBody
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 
@@ -125,6 +131,24 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, s
     assert said in error["message"], error
     if param is not None:
         assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, {"prompt": "a"})])
+def test_fields_of_other_servers_that_would_change_the_answer(path: str, body: dict[str, Any]) -> None:
+    """Each is refused by name with what to do instead, whatever the server thinks of unknown fields."""
+    with serving(FakeEngine()) as client:
+        for name, why in REFUSED.items():
+            error = error_of(client.post(path, json={**body, name: ["x"]}), 400)
+            assert (error["param"], error["message"]) == (name, f"'{name}' is not supported: {why}")
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, Message, TokenizeBody])
+def test_the_tables_of_names_fit_together(kind: type[Body]) -> None:
+    """A field that is both honoured and refused, or a neutral value of a field that nobody refuses, is a mistake in a table."""
+    tables = {*kind.refused, *kind.without_effect, *kind.only}
+    assert not set(kind.names()) & {*kind.refused, *kind.without_effect}
+    assert set(kind.neutral) <= tables | {"tool_calls"}
+    assert len(tables) == len(kind.refused) + len(kind.without_effect) + len(kind.only)
 
 
 def test_arguments_that_no_parser_takes_are_left_to_the_template() -> None:
