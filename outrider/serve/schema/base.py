@@ -130,9 +130,14 @@ def _whole(value: Any, depth: int) -> Any:
 
 def _is_text(value: Any) -> bool:
     """JSON can escape one half of a pair, which is no character and which no tokenizer takes. Objects check themselves."""
-    if isinstance(value, list):
-        return all(map(_is_text, value))
-    return not isinstance(value, str) or is_text(value)
+    left = [value]
+    while left:  # no recursion: a client may send lists in lists, a thousand deep
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, str) and not is_text(one):
+            return False
+    return True
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -198,6 +198,16 @@ def test_bodies_that_are_no_request(content: bytes) -> None:
         error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
 
 
+@pytest.mark.parametrize("field", ["prompt", "stop", "logit_bias", "guided_json", "nonsense"])
+@pytest.mark.parametrize(("opens", "closes"), ["[]", ('{"a":', "}")])
+def test_values_that_are_nested_deeply(field: str, opens: str, closes: str) -> None:
+    """Deeper than Python recurses from where bodies are checked, and not as deep as makes the JSON reader give up."""
+    content = f'{{"prompt": "a", "{field}": {opens * 900}1{closes * 900}}}'
+    with serving(FakeEngine()) as client:
+        response = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == (200 if field == "nonsense" else 400), response.text
+
+
 def test_body_that_is_not_declared_as_json() -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"}), 400)
