@@ -19,7 +19,7 @@ from outrider.serve.sse import EventStream, dumped
 
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "A field is unknown, wrong or not supported."},
+    400: {"model": ErrorAnswer, "description": "A field is wrong, or asks for what this server cannot do."},
     401: {"model": ErrorAnswer, "description": "No API key, or a wrong one."},
     404: {"model": ErrorAnswer, "description": "No such model."},
     413: {"model": ErrorAnswer, "description": "The body is too large."},
