@@ -45,7 +45,7 @@ def option(panel: str, text: str, *names: str, **extra: Any) -> Any:
 
 
 TopK = Annotated[int, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")]
+TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.")]
 MinP = Annotated[float, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")]
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,9 @@ class ListenOptions:
     ssl_certfile: Annotated[Path | None, option(SERVER, "Certificate for TLS.", metavar="FILE", show_default=False)] = None
     ssl_keyfile: Annotated[Path | None, option(SERVER, "Its private key.", metavar="FILE", show_default=False)] = None
     max_body_bytes: Annotated[int | None, option(SERVER, "Larger bodies are refused.", show_default="8 MiB")] = None
+    strict: Annotated[
+        bool, option(SERVER, "Refuse unknown fields, which are else named in log and header.", "--strict", show_default=False)
+    ] = False
     request_timeout: Annotated[
         float | None, option(SERVER, "Seconds after which an answer is cut off.", show_default="600")
     ] = None
@@ -84,7 +87,7 @@ class ListenOptions:
             "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
             "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
             "hang_timeout_s": values.pop("hang_timeout"),
-            "self_test": False if values.pop("no_self_test") else None,
+            "self_test": False if values.pop("no_self_test") else None, "strict": values.pop("strict") or None,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}
 

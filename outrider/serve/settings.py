@@ -38,6 +38,7 @@ class ServerSettings:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     max_body_bytes: int = 8 * MIB
+    strict: bool = False  # refuse fields that have no effect, instead of naming them
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
     hang_timeout_s: float = 60.0  # longest a busy engine may not come round and be called healthy; 0: for ever

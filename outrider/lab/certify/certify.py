@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError
@@ -49,7 +49,7 @@ class CertifyPlan:
     @property
     def drawing(self) -> SamplingParams:
         """Options of the sampled sections: greedy text has no law, so there they are at temperature 1."""
-        return replace(self.sampling, temperature=1.0) if self.sampling.is_greedy else self.sampling
+        return self.sampling.drawn() if self.sampling.is_greedy else self.sampling
 
 
 def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[list[int]]:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from outrider.serve.schema.base import refusal
-from outrider.serve.schema.sampling import MAX_CHOICES, MAX_LOGPROBS, REFUSED, GenerationFields
+from outrider.serve.schema.foreign import NEUTRAL, REFUSED
+from outrider.serve.schema.sampling import MAX_CHOICES, MAX_LOGPROBS, GenerationFields
 
 MAX_TOKENS = 16  # OpenAI's default
 MAX_PROMPTS = 2048
@@ -34,7 +35,11 @@ class CompletionBody(GenerationFields):
         "top_logprobs": "it belongs to chat completions; logprobs is a number here",
         "tools": "it belongs to /v1/chat/completions",
         "prompt_embeds": "prompts are text or token ids",
+        "return_full_text": "use 'echo'",
     }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **NEUTRAL, "return_full_text": (False,), "tools": ([],),
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionBody:

@@ -59,7 +59,7 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--compile", "maybe"], "'off', 'on', 'auto'"),
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
-        (["generate", "demo", "x", "--top-p", "3"], "top_p must be above 0 and at most 1 (1 = off), got 3.0"),
+        (["generate", "demo", "x", "--top-p", "3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
         (["generate", "demo", "x", "--max-new-tokens", "0"], "max_tokens must be at least 1"),
         (["generate", "demo", "x", "--stop", ""], "stop must be"),
         (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
