@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.messages import TAKEN, as_turn, reads
 from outrider.serve.errors import ApiError
 from outrider.serve.schema.messages import Message, TemplateFields
 from outrider.serve.served import Served
 from outrider.serve.texts import Texts
-
-TAKEN = frozenset((  # set here, some by fields of their own: in `chat_template_kwargs` they would be ignored
-    "messages", "tools", "tokenize", "return_dict", "conversation", "chat_template", "add_generation_prompt",
-    "continue_final_message",
-))  # fmt: skip
 
 
 async def render(
@@ -37,28 +31,10 @@ async def render(
     continues = bool(fields.continue_final_message)
     options["continue_final_message"] = continues
     options["add_generation_prompt"] = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
-    return await texts.render([_turn(message, texts) for message in messages], **options)
+    return await texts.render([as_turn(message.plain(), texts.chat_template or "") for message in messages], **options)
 
 
 def _check_known(texts: Texts, name: str, model: str, param: str | None = None) -> None:
     """A variable that the template never reads would be accepted and ignored."""
-    if not re.search(rf"\b{re.escape(name)}\b", texts.chat_template or ""):  # 'thinking' is not 'enable_thinking'
+    if not reads(texts.chat_template or "", name):
         raise ApiError(f"the chat template of '{model}' knows no '{name}'", param=param or name)
-
-
-def _turn(message: Message, texts: Texts) -> dict[str, Any]:
-    """One message for the template."""
-    turn = message.plain()
-    if turn["role"] == "developer" and "developer" not in (texts.chat_template or ""):
-        turn["role"] = "system"  # OpenAI's newer name for the same
-    for call in turn.get("tool_calls", []):
-        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return turn
-
-
-def _parsed(arguments: str) -> Any:
-    """Templates write arguments as JSON themselves. Text that is no JSON is left to them as it is."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):  # nested deeper than any arguments are
-        return arguments

@@ -23,6 +23,7 @@ class ServedModel:
     engine: EngineSettings = field(default_factory=EngineSettings)
     extra_drafters: tuple[str, ...] = ()  # others that a request may ask for
     allow_lossy: tuple[str, ...] = ()  # lossy verifiers that a request may ask for
+    generation_config: str = "auto"  # where sampling defaults come from: the model's own file, "none", or a folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,7 @@ def regenerate(
 
 def _params(plan: ResponsePlan, place: int, prompt: Prompt) -> SamplingParams:
     params = plan.params(place)
-    return replace(params, max_tokens=min(params.max_tokens, prompt.max_tokens))
+    return replace(params, max_tokens=params.limit(prompt.max_tokens))
 
 
 def read_responses(

@@ -23,7 +23,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.grammar import Grammars, Spec
 from outrider.kv import KVCache
 from outrider.lab.certify.enumerate import UnsoundError
-from outrider.llm import LLM, Prompt
+from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
 from outrider.rows import Row, Rows
 from outrider.sampling.constraint import Constraint
@@ -188,8 +188,10 @@ class _ConstrainedLLM(LLM):
         llm._subject = subject
         return llm
 
-    def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
-        row = super()._row(number, prompt, params, streaming=streaming)
+    def _row(
+        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "prompt 0"
+    ) -> Row:
+        row = super()._row(number, prompt, params, streaming=streaming, called=called)
         row.constraint = self._subject.constraint([], params)
         return row
 

@@ -63,7 +63,7 @@ class LoadOptions:
         asked = {one.name: getattr(self.sampling, one.name) for one in fields(SamplingParams)}
         sampling = {name: value for name, value in asked.items() if name in ALWAYS or value != getattr(defaults, name)}
         if request.max_tokens is not None:
-            sampling["max_tokens"] = min(request.max_tokens, self.sampling.max_tokens)
+            sampling["max_tokens"] = self.sampling.limit(request.max_tokens)
         body = {
             "model": model, **content, **sampling, "stream": True, "stream_options": {"include_usage": True}, **self.extra,
         }  # fmt: skip
