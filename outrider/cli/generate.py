@@ -82,7 +82,7 @@ def generate(
     with session.load_llm(target, model, generation_config or "none") as llm:
         params = sampling.params(logprobs, llm.sampling_defaults.values)
         if generation_config is None and (unused := llm.sampling_defaults.unused):
-            sys.stderr.write(f"note: not used: {unused}, from generation_config.json (--generation-config auto takes it)\n")
+            sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
         question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
         completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
     if as_json:

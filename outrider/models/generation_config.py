@@ -49,7 +49,7 @@ class SamplingDefaults:
 
     values: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was taken, and what was not, for a person to read
-    unused: str = ""  # with "none": what the model's file would have set
+    unused: str = ""  # with "none": what the model's file asks for
 
     def params(self, **given: Any) -> SamplingParams:
         """The defaults, and over them what a caller gave. Raises ConfigError."""
@@ -72,10 +72,14 @@ def sampling_defaults(choice: str, model: LoadedModel, context: int) -> Sampling
     file = Path(model.name) / FILE  # of hub ids there is no such path
     is_broken = file.is_file() and not _is_json(file)
     is_read = not is_broken and (file.is_file() or not Path(model.name).is_dir())
-    found = _defaults_of(model.generation_config, FILE if is_read else "config.json", context)  # as transformers does
+    source = FILE if is_read else "config.json"  # as transformers does
+    found = _defaults_of(model.generation_config, source, context)
+    if choice == NONE:
+        asked = [*_words(found.values), *_foreign(model.generation_config, context)]
+        return SamplingDefaults(unused=f"{source} asks for {', '.join(asked)}" if asked else "")
     if is_broken:
         found = replace(found, notes=(*found.notes, f"{FILE} is not JSON and was not read, nor were its end tokens"))
-    return found if choice == AUTO else SamplingDefaults(unused=", ".join(_words(found.values)))
+    return found
 
 
 def _is_json(file: Path) -> bool:

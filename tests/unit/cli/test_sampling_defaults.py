@@ -15,12 +15,12 @@ OWN = SamplingDefaults({"temperature": 0.6, "top_p": 0.95, "max_tokens": 99})
 
 def test_generate_is_greedy_and_says_what_it_leaves(cli: Callable[..., Any], fake: Any) -> None:
     """The model's settings are not used without a word about them; asked for, neither one is printed."""
-    fake.sampling_defaults = SamplingDefaults(unused="temperature 0.6")
-    note = "note: not used: temperature 0.6, from generation_config.json (--generation-config auto takes it)"
+    fake.sampling_defaults = SamplingDefaults(unused="generation_config.json asks for temperature 0.6")
+    note = "note: generation_config.json asks for temperature 0.6, which is left aside (--generation-config auto takes what is"
     assert note in cli("generate", "demo", "x").err
-    assert "not used" not in cli("generate", "demo", "x", "--generation-config", "none").err
+    assert "left aside" not in cli("generate", "demo", "x", "--generation-config", "none").err
     fake.sampling_defaults = OWN
-    assert "not used" not in cli("generate", "demo", "x", "--generation-config", "auto").err
+    assert "left aside" not in cli("generate", "demo", "x", "--generation-config", "auto").err
     assert fake.generation_configs == ["none", "none", "auto"]
     assert [params.temperature for params in fake.params] == [0, 0, 0.6]
 
