@@ -9,6 +9,7 @@ from pathlib import Path
 from outrider.build import Options
 from outrider.engine.settings import EngineSettings
 from outrider.errors import ConfigError, did_you_mean
+from outrider.models.generation_config import checked_choice
 from outrider.serve.rules import Rule
 
 MIB = 1 << 20
@@ -78,6 +79,8 @@ class ServerSettings:
                 raise ConfigError(f"a route for '{rule.model}', which is no model here, must say which one answers: to = ...")
 
     def _check_files(self) -> None:
+        for model in self.models:
+            checked_choice(model.generation_config)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both: --ssl-certfile and --ssl-keyfile")
         for file in (self.ssl_certfile, self.ssl_keyfile):
