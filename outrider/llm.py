@@ -153,13 +153,14 @@ class LLM:
         tools: list[Any] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Completion]:  # fmt: skip
         """Answer a conversation, or several, each a list of messages. Further arguments: `chat_prompt`'s and `generate`'s."""
-        prompts = [
+        rendered = [
             self._rendered(
                 one, chat_template=chat_template, add_generation_prompt=add_generation_prompt, tools=tools,
                 continue_final_message=continue_final_message, chat_template_kwargs=chat_template_kwargs,
             )
             for one in read_conversations(messages)
         ]  # fmt: skip
+        prompts = [{"prompt_token_ids": one} for one in rendered]
         return self.generate(prompts, sampling_params, prediction=prediction, use_tqdm=use_tqdm)
 
     def generate(
@@ -209,7 +210,7 @@ class LLM:
         return self._stream(row, prompts[0].text)
 
     def _read(self, prompts: Any) -> list[ReadPrompt]:
-        return read_prompts(prompts, getattr(self.tokenizer, "pad_token_id", None))
+        return read_prompts(prompts, self.tokenizer)
 
     last_completion: Completion | None = None
 

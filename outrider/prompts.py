@@ -47,12 +47,12 @@ class ReadPrompt:
     token_ids: list[int] | None = None
 
 
-def read_prompts(given: Any, pad_token_id: int | None = None) -> list[ReadPrompt]:
-    """Every prompt in `given`, in order. `pad_token_id` finds padding in batches that come without an attention mask.
+def read_prompts(given: Any, tokenizer: Any = None) -> list[ReadPrompt]:
+    """Every prompt in `given`, in order. `tokenizer`: its padding token is looked for in batches without an attention mask.
 
     Raises RequestError for what is no prompt.
     """
-    return _Reader("prompt", pad_token_id).read(given)[0]
+    return _Reader("prompt", tokenizer).read(given)[0]
 
 
 def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
@@ -62,7 +62,7 @@ def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
     """
     if given is None:
         return [None] * count
-    found, is_one = _Reader("prediction", None, optional=True).read(given)
+    found, is_one = _Reader("prediction", optional=True).read(given)
     if is_one:
         return found * count
     if len(found) != count:
@@ -73,8 +73,10 @@ def read_predictions(given: Any, count: int) -> list[ReadPrompt | None]:
 class _Reader:
     """Reads prompts, or predictions: `kind` is what messages call them; `optional` ones may be None in a list."""
 
-    def __init__(self, kind: str, pad_token_id: int | None, *, optional: bool = False) -> None:
-        self._kind, self._pad, self._optional = kind, pad_token_id, optional
+    def __init__(self, kind: str, tokenizer: Any = None, *, optional: bool = False) -> None:
+        self._kind, self._optional = kind, optional
+        self._pad = getattr(tokenizer, "pad_token_id", None)
+        self._begin = getattr(tokenizer, "bos_token_id", None)
 
     def read(self, given: Any) -> tuple[list[Any], bool]:
         """(all that is in `given`, whether it is a single one rather than a list of them)."""
@@ -156,10 +158,11 @@ class _Reader:
         if len(rows) < 2 or self._pad is None or len({len(row) for row in rows}) != 1:
             return
         for number, row in enumerate(rows):
-            if row and self._pad in (row[0], row[-1]):
+            begins = row[:1] == [self._pad] and (self._pad != self._begin or row[:2] == [self._pad] * 2)
+            if begins or row[-1:] == [self._pad]:
                 raise RequestError(
-                    f"{self._kind} {number} begins or ends with the padding token {self._pad}, and nothing says whether it is "
-                    "text: give all of what the tokenizer returned, attention_mask included, or lists without padding"
+                    f"{self._kind} {number} begins or ends with the padding token {self._pad}, and nothing says whether it "
+                    'is text: give all that the tokenizer returned, its mask included, or {"prompt_token_ids": ...} for each'
                 )
 
 

@@ -117,7 +117,8 @@ def regenerate(
     for start in range(0, len(todo), size):
         chunk = todo[start : start + size]
         params = [_params(plan, place, prompt) for place, _, prompt in chunk]
-        for (_, name, prompt), done in zip(chunk, llm.generate([p.tokens for *_, p in chunk], params), strict=True):
+        fed = [{"prompt_token_ids": prompt.tokens} for *_, prompt in chunk]
+        for (_, name, prompt), done in zip(chunk, llm.generate(fed, params), strict=True):
             file.add(Text(name, prompt.tokens, done.token_ids, prompt.request.task))
         progress.advance(len(chunk))
     return [file.texts[name] for _, name, _ in jobs]

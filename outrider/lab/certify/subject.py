@@ -133,7 +133,7 @@ class Subject:
         """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at a time."""
         options = replace(self.built.options, max_num_seqs=together)
         llm = _ConstrainedLLM.of(self, replace(self.built, decoder=decoder, options=options))
-        done = llm.generate(list(prompts), list(params))
+        done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params))
         return [completion.token_ids for completion in done]
 
     def row(self, number: int, tokens: list[int], num_prompt: int, params: SamplingParams, seed: int, room: int) -> Row:

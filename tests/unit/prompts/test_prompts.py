@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from outrider.prompts import ReadPrompt, read_predictions, read_prompts
 from tests.helpers import word_tokenizer
 
 IDS = [3, 4, 5]
+PADDING = SimpleNamespace(pad_token_id=0, bos_token_id=None)
 ONE = [ReadPrompt(token_ids=IDS)]
 TWO = [ReadPrompt(token_ids=IDS), ReadPrompt(token_ids=[6, 7, 8])]
 PAIR = [IDS, [6, 7, 8]]
@@ -81,15 +82,20 @@ def test_padding_is_no_text(side: str, form: str | None) -> None:
     batch = encoded(["w3 w4 w5", "w6"], side, padding=True, return_tensors=form)
     assert read_prompts(batch) == [ReadPrompt(token_ids=IDS), ReadPrompt(token_ids=[6])]
     with pytest.raises(RequestError, match="prompt 1 begins or ends with the padding token 0, and nothing says whether it is"):
-        read_prompts(batch["input_ids"], pad_token_id=0)
+        read_prompts(batch["input_ids"], PADDING)
 
 
 def test_equal_rows_without_padding_are_read() -> None:
     """The check for padding must not refuse batches that have none, single prompts, or rows whose mask is given."""
-    assert read_prompts(torch.tensor(PAIR), pad_token_id=0) == TWO
-    assert read_prompts([0, 3], pad_token_id=0) == [ReadPrompt(token_ids=[0, 3])]
+    assert read_prompts(torch.tensor(PAIR), PADDING) == TWO
+    assert read_prompts([0, 3], PADDING) == [ReadPrompt(token_ids=[0, 3])]
+    assert len(read_prompts([{"prompt_token_ids": [0, 3]}, {"prompt_token_ids": [4, 0]}], PADDING)) == 2
+    begin = SimpleNamespace(pad_token_id=0, bos_token_id=0)  # as where a tokenizer pads with its begin token
+    assert len(read_prompts([[0, 3], [0, 4]], begin)) == 2
+    with pytest.raises(RequestError, match="prompt 1 begins or ends with the padding token"):
+        read_prompts([[0, 3], [0, 0]], begin)
     masked = {"input_ids": [[0, 3], [4, 5]], "attention_mask": [[1, True], [1, 1]]}
-    assert read_prompts(masked, pad_token_id=0) == [ReadPrompt(token_ids=[0, 3]), ReadPrompt(token_ids=[4, 5])]
+    assert read_prompts(masked, PADDING) == [ReadPrompt(token_ids=[0, 3]), ReadPrompt(token_ids=[4, 5])]
 
 
 @pytest.mark.parametrize(
