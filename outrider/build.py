@@ -332,7 +332,8 @@ class _Loader:
         self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         lm = build_lm(module, name, dtype, self.device)
-        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
+        generation_config = getattr(module, "generation_config", None)
+        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer), generation_config=generation_config)
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab)
         finish(lm, module, pack=not compiled)
         if self._is_target(name) and self.needs.module:
@@ -383,5 +384,3 @@ class _Loader:
             compile="on" if self._compiled or self._recorded else "off",
             max_model_len=context,
         )
-
-

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import ModelOptions, option, with_groups
+from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,6 +109,9 @@ class EngineOptions:
         float | None,
         option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"),
     ] = None
+    generation_config: Annotated[
+        str | None, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="auto")
+    ] = None
     extra_drafter: Annotated[
         list[str] | None,
         option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
@@ -177,6 +180,7 @@ def _settings(
         engine=engine.engine(),
         extra_drafters=tuple(engine.extra_drafter or ()),
         allow_lossy=tuple(engine.allow_lossy or ()),
+        generation_config=engine.generation_config or "auto",
     )
     return ServerSettings(models=(served,), **listen.given())
 

@@ -59,6 +59,7 @@ class LoadedModel:
     draft_loop: DraftLoop | None = None  # when it drafts and is compiled
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
+    generation_config: Any = None  # transformers' GenerationConfig
 
     def twin(self) -> LoadedModel:
         """The same weights and programs with an empty cache of its own."""

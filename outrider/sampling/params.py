@@ -18,7 +18,7 @@ from typing import Any
 from outrider.errors import ConfigError
 
 MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
-WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
 
 
 def usable_temperature(temperature: float) -> float:
@@ -40,7 +40,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None  # token id -> added to its logit
     allowed_token_ids: list[int] | None = None  # all other tokens get no mass
     seed: int | None = None  # modulo 2**64; None: the engine draws one
-    max_tokens: int = 256
+    max_tokens: int | None = 256  # None: to the end of the context
     stop: list[str] = field(default_factory=list)  # a single string is accepted
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
@@ -49,6 +49,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # whether special tokens are left out of the text
     include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or an end token
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
+    n: int = 1  # answers to one prompt; number i of them uses seed + i
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
@@ -63,6 +64,22 @@ class SamplingParams:
         if self.seed is not None:
             object.__setattr__(self, "seed", self.seed % 2**64)
         object.__setattr__(self, "temperature", 0.0 if self.top_p == 0 else usable_temperature(self.temperature))
+
+    def limit(self, room: int) -> int:
+        """Most tokens of an answer, where the context has room for `room`."""
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
+    @property
+    def required_max_tokens(self) -> int:
+        """`max_tokens`, for measurements, which need a number. Raises ConfigError for None."""
+        if self.max_tokens is None:
+            raise ConfigError("max_tokens must be a number here, got None: what is measured needs a length")
+        return self.max_tokens
+
+    def answer(self, number: int) -> SamplingParams:
+        """The parameters of one of the `n` answers."""
+        seed = None if self.seed is None else (self.seed + number) % 2**64
+        return replace(self, n=1, seed=seed)
 
     @property
     def is_greedy(self) -> bool:
@@ -93,12 +110,19 @@ class SamplingParams:
                 raise _out_of_range(name, getattr(self, name), "between -2 and 2 (0 = off)")
         if self.seed is not None and not -(2**63) <= _integer("seed", self.seed) < 2**64:
             raise _out_of_range("seed", self.seed, "between -2**63 and 2**64 - 1, or None")
-        if _integer("max_tokens", self.max_tokens) < 1:
-            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
-        if not 0 <= _integer("min_tokens", self.min_tokens) <= self.max_tokens:
-            raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
+        self._check_lengths()
+        if _integer("n", self.n) < 1:
+            raise _out_of_range("n", self.n, "at least 1")
         if self.logprobs is not None and _integer("logprobs", self.logprobs) < 0:
             raise _out_of_range("logprobs", self.logprobs, "at least 0, or None for no logprobs")
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None and _integer("max_tokens", self.max_tokens) < 1:
+            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
+        if _integer("min_tokens", self.min_tokens) < 0:
+            raise _out_of_range("min_tokens", self.min_tokens, "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
 
     def _check_collections(self) -> None:
         if not _all_are(self.stop, str) or "" in self.stop:

@@ -61,8 +61,9 @@ class Chat:
         ignored.add(unread_thoughts(body.messages, route.served))
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:
-            room = max(1, route.served.engine.context - len(prompt))
-            return body.sampling(max_tokens=min(body.limit or room, room), logprobs=body.num_logprobs, choice=answer)
+            room, defaults = max(1, route.served.engine.context - len(prompt)), route.served.engine.sampling_defaults.values
+            longest = min(body.limit or defaults.get("max_tokens") or room, room)
+            return body.sampling(defaults, max_tokens=longest, logprobs=body.num_logprobs, choice=answer)
 
         if use is not None and use.spec is not None and body.allowed_token_ids is not None:
             raise RequestError("allowed_token_ids beside enforced tools may leave no token to say: give one of them")

@@ -47,7 +47,9 @@ class Completion:
         wants = body.logprobs if not body.is_ranked else body.logprobs or 0  # ranking needs the tokens' own
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:
-            return body.sampling(max_tokens=max(1, body.limit), logprobs=wants, choice=answer)
+            defaults = route.served.engine.sampling_defaults.values
+            longest = defaults.get("max_tokens", body.limit) if body.max_tokens is None else max(1, body.limit)
+            return body.sampling(defaults, max_tokens=longest, logprobs=wants, choice=answer)
 
         exchange = await make_exchange(
             "cmpl", body, route, body.num_generated, params, state.settings.request_timeout_s,

@@ -9,6 +9,7 @@ from typing import Protocol
 from outrider.engine.observer import EngineSnapshot
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
+from outrider.models.generation_config import SamplingDefaults
 from outrider.serve.ignored import IgnoredLog
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.rules import Rule
@@ -28,6 +29,9 @@ class Serves(Tested, Protocol):
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults: ...
 
     def check_room(self, count: int) -> None: ...
 

@@ -56,7 +56,7 @@ def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[l
     """Prompts as the target reads them. Raises ConfigError where one does not fit the context together with its answer."""
     tokenizer = subject.built.target.tokenizer
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    most = plan.sampling.max_tokens
+    most = plan.sampling.required_max_tokens
     prepared = prepare(workload, tokenizer, context=subject.built.context, max_tokens=most, chat_template=has_template)
     return [prompt.tokens for prompt in prepared.prompts]
 
@@ -99,7 +99,7 @@ def certify(
         text, first, sampled, same = _lossy(text), _no_first_token(), _no_law(plan), not_claimed(NOT_CERTIFIED)
     result = CertifyResult(
         command=command, verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
-        workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.max_tokens, seed=plan.seed,
+        workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
         exact_law=exact, first_token=first, greedy=text, sampled_law=sampled, invariance=same,
         notes=_notes(subject, workload, plan, sampled), elapsed_s=time.perf_counter() - began,
     )  # fmt: skip

@@ -56,7 +56,9 @@ class ChatBody(GenerationFields, TemplateFields):
 
     messages: list[Message] | None = None
     max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="Default: as much as the context holds.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="Default: generation_config.json's max_new_tokens, else as much as the context holds."
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None

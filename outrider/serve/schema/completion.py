@@ -21,7 +21,9 @@ class CompletionBody(GenerationFields):
         None, description="A text, texts, token ids, or lists of token ids."
     )
     suffix: str | None = Field(None, description="What comes after the answer, for models with fill-in-the-middle tokens.")
-    max_tokens: int | None = Field(None, ge=0, description="Default 16. 0 only with echo.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Default: generation_config.json's max_new_tokens, else 16. 0 only with echo."
+    )
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers generated; the n likeliest per token return.")
     echo: bool | None = Field(None, description="The prompt in front of the answer, with its logprobs where asked for.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many alternatives per token.")

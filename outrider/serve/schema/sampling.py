@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue, model_validator
@@ -42,8 +43,12 @@ class GenerationFields(Body):
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
-    temperature: float | None = Field(None, ge=0, description="Default 1; 0, or below 0.0001, is greedy.")
-    top_p: float | None = Field(None, ge=0, le=1, description="Default 1: off; 0 is greedy.")
+    temperature: float | None = Field(
+        None, ge=0, description="Default: the model's generation_config.json, else 1; 0, or below 0.0001, is greedy."
+    )
+    top_p: float | None = Field(
+        None, ge=0, le=1, description="Default: the model's generation_config.json, else 1: off; 0 is greedy."
+    )
     top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -105,14 +110,14 @@ class GenerationFields(Body):
     def num_choices(self) -> int:
         return self.n or 1
 
-    def sampling(self, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
-        """For answer number `choice` of one prompt. Raises ConfigError."""
+    def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
+        """For answer number `choice` of a prompt; the model's `defaults` hold where the body says nothing. Raises ConfigError."""
         return SamplingParams(
-            temperature=_or(self.temperature, 1.0),
-            top_k=_or(self.top_k, 0),
-            top_p=_or(self.top_p, 1.0),
-            min_p=_or(self.min_p, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            temperature=_or(self.temperature, defaults.get("temperature", 1.0)),
+            top_k=_or(self.top_k, defaults.get("top_k", 0)),
+            top_p=_or(self.top_p, defaults.get("top_p", 1.0)),
+            min_p=_or(self.min_p, defaults.get("min_p", 0.0)),
+            repetition_penalty=_or(self.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             logit_bias=None if self.logit_bias is None else _bias(self.logit_bias),

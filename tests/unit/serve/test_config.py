@@ -92,6 +92,7 @@ MODEL = '[[models]]\ntarget = "demo"\n'
         (MODEL + '[[routes]]\nmodel = "auto"\ndrafter = "ngram"', "which one answers"),
         (MODEL + '[[routes]]\nendpoint = "images"\nto = "demo"', "chat or completions"),
         (MODEL + '[[routes]]\nmode = "off"\ndrafter = "ngram"', "leave out drafter"),
+        (MODEL + 'generation_config = "vllm"', "generation_config must be auto, none or a folder"),
         ("models = 3", "must be a list of tables"),
         ('[server]\nssl_keyfile = "/x"\n' + MODEL, "TLS needs both"),
     ],
