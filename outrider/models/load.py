@@ -25,6 +25,7 @@ from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.probe import Seen, check_against_plain, find_layers, find_pass_limits
+from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -158,6 +159,8 @@ def load_module(
     trust_remote_code: bool = False, revision: str | None = None,
 ) -> nn.Module:  # fmt: skip
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
+    widened = is_widened(config, device)
+    widen_on_cpu(config, device)
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
     try:
@@ -182,6 +185,11 @@ def load_module(
             f"'{name}': {len(mismatched)} weights of another shape than config.json says, first '{key}': {tuple(found)} in the "
             f"file, {tuple(wanted)} by the config. Weights and config.json are of different models."
         )
+    if widened:
+        to_one_dtype(module, dtype)
+    elif (method := quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
+        runs, asked = (str(each).removeprefix("torch.") for each in (module.get_input_embeddings().weight.dtype, dtype))
+        raise CapabilityError(f"'{name}' is quantised ({method}) and runs in {runs}, not in {asked}. Use --dtype {runs}.")
     return module.eval().requires_grad_(False).to(device)
 
 
