@@ -21,7 +21,7 @@ FLOORS = {
     "rows": 2, "text": 2, "trees": 2, "grammar": 2,
     "drafters": 3, "verifiers": 3, "control": 3,
     "decode": 4, "parts": 4,
-    "engine": 5, "build": 5, "admission": 5, "llm": 5, "settings_file": 5,
+    "options": 4, "loader": 5, "engine": 5, "build": 5, "admission": 5, "llm": 5, "settings_file": 5,
     "train": 6, "lab": 6,
     "report": 7, "serve": 7, "demo": 7, "integrations": 7,
     "cli": 8, "__main__": 8,
@@ -32,6 +32,7 @@ UPWARD = {
         "build",
         "demo",
     ): "the name 'demo' becomes a folder here; outrider/demo/__init__.py holds paths, no code",
+    ("loader", "demo"): "one program of the demo's target serves all embedded heads; it holds paths, no code",
 }
 LAZY = ("cli", "__init__")  # may import inside functions: the command line must answer before torch is loaded
 MAX_LINES = 400

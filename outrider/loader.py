@@ -1,0 +1,141 @@
+"""Loads the models of a decoder: config, tokenizer, weights, probes, then the fast path; keeps what to tell the user of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from outrider.demo import demo_heads
+from outrider.drafters import DRAFTERS
+from outrider.errors import CapabilityError
+from outrider.models.compiled import CompiledModel
+from outrider.models.graphs import use_graphs
+from outrider.models.load import (
+    LoadedModel,
+    Tables,
+    build_lm,
+    eos_token_ids,
+    finish,
+    load_config,
+    load_module,
+    load_tokenizer,
+    resolve_dtype,
+)
+from outrider.models.memory import MemoryReport, estimate_memory
+from outrider.models.workshop import Workshop
+from outrider.options import DEMO, Needs, Options, replaced
+
+
+class ModelLoader:
+    """Loads models one way, remembering what to tell the user."""
+
+    def __init__(
+        self, options: Options, needs: Needs, device: torch.device, status: Callable[[str], None],
+        labels: dict[str | None, str],
+    ) -> None:  # fmt: skip
+        self.options, self.needs, self.device, self.status = options, needs, device, status
+        self._labels = labels  # what the user called each model
+        self.notes: list[str] = []
+        self._compiled = device.type == "cpu"
+        self._recorded = False  # CUDA graphs
+
+    def _names(self) -> list[str]:
+        return [name for name in (self.options.target, self.options.draft) if name is not None]
+
+    def _config(self, name: str) -> Any:
+        return load_config(name, self.options.trust_remote_code, self.options.revision if self._is_target(name) else None)
+
+    def _is_target(self, name: str) -> bool:
+        return name == self.options.target
+
+    def weigh(self) -> MemoryReport:
+        """Memory needed against available, before any weight of a model is read. Raises CapabilityError when it cannot fit,
+        CheckpointError when a head was not made for this target."""
+        configs = [self._config(name) for name in self._names()]
+        dtype = resolve_dtype(self.options.dtype, configs[0], self.device)
+        heads = [kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads]
+        return estimate_memory(
+            self._names(), configs, heads=heads, dtype=dtype, device=self.device,
+            num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
+        )  # fmt: skip
+
+    def workshop(self) -> Workshop | None:
+        """Of the programs of heads, once the target is loaded: where it runs compiled, they may, too."""
+        mode: Literal["on", "auto"] = "on" if self.options.compile == "on" else "auto"
+        return Workshop(mode, self.status, self.notes) if self._compiled else None
+
+    def load(self, name: str, loop_vocab: int | None = None) -> LoadedModel:
+        """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary."""
+        options = self.options
+        revision = options.revision if self._is_target(name) else None
+        config = self._config(name)
+        tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
+        dtype = resolve_dtype(options.dtype, config, self.device)
+        self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
+        module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
+        lm = build_lm(module, name, dtype, self.device)
+        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
+        compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab)
+        finish(lm, module, pack=not compiled)
+        if self._is_target(name) and self.needs.module:
+            loaded.module = module
+        if self._is_target(name) and (self.needs.tables or not compiled):  # uncompiled they are there anyway
+            loaded.tables = Tables.of(module)
+        del module
+        gc.collect()  # a compiled program holds its own packed weights
+        return loaded
+
+    def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
+        """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
+        self._compiled = self._compiled and self.options.compile != "off"
+        if not self._compiled:
+            return False
+        signals = self._signals(loaded) if self._is_target(loaded.name) else ()
+        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab, not self.options.trust_remote_code)
+        if model.missing():
+            if self.options.compile == "auto":
+                self._compiled = False
+                self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
+                return False
+            self.status(f"compiling {self._labels[loaded.name]}: once per model and machine, a minute or so")
+        model.use()
+        return True
+
+    def _record(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
+        """On CUDA, replay passes and the drafting loop as CUDA graphs, unless told not to or the model cannot be recorded."""
+        if self.device.type != "cuda" or self.options.compile == "off":
+            return False
+        try:
+            use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
+        except CapabilityError as error:
+            if self.options.compile == "on":
+                raise
+            self.notes.append(f"running without CUDA graphs: {error}")
+            return False
+        self._recorded = True
+        return True
+
+    def _signals(self, target: LoadedModel) -> tuple[int, ...]:
+        """Hidden states the target's program must give. That of the demo gives what any of its heads reads, so that one serves
+        all of them: each further one costs a copy of a few rows, another program a minute."""
+        needs = self.needs
+        if needs.heads and self._labels[target.name] == DEMO:
+            embedded = tuple((DRAFTERS.load(name), str(folder)) for name, folder in demo_heads().items())
+            needs = replace(needs, heads=(*needs.heads, *embedded))
+        return needs.signals(target.config)
+
+    def resolved(self, target: LoadedModel, context: int) -> Options:
+        """The options with every "auto" of models and machine replaced by what was chosen."""
+        return replaced(
+            self.options,
+            dtype=str(target.lm.dtype).removeprefix("torch."),
+            device=str(self.device),
+            threads=torch.get_num_threads(),
+            compile="on" if self._compiled or self._recorded else "off",
+            max_model_len=context,
+        )
