@@ -19,9 +19,11 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import CheckpointError, ConfigError
 from outrider.loader import ModelLoader
+from outrider.models.context import shorter_draft
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.load import LoadedModel, load_config, resolve_device
 from outrider.models.memory import MemoryReport
+from outrider.models.unsupported import why_rows_differ
 from outrider.models.workshop import Workshop
 from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
@@ -126,7 +128,9 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     workshop = loader.workshop()
     loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
-    context = min(options.max_model_len or target.lm.shape.context_length, target.lm.shape.context_length)
+    context = loader.context(target)
+    if draft is not None:
+        loader.notes += shorter_draft(draft.lm.shape.context_length, context, labels[options.draft])
     return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, workshop)
 
 
@@ -139,9 +143,7 @@ def assemble(models: Models, parts: Parts) -> Built:
     if not decoder.verifier.lossless:
         notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     if not target.lm.limits.exact_rows:
-        on_cpu = target.lm.device.type == "cpu"
-        why = "its experts multiply the tokens of a pass together" if on_cpu else "kernels there differ with the size of a pass"
-        notes.append(f"exact up to rounding here, not to the bit: {why}")
+        notes.append(f"exact up to rounding here, not to the bit: {why_rows_differ(target.config, target.lm.device)}")
     if parts.draws_trees and not target.lm.limits.exact_trees:
         notes.append("trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)")
     options = replaced(
@@ -198,6 +200,10 @@ def head_in(draft: str | None) -> str | None:
 def _resolve_names(options: Options, needs: Needs) -> Options:
     """'demo' becomes the embedded pair; its draft joins whenever a drafter wants one."""
     changes: dict[str, Any] = {}
+    if options.revision is not None and (options.target == DEMO or Path(options.target).is_dir()):
+        raise ConfigError(
+            f"revision '{options.revision}' names a version on the hub, but '{options.target}' is a local folder. Leave it out."
+        )
     if options.target == DEMO:
         changes["target"] = str(demo_paths().target)
     if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):

@@ -13,7 +13,8 @@ from torch import nn
 from outrider.demo import demo_heads
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
-from outrider.models.compiled import CompiledModel
+from outrider.models.compiled import CompiledModel, why_uncompiled
+from outrider.models.context import check_asked, held_context
 from outrider.models.graphs import use_graphs
 from outrider.models.load import (
     LoadedModel,
@@ -39,7 +40,7 @@ class ModelLoader:
         labels: dict[str | None, str],
     ) -> None:  # fmt: skip
         self.options, self.needs, self.device, self.status = options, needs, device, status
-        self._labels = labels  # what the user called each model
+        self._labels: dict[str | None, str] = labels  # what the user called each model
         self.notes: list[str] = []
         self._compiled = device.type == "cpu"
         self._recorded = False  # CUDA graphs
@@ -57,6 +58,7 @@ class ModelLoader:
         """Memory needed against available, before any weight of a model is read. Raises CapabilityError when it cannot fit,
         CheckpointError when a head was not made for this target."""
         configs = [self._config(name) for name in self._names()]
+        check_asked(self.options.max_model_len, configs[0], self._labels[self.options.target])
         dtype = resolve_dtype(self.options.dtype, configs[0], self.device)
         heads = [kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads]
         return estimate_memory(
@@ -100,7 +102,7 @@ class ModelLoader:
         if model.missing():
             if self.options.compile == "auto":
                 self._compiled = False
-                self.notes.append("running uncompiled; --compile on is faster (compiles once per model, a minute or two)")
+                self.notes.append(why_uncompiled(model.other_threads()))
                 return False
             self.status(f"compiling {self._labels[loaded.name]}: once per model and machine, a minute or so")
         model.use()
@@ -128,6 +130,11 @@ class ModelLoader:
             embedded = tuple((DRAFTERS.load(name), str(folder)) for name, folder in demo_heads().items())
             needs = replace(needs, heads=(*needs.heads, *embedded))
         return needs.signals(target.config)
+
+    def context(self, target: LoadedModel) -> int:
+        """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""
+        label = self._labels[target.name]
+        return held_context(self.options.max_model_len, target.lm.shape.context_length, target.config, label, self.notes)
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""

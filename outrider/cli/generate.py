@@ -95,6 +95,7 @@ def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_ori
         "control": llm.control,
         "config": {**llm.config, "sampling": {**dataclasses.asdict(params), "seed": completion.seed}},
         "versions": llm.versions,
+        "notes": list(llm.notes),
     }
     if completion.logprobs is not None:
         found["logprobs"] = completion.logprobs

@@ -21,6 +21,7 @@ from transformers.utils import logging as hf_logging
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention, hub, native, ops
 from outrider.models.compile import native_path
+from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
@@ -33,7 +34,6 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
     layers = find_layers(module, num_layers, name)
     shape = LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
-        context_length=min([_context_length(config), *_reaches(config, layers)]),
+        context_length=min([context_length(config), *_reaches(config, layers)]),
         layers=tuple(layer.shape for layer in layers),
         sliding_window=_sliding_window(config),
         num_parameters=sum(p.numel() for p in module.parameters()),
@@ -247,17 +247,6 @@ def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) 
         if found:
             break
     return frozenset(found)
-
-
-def _context_length(config: Any) -> int:
-    """Positions the model may use. LongRoPE models change every position's rotation once a pass goes beyond the original
-    context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
-    longest = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        original = rope.get("original_max_position_embeddings")
-        longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
-    return longest
 
 
 def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:

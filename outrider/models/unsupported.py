@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
+from outrider.models.quantised_checkpoint import quantisation_of
 
 RUNS = (
     "Outrider runs decoders that attend over the keys and values of each token through transformers' attention interface "
     "(Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, Phi, OLMo, ...)."
 )
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
 STATEFUL_KINDS = ("linear_attention", "mamba", "conv", "recurrent")  # values of a config's `layer_types`
 
 
@@ -83,6 +85,17 @@ def _plain_logits(module: Any, tokens: Tensor, kernel: str) -> Tensor:
     module.set_attn_implementation(kernel)
     with torch.inference_mode():
         return module(input_ids=tokens, use_cache=False).logits.float()
+
+
+def why_rows_differ(config: Any, device: torch.device) -> str:
+    """What makes a token's bits depend on the other tokens of its pass."""
+    if device.type != "cpu":
+        return "kernels there differ with the size of a pass"
+    if (method := quantisation_of(config)) is not None:
+        return f"its quantised layers ({method}) round with the tokens of a pass"
+    if any((getattr(config.get_text_config(), name, None) or 1) > 1 for name in EXPERTS):
+        return "its experts multiply the tokens of a pass together"
+    return "its layers round with the tokens of a pass"
 
 
 def _keeps_state(module: Any, kinds: Sequence[str] | None, layer: int) -> bool:
