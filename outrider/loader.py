@@ -28,6 +28,7 @@ from outrider.models.load import (
     resolve_dtype,
 )
 from outrider.models.memory import MemoryReport, estimate_memory
+from outrider.models.own_code import ignored_code
 from outrider.models.workshop import Workshop
 from outrider.options import DEMO, Needs, Options, replaced
 
@@ -80,6 +81,7 @@ class ModelLoader:
         dtype = resolve_dtype(options.dtype, config, self.device)
         self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
+        self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         lm = build_lm(module, name, dtype, self.device)
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab)

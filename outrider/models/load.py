@@ -24,6 +24,7 @@ from outrider.models.compile import native_path
 from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.probe import Seen, check_against_plain, find_layers, find_pass_limits
 from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
@@ -130,6 +131,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
+        refuse_untrusted(name, "model", error)
         raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
@@ -148,6 +150,7 @@ def load_tokenizer(
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
+        refuse_untrusted(name, "tokenizer", error)
         raise CheckpointError(
             f"'{name}' has no usable tokenizer ({first_line(error)}). "
             "Put tokenizer.json and tokenizer_config.json beside config.json."
@@ -172,6 +175,7 @@ def load_module(
     except OutriderError:
         raise
     except Exception as error:
+        refuse_untrusted(name, "model", error)
         raise CheckpointError(f"cannot load the weights of '{name}': {first_line(error)}") from error
     finally:
         if bars:
