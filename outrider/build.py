@@ -19,6 +19,7 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import CheckpointError, ConfigError
 from outrider.loader import ModelLoader
+from outrider.models.adapter import adapters
 from outrider.models.context import shorter_draft
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.load import LoadedModel, load_config, resolve_device
@@ -60,8 +61,10 @@ class Built:
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
+        merged = adapters(target=self.options.target, draft=self.options.draft)
         return {
             **asdict(self.options),
+            **({"adapters": merged} if merged else {}),
             "exact": self.target.lm.limits.exact_rows and (self.target.lm.limits.exact_trees or not self.draws_trees),
             "lossless": self.decoder.verifier.lossless,
         }

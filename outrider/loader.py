@@ -13,6 +13,7 @@ from torch import nn
 from outrider.demo import demo_heads
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
+from outrider.models.adapter import merged_note
 from outrider.models.compiled import CompiledModel, why_uncompiled
 from outrider.models.context import check_asked, held_context
 from outrider.models.graphs import use_graphs
@@ -81,6 +82,7 @@ class ModelLoader:
         dtype = resolve_dtype(options.dtype, config, self.device)
         self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
+        self.notes += merged_note(self._labels[name], name)
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         lm = build_lm(module, name, dtype, self.device)
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))

@@ -20,6 +20,7 @@ from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention, hub, native, ops
+from outrider.models.adapter import adapter_in, told_of
 from outrider.models.compile import native_path
 from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
@@ -117,6 +118,11 @@ def own_dtype(config: Any) -> torch.dtype:
 
 def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
     """The model's config. Raises CheckpointError when there is none, CapabilityError when it is no decoder."""
+    if (adapter := adapter_in(name)) is not None:
+        try:
+            return load_config(adapter.base, trust_remote_code, adapter.revision)
+        except CheckpointError as error:
+            raise told_of(adapter, error) from error
     path = Path(name)
     looks_local = path.exists() or name.startswith((".", "/", "~"))
     if looks_local and not path.is_dir():
@@ -142,6 +148,8 @@ def load_tokenizer(
     name: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
+        return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
     offline = hub.only_cached(name)
     try:
         return AutoTokenizer.from_pretrained(
@@ -162,6 +170,8 @@ def load_module(
     trust_remote_code: bool = False, revision: str | None = None,
 ) -> nn.Module:  # fmt: skip
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
+    if (adapter := adapter_in(name)) is not None:
+        return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
     widened = is_widened(config, device)
     widen_on_cpu(config, device)
     bars = hf_logging.is_progress_bar_enabled()

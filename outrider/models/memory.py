@@ -22,11 +22,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.adapter import WEIGHTS, adapter_in
 from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, quantisation_of
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of a LoRA folder: no weights of a whole model
 PACKED_COPIES = 2.0  # weights as loaded, and packed for oneDNN or compiled in
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -185,12 +185,14 @@ def estimate_memory(
 
 def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device = CPU) -> ModelMemory:
     """One model's weights and KV per token; `name` is a folder or a hub id."""
-    folder, widened = Path(name).expanduser(), is_widened(config, device)
+    adapter = adapter_in(name)
+    folder, widened = Path(name if adapter is None else adapter.base).expanduser(), is_widened(config, device)
     if folder.is_dir():
         plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
     else:
         stays = quantisation_of(config) is not None and not widened
         plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
+    plain += 0 if adapter is None else adapter.weights_bytes  # while it is merged
     return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype), quantised)
 
 
@@ -261,7 +263,7 @@ def weight_files(folder: Path) -> list[Path]:
         if files:
             return files
     single = folder / "model.safetensors"
-    files = [single] if single.exists() else sorted(set(folder.glob("*.safetensors")) - {folder / ADAPTER_WEIGHTS})
+    files = [single] if single.exists() else sorted(set(folder.glob("*.safetensors")) - {folder / WEIGHTS[0]})
     files = files or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise CheckpointError(f"'{folder}' has no weights: neither *.safetensors nor pytorch_model*.bin.")
