@@ -30,6 +30,7 @@ from outrider.models.load import (
 )
 from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.own_code import ignored_code
+from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.models.workshop import Workshop
 from outrider.options import DEMO, Needs, Options, replaced
 
@@ -44,6 +45,7 @@ class ModelLoader:
         self.options, self.needs, self.device, self.status = options, needs, device, status
         self._labels: dict[str | None, str] = labels  # what the user called each model
         self.notes: list[str] = []
+        self._tokenizer: Any = None  # the target's, once it is loaded
         self._compiled = device.type == "cpu"
         self._recorded = False  # CUDA graphs
 
@@ -84,10 +86,14 @@ class ModelLoader:
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         self.notes += merged_note(self._labels[name], name)
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
+        is_whole = self._is_target(name) or self._limit(module, tokenizer, self._labels[name])
         lm = build_lm(module, name, dtype, self.device)
         loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
-        compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab)
+        can_help = is_whole and not options.trust_remote_code
+        compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab, can_help)
         finish(lm, module, pack=not compiled)
+        if self._is_target(name):
+            self._tokenizer = tokenizer
         if self._is_target(name) and self.needs.module:
             loaded.module = module
         if self._is_target(name) and (self.needs.tables or not compiled):  # uncompiled they are there anyway
@@ -96,13 +102,24 @@ class ModelLoader:
         gc.collect()  # a compiled program holds its own packed weights
         return loaded
 
-    def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
+    def _limit(self, module: Any, tokenizer: Any, label: str) -> bool:
+        """Keep a draft from tokens that its tokenizer or the target's lacks. False where it was changed."""
+        if self._tokenizer is None or tokenizer is None or not (lacking := tokens_of_one(self._tokenizer, tokenizer)):
+            return True
+        if not hasattr(module.get_output_embeddings(), "bias"):
+            return True
+        never_draft(module, lacking)
+        few = ", ".join(repr(text) for text in list(lacking.values())[:3]) + (", ..." if len(lacking) > 3 else "")
+        self.notes.append(f"the draft '{label}' and the target differ in {len(lacking)} tokens ({few}): these are never drafted")
+        return False
+
+    def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None, can_help: bool) -> bool:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
         self._compiled = self._compiled and self.options.compile != "off"
         if not self._compiled:
             return False
         signals = self._signals(loaded) if self._is_target(loaded.name) else ()
-        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab, not self.options.trust_remote_code)
+        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab, can_help)
         if model.missing():
             if self.options.compile == "auto":
                 self._compiled = False
