@@ -105,6 +105,23 @@ def test_bench_says_so_once(target: Path, draft: Path) -> None:
     assert sum("holds 64 tokens, rows may have 256" in note for note in runner.models.notes) == 1
 
 
+def test_a_full_context_is_said(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--max-new-tokens beyond the context ended as "the length limit", which nobody had asked for."""
+    arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--compile", "off", "--max-model-len", "9", "--json"]
+    assert app.run([*arguments, "--max-new-tokens", "50"]) == 0
+    found, said = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
+    assert said in found.err
+    assert said in json.loads(found.out)["notes"]
+    assert app.run([*arguments, "--max-new-tokens", "7"]) == 0
+    assert "is full" not in capsys.readouterr().err
+
+
+def test_threads_by_the_thousand_are_refused(target: Path) -> None:
+    """They did not come to an end."""
+    with pytest.raises(ConfigError, match=r"threads must be between 1 and \d+ on this machine, got 4096"):
+        LLM(target, drafter="none", threads=4096, **QUIET)
+
+
 def test_a_revision_of_a_local_folder_is_refused(target: Path) -> None:
     """It was ignored: a folder has one version."""
     for name in (str(target), "demo"):
