@@ -41,7 +41,9 @@ class Options:
             raise ConfigError(f"compile must be one of auto, on, off; got '{self.compile}'.")
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
-        if self.threads is not None and not 1 <= self.threads <= (most := max(64, 4 * (os.cpu_count() or 1))):
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        if self.threads is not None and self.threads > (most := max(64, 4 * (os.cpu_count() or 1))):
             raise ConfigError(f"threads must be between 1 and {most} on this machine, got {self.threads}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
