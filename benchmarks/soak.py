@@ -2,8 +2,8 @@
 
 Server and engine run in this process, so that the engine's own integrity check can be asked at the end; clients speak HTTP.
 Kinds, drawn at random: answers streamed and whole, several choices, seeded sampling, stop strings, JSON answers, speculation
-off / fixed / auto, bodies that are no JSON, unknown fields, impossible values, prompts too long, clients that hang up before
-or in the middle of the answer. A request is lost when it neither answers nor is refused in time.
+off / fixed / auto, bodies that are no JSON, fields that are refused by name, impossible values, prompts too long, clients that
+hang up before or in the middle of the answer. A request is lost when it neither answers nor is refused in time.
 
     python benchmarks/soak.py --requests 10000
 """
@@ -65,7 +65,7 @@ class Soak:
     async def one(self) -> None:
         kinds = (
             self.whole, self.whole, self.streamed, self.streamed, self.chat, self.several, self.hangs_up, self.hangs_up_at_once,
-            self.no_json, self.unknown_field, self.impossible, self.too_long, self.structured,
+            self.no_json, self.refused_field, self.impossible, self.too_long, self.structured,
         )  # fmt: skip
         kind = self.rng.choice(kinds)
         try:
@@ -141,8 +141,8 @@ class Soak:
         answer = await self.http.post("/v1/completions", content=b'{"prompt": "a', headers={"content-type": "application/json"})
         self.refused("no JSON", answer)
 
-    async def unknown_field(self) -> None:
-        self.refused("unknown field", await self.http.post("/v1/completions", json=self.body(temprature=1)))
+    async def refused_field(self) -> None:
+        self.refused("refused field", await self.http.post("/v1/completions", json=self.body(use_beam_search=True)))
 
     async def impossible(self) -> None:
         wrong = self.rng.choice([{"top_p": 7}, {"max_tokens": -1}, {"model": "nobody"}, {"prompt": []}, {"logit_bias": {"x": 1}}])

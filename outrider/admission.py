@@ -32,6 +32,8 @@ def new_row(
     outside = [t for t in tokens if not 0 <= t < vocab_size]
     if outside:
         raise RequestError(f"{called} has token id {outside[0]}, outside the vocabulary of {vocab_size}")
+    if params.n != 1:
+        raise ConfigError(f"n must be 1 where one answer is made, got {params.n}: LLM.generate and the server make several")
     BatchSampling.of([params], vocab_size)  # refuses ids outside the vocabulary
     if params.logprobs is not None and params.logprobs > vocab_size:
         raise ConfigError(f"logprobs must be at most {vocab_size}, the size of the vocabulary, got {params.logprobs}")
@@ -42,7 +44,7 @@ def new_row(
         num_prompt=len(tokens),
         params=params,
         seed=secrets.randbits(63) if params.seed is None else params.seed,
-        max_tokens=min(limit, len(tokens) + params.max_tokens),
+        max_tokens=len(tokens) + params.limit(limit - len(tokens)),
         stop_tokens=ends,
         detokenizer=detokenizer_for(built.target.tokenizer, tokens, params, eos) if with_text or params.stop else None,
         stops=StopStrings(params.stop, after=params.min_tokens, include=params.include_stop_str_in_output),

@@ -71,6 +71,11 @@ class NumericalError(OutriderError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' when something close exists, then the full list; ready to append to a message."""
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    close = nearest(name, options)
+    hint = f" Did you mean '{close}'?" if close else ""
     return f"{hint} Available: {', '.join(options)}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is probably a misspelling of."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)

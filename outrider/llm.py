@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,24 @@ from outrider.admission import checked_prediction, detokenizer_for, new_row
 from outrider.build import Built, Needs, Options, assemble, choose, load_models
 from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
+from outrider.messages import Message, read_conversations, render
+from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults
 from outrider.outputs import Completion, StreamChunk
+from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 from outrider.wellformed import checked_text
 
-Prompt = str | Sequence[int]
-Prediction = str | Sequence[int]  # what an answer is expected to be
+Prediction = Prompt  # what an answer is expected to be
 
 
 class LLM:
-    """A target model, decoded speculatively. `target` is "demo", a local folder or a hub id; options: `Options`."""
+    """A target model, decoded speculatively. `target` is "demo", a local folder or a hub id; options: `Options`.
+
+    `generation_config` says where the sampling comes from of calls without `sampling_params`: "auto" (the model's
+    generation_config.json), "none" (greedy), or a folder with such a file.
+    """
 
     def __init__(
         self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None,
@@ -44,7 +50,7 @@ class LLM:
         verifier: str = "auto", verifier_options: dict[str, Any] | None = None, lossy: bool = False,
         dtype: str = "auto", device: str = "auto", threads: int | None = None,
         compile: str = "auto", max_num_seqs: int = 8, max_model_len: int | None = None,
-        trust_remote_code: bool = False, revision: str | None = None,
+        trust_remote_code: bool = False, revision: str | None = None, generation_config: str = "auto",
         status: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
         options = Options(
@@ -54,20 +60,22 @@ class LLM:
             compile=compile, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
             trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip
+        checked_choice(generation_config)
         options, parts = choose(options)
         built = assemble(load_models(options, Needs.of(parts), status), parts)
         calibrate_alone(built, built.decoder, parts, status)
-        self._use(built)
+        self._use(built, sampling_defaults(generation_config, built.target, built.context))
 
     @classmethod
     def around(cls, built: Built) -> LLM:
-        """An LLM of parts that are there already; several may share models, one call at a time."""
+        """An LLM of parts that are there already; several may share models, one call at a time. It has no sampling defaults."""
         llm = cls.__new__(cls)
         llm._use(built)
         return llm
 
-    def _use(self, built: Built) -> None:
+    def _use(self, built: Built, defaults: SamplingDefaults | None = None) -> None:
         self._built = built
+        self.sampling_defaults = defaults or SamplingDefaults()
         self._decoder = built.decoder
 
     @property
@@ -87,7 +95,7 @@ class LLM:
     @property
     def notes(self) -> list[str]:
         """What a person should know about how this runs, one line each."""
-        return self._built.notes
+        return [*self._built.notes, *self.sampling_defaults.notes]
 
     @property
     def versions(self) -> dict[str, str]:
@@ -113,15 +121,47 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation under the model's chat template. Raises ConfigError when it has none."""
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ConfigError(f"'{self._built.target.name}' has no chat template; use generate with a plain prompt")
-        try:
-            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except Exception as error:
-            raise RequestError(f"the chat template refused the messages: {error}") from error
-        return list(encoded["input_ids"])
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What calls without `sampling_params` use. Give keywords to change some: `llm.sampling_defaults.params(seed=1)`."""
+        return self.sampling_defaults.params()
+
+    def chat_prompt(
+        self, messages: Sequence[Message], *, chat_template: str | None = None, add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False, tools: list[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:  # fmt: skip
+        """Token ids of one conversation under a chat template, the model's own unless one is given.
+
+        Raises ConfigError where there is no template or it does not know an option, RequestError for messages that are none.
+        """
+        conversations = read_conversations(messages)
+        if len(conversations) != 1:
+            raise RequestError(f"chat_prompt takes one conversation, got {len(conversations)}: chat takes several")
+        return self._rendered(
+            conversations[0], chat_template=chat_template, add_generation_prompt=add_generation_prompt, tools=tools,
+            continue_final_message=continue_final_message, chat_template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+
+    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        return render(self.tokenizer, self._built.target.name, messages, **options)
+
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+        prediction: Prediction | Sequence[Prediction | None] | None = None, use_tqdm: bool = False,
+        chat_template: str | None = None, add_generation_prompt: bool | None = None, continue_final_message: bool = False,
+        tools: list[Any] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:  # fmt: skip
+        """Answer a conversation, or several, each a list of messages. Further arguments: `chat_prompt`'s and `generate`'s."""
+        rendered = [
+            self._rendered(
+                one, chat_template=chat_template, add_generation_prompt=add_generation_prompt, tools=tools,
+                continue_final_message=continue_final_message, chat_template_kwargs=chat_template_kwargs,
+            )
+            for one in read_conversations(messages)
+        ]  # fmt: skip
+        prompts = [{"prompt_token_ids": one} for one in rendered]
+        return self.generate(prompts, sampling_params, prediction=prediction, use_tqdm=use_tqdm)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -129,33 +169,52 @@ class LLM:
     ) -> list[Completion]:  # fmt: skip
         """Complete every prompt; results in the order given. A bad prompt raises RequestError before anything runs.
 
+        `prompts`: one or many, in the forms that `outrider.prompts` lists. With `n` above 1 a result has them all in `outputs`.
         `prediction`: what the answers are expected to be, one for all prompts or one for each (None where nothing is expected).
         The texts are the same with and without. ConfigError where the drafter is none that looks at it.
         """
-        batch = _as_batch(prompts)
-        params = _broadcast(sampling_params, len(batch))
-        rows = [self._row(number, p, s, streaming=False) for number, (p, s) in enumerate(zip(batch, params, strict=True))]
-        for row, expected in zip(rows, _predictions(prediction, len(batch)), strict=True):
-            self._predict(row, expected)
+        batch = self._read(prompts)
+        params = self._params(sampling_params, len(batch))
+        asked = [(p, one.answer(number), number) for p, one in enumerate(params) for number in range(one.n)]
+        rows = [
+            self._row(number, _content(batch[p]), one, streaming=False, called=f"prompt {p}")
+            for number, (p, one, _) in enumerate(asked)
+        ]
+        predictions = read_predictions(prediction, len(batch))
+        for row, (p, _, _) in zip(rows, asked, strict=True):
+            self._predict(row, predictions[p])
         done: dict[int, Completion] = {}
-        with tqdm(total=len(rows), unit="prompt", disable=not use_tqdm) as bar:
+        with tqdm(total=len(rows), unit="answer", disable=not use_tqdm) as bar:
             for row in self._run(rows):
                 if row.finish_reason:
-                    done[row.request] = self._completion(row)
+                    p, _, index = asked[row.request]
+                    done[row.request] = self._completion(row, batch[p].text, index)
                     bar.update()
-        return [done[number] for number in range(len(rows))]
+        results: list[Completion] = []
+        for number, (_, _, index) in enumerate(asked):
+            (results if index == 0 else results[-1].others).append(done[number])
+        return results
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, prediction: Prediction | None = None
     ) -> Iterator[StreamChunk]:
         """One prompt, a chunk per step. The last chunk has the completion; `last_completion` has it after an interruption."""
-        row = self._row(0, prompt, sampling_params or SamplingParams(), streaming=True)
-        self._predict(row, prediction)
-        return self._stream(row)
+        prompts = self._read(prompt)
+        if len(prompts) != 1:
+            raise RequestError(f"stream takes one prompt, got {len(prompts)}: generate takes several")
+        params = self._params(sampling_params, 1)[0]
+        if params.n != 1:
+            raise ConfigError(f"stream makes one answer, got n={params.n}: generate makes several")
+        row = self._row(0, _content(prompts[0]), params, streaming=True)
+        self._predict(row, read_predictions(prediction, 1)[0])
+        return self._stream(row, prompts[0].text)
+
+    def _read(self, prompts: Any) -> list[ReadPrompt]:
+        return read_prompts(prompts, self.tokenizer)
 
     last_completion: Completion | None = None
 
-    def _stream(self, row: Row) -> Iterator[StreamChunk]:
+    def _stream(self, row: Row, prompt: str | None) -> Iterator[StreamChunk]:
         shown = 0
         try:
             for _ in self._run([row]):
@@ -164,10 +223,10 @@ class LLM:
                 pieces = row.pieces[new]
                 chunk = StreamChunk("".join(pieces), row.output[new], row.origins[new], pieces)
                 if row.finish_reason:
-                    chunk.completion = self._completion(row)
+                    chunk.completion = self._completion(row, prompt)
                 yield chunk
         finally:
-            self.last_completion = self._completion(row)
+            self.last_completion = self._completion(row, prompt)
 
     def _run(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it."""
@@ -203,15 +262,28 @@ class LLM:
             if model is not None:
                 model.lm.kv.scrub()
 
-    def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
-        called = f"prompt {number}"
+    def _row(
+        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "prompt 0"
+    ) -> Row:
         if isinstance(prompt, str):
             if not prompt:  # some tokenizers make a begin token out of nothing
                 raise RequestError(f"{called} is empty: there is nothing to continue")
-            prompt = self.tokenizer(checked_text(called, prompt))["input_ids"]
-        return new_row(self._built, number, [int(t) for t in prompt], params, with_text=streaming, called=called)
+            prompt = list(self.tokenizer(checked_text(called, prompt))["input_ids"])
+        return new_row(self._built, number, prompt, params, with_text=streaming, called=called)
 
-    def _predict(self, row: Row, prediction: Prediction | None) -> None:
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        """Sampling of each prompt. Raises ConfigError for what is none, and for another number of them."""
+        if given is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if not isinstance(given, list | tuple) or not all(isinstance(one, SamplingParams) for one in given):
+            raise ConfigError(f"sampling_params must be SamplingParams, or a list with one for each prompt, got {given!r:.80}")
+        if len(given) != count:
+            raise ConfigError(f"{len(given)} sampling_params for {count} prompts; give one, or one for each")
+        return list(given)
+
+    def _predict(self, row: Row, prediction: ReadPrompt | None) -> None:
         if prediction is None:
             return
         if not self._built.takes_prediction:
@@ -219,12 +291,12 @@ class LLM:
                 f"drafter '{self._built.options.drafter}' does not look at a prediction: use drafter 'prediction', or "
                 "'composite' with it among the parts"
             )
-        if isinstance(prediction, str):
-            prediction = self.tokenizer(checked_text("the prediction", prediction), add_special_tokens=False)["input_ids"]
-        vocab_size = self._built.target.lm.shape.vocab_size
-        row.prediction = checked_prediction([int(token) for token in prediction], vocab_size, self._built.context)
+        tokens = _content(prediction)
+        if isinstance(tokens, str):
+            tokens = list(self.tokenizer(checked_text("the prediction", tokens), add_special_tokens=False)["input_ids"])
+        row.prediction = checked_prediction(tokens, self._built.target.lm.shape.vocab_size, self._built.context)
 
-    def _completion(self, row: Row) -> Completion:
+    def _completion(self, row: Row, prompt: str | None, index: int = 0) -> Completion:
         text = row.text if row.detokenizer is not None else self._decode_all(row)
         return Completion(
             prompt_token_ids=row.tokens[: row.num_prompt],
@@ -236,6 +308,8 @@ class LLM:
             stats=row.stats,
             lossless=self._decoder.verifier.lossless,
             seed=row.seed,
+            prompt=prompt,
+            index=index,
         )
 
     def _decode_all(self, row: Row) -> str:
@@ -253,24 +327,5 @@ def _time(row: Row, now_s: float) -> None:
     stats.decode_s = now_s - stats.ttft_s
 
 
-def _as_batch(prompts: Any) -> list[Prompt]:
-    """A single prompt, text or token ids, is a batch of one."""
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if single else list(prompts)
-
-
-def _predictions(given: Any, count: int) -> list[Prediction | None]:
-    """One for each prompt. A text, or token ids, is one for all."""
-    if given is None or isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int)):
-        return [given] * count
-    if len(given) != count:
-        raise ConfigError(f"{len(given)} predictions for {count} prompts; give one, or one for each")
-    return list(given)
-
-
-def _broadcast(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"{len(params)} sampling_params for {count} prompts; give one, or one for each")
-    return list(params)
+def _content(prompt: ReadPrompt) -> str | list[int]:
+    return prompt.token_ids if prompt.token_ids is not None else prompt.text or ""

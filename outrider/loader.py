@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from outrider.demo import demo_heads
-from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
 from outrider.models.adapter import merged_note
 from outrider.models.compiled import CompiledModel, why_uncompiled
@@ -32,7 +29,7 @@ from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.own_code import ignored_code
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.models.workshop import Workshop
-from outrider.options import DEMO, Needs, Options, replaced
+from outrider.options import Needs, Options, replaced
 
 
 class ModelLoader:
@@ -88,7 +85,8 @@ class ModelLoader:
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         is_whole = self._is_target(name) or self._limit(module, tokenizer, self._labels[name])
         lm = build_lm(module, name, dtype, self.device)
-        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
+        generation_config = getattr(module, "generation_config", None)
+        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer), generation_config=generation_config)
         can_help = is_whole and not options.trust_remote_code
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab, can_help)
         finish(lm, module, pack=not compiled)
@@ -118,8 +116,7 @@ class ModelLoader:
         self._compiled = self._compiled and self.options.compile != "off"
         if not self._compiled:
             return False
-        signals = self._signals(loaded) if self._is_target(loaded.name) else ()
-        model = CompiledModel(loaded, module, signals, self.needs.loop_lengths, loop_vocab, can_help)
+        model = CompiledModel(loaded, module, self._is_target(loaded.name), self.needs.loop_lengths, loop_vocab, can_help)
         if model.missing():
             if self.options.compile == "auto":
                 self._compiled = False
@@ -142,15 +139,6 @@ class ModelLoader:
             return False
         self._recorded = True
         return True
-
-    def _signals(self, target: LoadedModel) -> tuple[int, ...]:
-        """Hidden states the target's program must give. That of the demo gives what any of its heads reads, so that one serves
-        all of them: each further one costs a copy of a few rows, another program a minute."""
-        needs = self.needs
-        if needs.heads and self._labels[target.name] == DEMO:
-            embedded = tuple((DRAFTERS.load(name), str(folder)) for name, folder in demo_heads().items())
-            needs = replace(needs, heads=(*needs.heads, *embedded))
-        return needs.signals(target.config)
 
     def context(self, target: LoadedModel) -> int:
         """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""

@@ -68,10 +68,6 @@ class Needs:
         """Whether a head reads the target's embedding or output layer."""
         return any(kind.needs_head for kind, _ in self.heads)
 
-    def signals(self, target_config: Any) -> tuple[int, ...]:
-        """Hidden states of the target that the heads read."""
-        return tuple(sorted({layer for kind, head in self.heads for layer in kind.head_signals(head, target_config)}))
-
     @classmethod
     def of_all(cls, several: Sequence[Parts]) -> Needs:
         """Of several that share models: with programs that make up any length they share the loop, too."""

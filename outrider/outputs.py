@@ -20,6 +20,14 @@ class Completion:
     stats: DecodeStats
     lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own law
     seed: int  # the one used, also when none was asked for: give it again to repeat a sampled answer
+    prompt: str | None = None  # the text that was given; None where token ids were
+    index: int = 0  # which of the `n` answers to its prompt
+    others: list[Completion] = field(default_factory=list)  # the further answers that `n` asked for
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """All answers to the prompt, as in vLLM's RequestOutput: this one, then the others."""
+        return [self, *self.others]
 
 
 @dataclass

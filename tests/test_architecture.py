@@ -16,6 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 FLOORS = {
     "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0, "machine": 1,
+    "messages": 1, "prompts": 1,
     "sampling": 1,
     "kv": 2, "models": 2, "survival": 1,
     "rows": 2, "text": 2, "trees": 2, "grammar": 2,
@@ -32,7 +33,6 @@ UPWARD = {
         "build",
         "demo",
     ): "the name 'demo' becomes a folder here; outrider/demo/__init__.py holds paths, no code",
-    ("loader", "demo"): "one program of the demo's target serves all embedded heads; it holds paths, no code",
 }
 LAZY = ("cli", "__init__")  # may import inside functions: the command line must answer before torch is loaded
 MAX_LINES = 400

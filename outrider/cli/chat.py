@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
-from outrider.cli.options import ModelOptions, SamplingOptions, ShowDrafts, Target, with_groups
+from outrider.cli.options import GenerationConfig, ModelOptions, OpenSamplingOptions, ShowDrafts, Target, with_groups
 from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
 from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.report.marks import DraftMarks
@@ -42,15 +42,17 @@ System = Annotated[
 def chat(
     target: Target,
     model: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: OpenSamplingOptions,
     system: System = None,
     show_drafts: ShowDrafts = False,
+    generation_config: GenerationConfig = "auto",
 ) -> int:
     """Talk with a model that has a chat template."""
-    params = sampling.params()
+    sampling.params()  # refuses what is out of range before anything is loaded
     if system is not None:
         checked_text("--system", system)
-    with session.load_llm(target, model) as llm:
+    with session.load_llm(target, model, generation_config) as llm:
+        params = sampling.params(defaults=llm.sampling_defaults.values)
         conversation = Conversation(llm, params, system, show_drafts)
         llm.chat_prompt([*conversation.history, {"role": "user", "content": "."}])  # no template: say so now
         return _talk(conversation)

@@ -72,7 +72,7 @@ def explain(
     quieten_libraries()
 
     def questions(runner: Runner) -> list[Question]:
-        return _questions(runner, asked, workload, params.max_tokens)
+        return _questions(runner, asked, workload, params.required_max_tokens)
 
     try:
         with shown_progress() as progress:

@@ -11,12 +11,15 @@ from rich.console import Console
 
 from outrider.cli import session
 from outrider.cli.options import (
+    GENERATION_CONFIG,
+    SAMPLING,
     AsJson,
     ModelOptions,
+    OpenSamplingOptions,
     PromptFile,
-    SamplingOptions,
     ShowDrafts,
     Target,
+    option,
     with_groups,
 )
 from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
@@ -46,13 +49,16 @@ Logprobs = Annotated[
         help="With --json: the target's log-probabilities, this many per token.", show_default=False
     ),
 ]
+GenerationConfig = Annotated[
+    str | None, option(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="none, so greedy")
+]
 
 
 @with_groups
 def generate(
     target: Target,
     model: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: OpenSamplingOptions,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     prediction: PredictionFile = None,
@@ -60,19 +66,23 @@ def generate(
     show_drafts: ShowDrafts = False,
     no_stream: NoStream = False,
     logprobs: Logprobs = None,
+    generation_config: GenerationConfig = None,
     as_json: AsJson = False,
 ) -> int:
-    """Answer one prompt."""
+    """Answer one prompt, greedily unless told otherwise."""
     if logprobs is not None and not as_json:
         raise ConfigError("--logprobs needs --json: log-probabilities are only printed there.")
     if show_drafts and no_stream and not as_json:
         raise ConfigError("--show-drafts marks the stream: leave --no-stream out, or use --json.")
-    params = sampling.params(logprobs)
+    sampling.params(logprobs)  # refuses what is out of range before anything is loaded
     text = read_prompt(prompt, prompt_file)
     expected = None if prediction is None else read_prediction(prediction)
     if expected is not None:
         model = with_prediction(target, model)
-    with session.load_llm(target, model) as llm:
+    with session.load_llm(target, model, generation_config or "none") as llm:
+        params = sampling.params(logprobs, llm.sampling_defaults.values)
+        if generation_config is None and (unused := llm.sampling_defaults.unused):
+            sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
         question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
         completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
     for note in full_context(completion, params):
@@ -89,7 +99,7 @@ def generate(
 def full_context(completion: Completion, params: SamplingParams) -> list[str]:
     """A note for an answer that ended because the context was full, before the length that was asked for."""
     num_prompt, num_output = len(completion.prompt_token_ids), len(completion.token_ids)
-    if completion.finish_reason != "length" or num_output >= params.max_tokens:
+    if completion.finish_reason != "length" or params.max_tokens is None or num_output >= params.max_tokens:
         return []
     return [
         f"the context of {num_prompt + num_output} tokens is full: {num_output} of up to {params.max_tokens} new tokens behind "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -45,8 +45,12 @@ def option(panel: str, text: str, *names: str, **extra: Any) -> Any:
 
 
 TopK = Annotated[int, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.")]
+TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.")]
 MinP = Annotated[float, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")]
+GENERATION_CONFIG = (
+    "Where sampling defaults come from: auto (the model's generation_config.json), none, or a folder with such a file."
+)
+GenerationConfig = Annotated[str, option(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER")]
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
@@ -202,6 +206,52 @@ class SamplingOptions:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         max_tokens, stop = values.pop("max_new_tokens"), list(values.pop("stop") or [])
         return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSamplingOptions(SamplingOptions):
+    """Sampling options of verbs that may take what is left open from the model's generation_config.json."""
+
+    max_new_tokens: Annotated[
+        str | None,
+        option(
+            SAMPLING, "Most tokens to generate; none: to the end of the context.", metavar="N|none",
+            show_default="256, or the file's",
+        ),
+    ] = None  # type: ignore[assignment]
+    temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", show_default="0, or the file's")] = None  # type: ignore[assignment]
+    top_k: Annotated[
+        int | None, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.", show_default="0, or the file's")
+    ] = None  # type: ignore[assignment]
+    top_p: Annotated[
+        float | None, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.", show_default="1, or the file's")
+    ] = None  # type: ignore[assignment]
+    min_p: Annotated[
+        float | None,
+        option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.", show_default="0, or the file's"),
+    ] = None  # type: ignore[assignment]
+    repetition_penalty: Annotated[
+        float | None, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.", show_default="1, or the file's")
+    ] = None  # type: ignore[assignment]
+
+    def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+        """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
+        given = {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
+        if (length := given.pop("max_new_tokens", None)) is not None:
+            given["max_tokens"] = _length(length)
+        return SamplingParams(**{**(defaults or {}), **given, "logprobs": logprobs})
+
+
+def _length(text: str) -> int | None:
+    """A number of tokens, or 'none' for no limit. Raises ConfigError."""
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--max-new-tokens takes a number, or none for the end of the context, got '{text}'") from None
 
 
 def name_and_value(option: str, text: str) -> tuple[str, str]:

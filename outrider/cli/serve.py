@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import ModelOptions, option, with_groups
+from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ class ListenOptions:
     ssl_certfile: Annotated[Path | None, option(SERVER, "Certificate for TLS.", metavar="FILE", show_default=False)] = None
     ssl_keyfile: Annotated[Path | None, option(SERVER, "Its private key.", metavar="FILE", show_default=False)] = None
     max_body_bytes: Annotated[int | None, option(SERVER, "Larger bodies are refused.", show_default="8 MiB")] = None
+    strict: Annotated[
+        bool, option(SERVER, "Refuse unknown fields, which are else named in log and header.", "--strict", show_default=False)
+    ] = False
     request_timeout: Annotated[
         float | None, option(SERVER, "Seconds after which an answer is cut off.", show_default="600")
     ] = None
@@ -84,7 +87,7 @@ class ListenOptions:
             "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
             "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
             "hang_timeout_s": values.pop("hang_timeout"),
-            "self_test": False if values.pop("no_self_test") else None,
+            "self_test": False if values.pop("no_self_test") else None, "strict": values.pop("strict") or None,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}
 
@@ -105,6 +108,9 @@ class EngineOptions:
     prefix_share: Annotated[
         float | None,
         option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"),
+    ] = None
+    generation_config: Annotated[
+        str | None, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="auto")
     ] = None
     extra_drafter: Annotated[
         list[str] | None,
@@ -174,6 +180,7 @@ def _settings(
         engine=engine.engine(),
         extra_drafters=tuple(engine.extra_drafter or ()),
         allow_lossy=tuple(engine.allow_lossy or ()),
+        generation_config=engine.generation_config or "auto",
     )
     return ServerSettings(models=(served,), **listen.given())
 

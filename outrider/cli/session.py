@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
 
 
-def load_llm(target: str, options: ModelOptions) -> LLM:
+def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
     """The model, ready. Raises the library's errors as they are."""
     with progress(f"starting {target}") as status:
         from outrider.llm import LLM
 
         quieten_libraries()
-        llm = LLM(target, **options.llm_arguments(), status=status)
+        llm = LLM(target, **options.llm_arguments(), generation_config=generation_config, status=status)
     _check_settings(target, options)
     for note in llm.notes:
         sys.stderr.write(f"note: {note}\n")

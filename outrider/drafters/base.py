@@ -123,12 +123,6 @@ class Drafter(ABC):
         return {**options, "head": folder}
 
     @classmethod
-    def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
-        """`signals` of a drafter with this head (a folder), known before any weight is read, so that the target can be
-        compiled with them. Raises CheckpointError when the folder holds no such head."""
-        return ()
-
-    @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         """What this head (a folder) takes in memory, from its files' headers. Raises CheckpointError when it does not fit the
         target; asked before any weight of the target is read. Bytes are 0 where a drafter cannot tell."""

@@ -30,7 +30,7 @@ from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_se
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
-from outrider.models.heads.block_files import block_signals, load_block, outline_block
+from outrider.models.heads.block_files import load_block, outline_block
 from outrider.models.heads.block_program import block_pass, block_program
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears, panel_linears
@@ -163,10 +163,6 @@ class BlockDrafter(Drafter):
     @property
     def signals(self) -> tuple[int, ...]:
         return tuple(sorted(set(self.head.config.target_layers)))
-
-    @classmethod
-    def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
-        return tuple(sorted(set(block_signals(head, target_config.get_text_config().num_hidden_layers))))
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:

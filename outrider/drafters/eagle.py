@@ -28,7 +28,7 @@ from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
 from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.errors import CapabilityError
 from outrider.models.heads.eagle import EagleHead, Kind
-from outrider.models.heads.eagle_files import TargetSizes, head_signals, load_eagle, outline_eagle
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
 from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.heads.eagle_loop import EagleLoop, eagle_loop
 from outrider.models.lm import LM, PREFILL_CHUNK
@@ -219,10 +219,6 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
     @classmethod
     def loop_lengths(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
         return ()
-
-    @classmethod
-    def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
-        return head_signals(head, cls.kind, TargetSizes.of(target_config))
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
 from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
 from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
-from outrider.errors import CheckpointError, ConfigError
+from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
 from outrider.models.heads.medusa_program import medusa_program
@@ -143,12 +142,6 @@ class MedusaDrafter(Drafter):
 
     @property
     def signals(self) -> tuple[int, ...]:
-        return (AFTER_NORM,)
-
-    @classmethod
-    def head_signals(cls, head: str, target_config: Any) -> tuple[int, ...]:
-        if not Path(head).is_dir():
-            raise CheckpointError(f"no folder with Medusa heads at '{head}'")
         return (AFTER_NORM,)
 
     @classmethod

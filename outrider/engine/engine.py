@@ -32,13 +32,18 @@ from outrider.engine.request import Listener, Request
 from outrider.engine.settings import EngineSettings
 from outrider.errors import QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
+from outrider.models.generation_config import SamplingDefaults
 
 
 class Engine:
     """See the module docstring. `make_engine` (start.py) builds one from options."""
 
-    def __init__(self, name: str, lineup: Lineup, settings: EngineSettings, observer: Observer | None = None) -> None:
+    def __init__(
+        self, name: str, lineup: Lineup, settings: EngineSettings, observer: Observer | None = None,
+        sampling_defaults: SamplingDefaults | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
+        self.sampling_defaults = sampling_defaults or SamplingDefaults()  # of requests that leave their sampling open
         self._lineup, self._settings = lineup, settings
         observer = observer or Silent()
         self._desk = Desk()
@@ -76,7 +81,7 @@ class Engine:
 
     @property
     def notes(self) -> list[str]:
-        return self._batch.built.notes
+        return [*self._batch.built.notes, *self.sampling_defaults.notes]
 
     @property
     def lossless(self) -> bool:

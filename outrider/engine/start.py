@@ -11,21 +11,24 @@ from outrider.engine.lineup import Lineup, lossy_verifier
 from outrider.engine.observer import Observer
 from outrider.engine.settings import EngineSettings
 from outrider.errors import CapabilityError, ConfigError
+from outrider.models.generation_config import checked_choice, sampling_defaults
 from outrider.parts import Parts, choose_parts
 
 
 def make_engine(
     options: Options, settings: EngineSettings | None = None, *, extra_drafters: Sequence[str] = (),
-    allow_lossy: Sequence[str] = (), observer: Observer | None = None, name: str | None = None,
+    allow_lossy: Sequence[str] = (), observer: Observer | None = None, name: str | None = None, generation_config: str = "auto",
     status: Callable[[str], None] = lambda line: None,
 ) -> Engine:  # fmt: skip
     """Load models and parts, and time steps where the draft length is chosen by load.
 
-    `extra_drafters`: more that requests may name; `allow_lossy`: lossy verifiers they may ask for.
+    `extra_drafters`: more that requests may name; `allow_lossy`: lossy verifiers they may ask for; `generation_config`: where
+    sampling defaults come from.
 
     Raises what `outrider.build.build` raises.
     """
     settings = settings or EngineSettings()
+    checked_choice(generation_config)
     options = replace(options, max_num_seqs=settings.max_num_seqs)
     options, main = choose(options)
     parts = {main.drafter_name: main}
@@ -35,7 +38,8 @@ def make_engine(
     needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))  # alone it may have a longer loop
     models = load_models(options, needs, status)
     lineup = Lineup(models, parts, allow_lossy)
-    engine = Engine(name or options.target, lineup, settings, observer)
+    defaults = sampling_defaults(generation_config, models.target, models.context)
+    engine = Engine(name or options.target, lineup, settings, observer, defaults)
     engine.calibrate(status)
     return engine
 

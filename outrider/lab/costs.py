@@ -64,7 +64,7 @@ def measure_steps(
     `repeats` times or more; drafters that offer fewer than asked are filed under what they offered."""
     num_steps = SKIPPED + repeats * len(lengths)
     long = replace(params, max_tokens=num_steps * (max(lengths) + 1), ignore_eos=True, stop=[])
-    room = min(contender.built.context - max(map(len, prompts)), long.max_tokens)
+    room = long.limit(contender.built.context - max(map(len, prompts)))
     with sweeping(contender, lengths):
         traces = contender.run(prompts, replace(long, max_tokens=max(room, 1)), batch_size)
     return step_seconds(traces, rows=min(batch_size, len(prompts)))

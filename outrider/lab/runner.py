@@ -97,7 +97,7 @@ class Contender:
         self.recorder.clear()
         self.built.options = replace(self.built.options, max_num_seqs=batch_size)
         others, began = Disturbance(), time.perf_counter()
-        completions = self._llm.generate(list(prompts), params)
+        completions = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
         share = others.share()
         return [Trace(done, self.recorder.steps.get(n, []), began, share) for n, done in enumerate(completions)]
 

@@ -8,7 +8,7 @@ and key range stay symbolic, so one program serves every pass.
 
 Where the native kernels serve (`native/`, bf16 on AVX-512 or AVX2), the program calls those for linears and attention.
 
-The eager module remains the reference: `tests/unit/models/test_compile.py` compares them, and `probe.find_pass_limits`
+The eager module remains the reference: `tests/unit/models/test_compile.py` compares them, and `pass_limits.find_pass_limits`
 measures row invariance on the compiled program just as on the eager one. Both never run in the same decode.
 """
 
@@ -125,11 +125,6 @@ def _stored(stem: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor])
 def native_path() -> Path:
     """Where the native kernels are, once built."""
     return cache_folder() / f"native-{native.fingerprint()}.so"
-
-
-def pass_purpose(signals: tuple[int, ...] = ()) -> str:
-    """What a pass program with these hidden states is called in its file name."""
-    return "pass" + "".join(f"_{layer}" for layer in signals)
 
 
 def compile_pass(lm: LM, module: nn.Module, path: Path, signals: tuple[int, ...] = ()) -> None:

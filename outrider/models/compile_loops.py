@@ -19,7 +19,7 @@ def make(job: Job) -> None:
     config = load_config(job.name)
     module = load_module(job.name, config, dtype, device)
     loaded = LoadedModel(job.name, build_lm(module, job.name, dtype, device), config, None, frozenset())
-    CompiledModel(loaded, module, (), job.lengths, job.loop_vocab).make_loops()
+    CompiledModel(loaded, module, False, job.lengths, job.loop_vocab).make_loops()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from outrider.models.draft_loop import DraftLoop, compile_draft_loop
 from outrider.models.helper import Helper, Job, share
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.load import LoadedModel, use_native
-from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.probe import check_compiled, find_signals, probe_logits
 from outrider.models.program import CompiledPass, load_program
 
 MAX_UNROLLED_PARAMETERS = 16_000_000  # above, a further call costs less than a twentieth of a token
@@ -44,12 +44,17 @@ def why_uncompiled(other_threads: list[int]) -> str:
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """`signals`: hidden states that its passes must give. `loop_vocab`: it drafts over that vocabulary, in calls that make
-    `loop_lengths` tokens. `can_help`: another process can load the same model by its name."""
+    """One model and the programs that it runs on.
+
+    `gives_hidden`: its pass gives all hidden states beside the logits. A target's always does, whichever drafter runs: a program
+    without them fuses other operations and rounds differently, so greedy text would depend on the drafter.
+    `loop_vocab`: it drafts over that vocabulary, in calls that make `loop_lengths` tokens. `can_help`: another process can load
+    the same model by its name.
+    """
 
     loaded: LoadedModel
     module: nn.Module
-    signals: tuple[int, ...]
+    gives_hidden: bool
     loop_lengths: tuple[int, ...]
     loop_vocab: int | None
     can_help: bool = False
@@ -73,7 +78,7 @@ class CompiledModel:
         if self.loop_vocab is not None:
             programs = {length: load_program(path, shared) for length, path in self._loop_paths.items()}
             self.loaded.draft_loop = DraftLoop(lm, programs)
-        lm.run = CompiledPass(load_program(self._pass_path, shared), self.signals)
+        lm.run = CompiledPass(load_program(self._pass_path, shared), self._signals)
         advise_huge_pages()
         check_compiled(lm, self.loaded.name, expected)
 
@@ -93,7 +98,7 @@ class CompiledModel:
         helper = Helper(self._job(theirs)) if theirs else None
         try:
             if self._pass_path in missing:
-                compiling.compile_pass(lm, self.module, self._pass_path, self.signals)
+                compiling.compile_pass(lm, self.module, self._pass_path, self._signals)
             self.make_loops(but=theirs)
             if helper is not None:
                 helper.wait()
@@ -123,12 +128,16 @@ class CompiledModel:
         return compiling.native_path() if native.is_supported(lm.device, lm.dtype) else None
 
     @cached_property
+    def _signals(self) -> tuple[int, ...]:
+        return find_signals(self.loaded.lm) if self.gives_hidden else ()
+
+    @cached_property
     def _pass_path(self) -> Path:  # its name holds a digest of the weights
         return self._pass_files(torch.get_num_threads())
 
     @cached_property
     def _pass_files(self) -> Callable[[int], Path]:
-        return compiling.package_files(self.loaded.lm, self.module, compiling.pass_purpose(self.signals))
+        return compiling.package_files(self.loaded.lm, self.module, "pass-hidden" if self._signals else "pass")
 
     @cached_property
     def _loop_paths(self) -> dict[int, Path]:

@@ -6,7 +6,7 @@ feeds `tokens[kv.length:]`, so a fresh prompt, a fully accepted draft and a row 
 case. The last token of a row is never fed by `catch_up`: it is the pending token, first of the next pass.
 
 `run` is the model itself: transformers' module, or a compiled package of the same module (`compile.py`). Passes are
-padded and split as `granularity` and `max_tokens_per_pass` ask, which `probe.py` measures so that a row's bits do not
+padded and split as `granularity` and `max_tokens_per_pass` ask, which `pass_limits.py` measures so that a row's bits do not
 depend on the pass it is in. `capture` names hidden states (`signals.py`) that a pass then leaves in `hidden`.
 """
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
@@ -27,7 +26,8 @@ from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
-from outrider.models.probe import Seen, check_against_plain, find_layers, find_pass_limits
+from outrider.models.pass_limits import find_pass_limits
+from outrider.models.probe import Seen, check_against_plain, find_layers
 from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
 
 DTYPES = {
@@ -62,6 +62,7 @@ class LoadedModel:
     draft_loop: DraftLoop | None = None  # when it drafts and is compiled
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
+    generation_config: Any = None  # transformers' GenerationConfig
 
     def twin(self) -> LoadedModel:
         """The same weights and programs with an empty cache of its own."""
@@ -241,14 +242,7 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
         pack_linears(module)
     elif pack and native.can_serve(lm.device, lm.dtype):
         use_native(lm, module, native_path())
-    lm.limits = find_pass_limits(lm, lm.shape.vocab_size, _projection_sizes(module))
-
-
-def _projection_sizes(module: nn.Module) -> set[int]:
-    """Widths of what activation functions are applied to: every projection's output but the logits."""
-    head = getattr(module, "get_output_embeddings", lambda: None)()
-    sizes = (getattr(m, "nf" if isinstance(m, Conv1D) else "out_features", None) for m in module.modules() if m is not head)
-    return {size for size in sizes if isinstance(size, int)}
+    lm.limits = find_pass_limits(lm, module, is_compiled=not pack)
 
 
 def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:

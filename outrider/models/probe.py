@@ -5,14 +5,13 @@
    a window in transformers' mask alone is lost on ours (`load._reaches`).
 2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
    what a list of names cannot: an ignored mask, position ids that are not used, ALiBi, attention sinks.
-3. `find_pass_limits`: the same tokens in passes of different widths, compared bit for bit. Kernels choose their
-   summation order by the shape of the product, so exactness is measured on the model's own weights, not assumed.
+
+What passes keep a row's bits is measured next, in `pass_limits.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,8 +22,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider.errors import CapabilityError, NumericalError, OutriderError
 from outrider.kv import LayerShape
-from outrider.models.attention import NAME, QUERY_BLOCK, _no_mask
-from outrider.models.lm import LM, PassLimits
+from outrider.models.attention import NAME, _no_mask
+from outrider.models.lm import LM
+from outrider.models.signals import AFTER_NORM
 from outrider.models.unsupported import (
     UnsupportedAttentionError,
     refuse_failure,
@@ -33,11 +33,6 @@ from outrider.models.unsupported import (
 )
 
 SHAPES = "outrider-shapes"
-# Pass widths tried by find_pass_limits; the last one caps a pass, since untried is unproven. All the small ones, because
-# kernels treat remainders apart (seen: 5 rows of a packed fp32 product of width 32, with 2, 3, 6 and 8 agreeing).
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31, 40, 72)
-VECTORS = 32  # elements: two AVX-512 vectors of fp32, what torch's elementwise kernels take at once
-PREFIX = 24  # tokens before the probed pass
 
 
 class Seen(NamedTuple):
@@ -149,6 +144,24 @@ def probe_logits(lm: LM) -> Tensor:
     return torch.cat([prefix, behind], dim=1)
 
 
+@torch.inference_mode()
+def find_signals(lm: LM) -> tuple[int, ...]:
+    """Keys of `signals.py` for all hidden states that one pass can give; none where its layers cannot be told apart."""
+    layers = range(len(lm.shape.layers) + 1)
+    for keys in ((AFTER_NORM, *layers), tuple(layers)):
+        lm.kv.add_row()
+        lm.capture = keys
+        try:
+            lm.forward(probe_tokens(lm.shape.vocab_size, 2, lm.device))
+            return keys
+        except CapabilityError:
+            continue
+        finally:
+            lm.capture = ()
+            lm.kv.swap_remove(0)
+    return ()
+
+
 def check_compiled(lm: LM, name: str, expected: Tensor) -> None:
     """Raise CapabilityError when the compiled pass does not reproduce `expected`, the plain one's `probe_logits`."""
     if (worst := _difference(probe_logits(lm), expected)) > _tolerance(expected):
@@ -172,72 +185,3 @@ def _broken_weight(module: Any) -> str:
         if not torch.isfinite(tensor).all():
             return f"the checkpoint is damaged, {name} has NaN or infinite values"
     return "all weights are finite, so the dtype is too narrow for them (try --dtype float32)"
-
-
-def find_pass_limits(lm: LM, vocab_size: int, projection_sizes: Collection[int] = ()) -> PassLimits:
-    """Pass shapes among which a row's bits do not change. Leaves the cache empty.
-
-    Measured on one text, so what differs only now and then must be known: torch computes the end of an array, after the
-    last whole pair of vectors, by other code than the rest, and there SiLU and GELU differ in the last bit for one value
-    in fifty. `projection_sizes` that are no multiple of VECTORS therefore take passes that are.
-    """
-    longest = max(WIDTHS)
-    tokens = probe_tokens(vocab_size, PREFIX + longest, lm.device)
-    lm.limits = PassLimits(granularity=2)
-    with torch.inference_mode():
-        for _ in range(2):
-            lm.kv.add_row()
-        lm.catch_up([tokens[0, : PREFIX + 1].tolist(), tokens[0, : PREFIX // 2 + 1].tolist()])
-        block = tokens[:, PREFIX:]
-        exact_trees = _tree_path_is_exact(lm, block)  # first: they leave their tokens where later passes put a chain
-        exact_rows = _neighbours_do_not_matter(lm, block)
-        alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
-        beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1))[:1]
-        lm.kv.advance(0, longest - QUERY_BLOCK)
-        late = lm.forward(block[:, longest - QUERY_BLOCK :])  # tokens that stood at the end of the longest pass
-        for _ in range(2):
-            lm.kv.swap_remove(0)
-
-    def agree(widths: list[int]) -> bool:
-        widest = alone[max(widths)]
-        return all(torch.equal(alone[width], widest[:, :width]) for width in widths)
-
-    is_even = all(size % VECTORS == 0 for size in projection_sizes)
-    small = [width for width in WIDTHS if width <= QUERY_BLOCK]
-    granularity, agreed = (2, small) if is_even and agree(small) else (QUERY_BLOCK, [QUERY_BLOCK])
-    if not (torch.equal(beside, alone[QUERY_BLOCK]) and torch.equal(late, alone[longest][:, -QUERY_BLOCK:])):
-        return _on(lm.device, PassLimits(granularity, QUERY_BLOCK, exact_trees, exact_rows))
-    for width in (w for w in WIDTHS if w > QUERY_BLOCK and (granularity == 2 or w % QUERY_BLOCK == 0)):
-        if not agree([*agreed, width]):
-            break
-        agreed = [*agreed, width]
-    return _on(lm.device, PassLimits(granularity, agreed[-1], exact_trees, exact_rows))
-
-
-def _on(device: torch.device, found: PassLimits) -> PassLimits:
-    """On an accelerator a pass over many rows is never split for its bits: every part would read all weights again. Whether rows
-    keep their bits all the same was measured, in passes up to the longest of WIDTHS."""
-    if device.type == "cpu":
-        return found
-    agree = found.max_tokens_per_pass >= max(WIDTHS)
-    return PassLimits(found.granularity, exact_trees=found.exact_trees, exact_rows=found.exact_rows and agree)
-
-
-def _neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
-    """Whether a token has the same bits whatever else is in its pass."""
-    found = []
-    for start in range(1, 4 * QUERY_BLOCK, QUERY_BLOCK - 1):
-        others = block[:, start : start + QUERY_BLOCK - 1]
-        found.append(lm.forward(torch.cat([block[:, :1], others], dim=1))[:, 0])
-    return all(torch.equal(one, found[0]) for one in found)
-
-
-def _tree_path_is_exact(lm: LM, block: Tensor) -> bool:
-    """Whether branches that are scattered over a tree's places have the bits they have as chains."""
-    for num_branches in (2, 3, 5):  # in turns: node n follows node n - num_branches
-        parents = [max(node - num_branches, -1) for node in range(30)]
-        path = [0, *range(num_branches, 31, num_branches)]
-        tree = lm.forward(block[:, :31], torch.tensor([parents], device=lm.device))[:, path]
-        if not torch.equal(tree, lm.forward(block[:, path])):
-            return False
-    return True

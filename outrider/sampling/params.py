@@ -2,38 +2,45 @@
 built.
 
 Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and every
-other filter is without effect, penalties and biases excepted. A value that cannot be honoured raises
-`ConfigError` with the name, the value and the allowed range; nothing is clamped or ignored silently.
+other filter is without effect, penalties and biases excepted. Clients ask for greedy text with other numbers, too: a
+temperature below `MIN_TEMPERATURE`, or top_p 0, becomes temperature 0. A whole number may be written 16.0, and a negative seed
+counts from 2**64 downwards. A value that cannot be honoured raises `ConfigError` with the name, the value and the allowed range.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
 from outrider.errors import ConfigError
 
-MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32; ask for 0 instead
+MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
+WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
+
+
+def usable_temperature(temperature: float) -> float:
+    """0 for a positive temperature that is too small to divide by, else the temperature itself."""
+    return 0.0 if 0 < temperature < MIN_TEMPERATURE else temperature
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to sample one request and when to stop."""
 
-    temperature: float = 0.0  # 0 = greedy
+    temperature: float = 0.0  # 0 = greedy, and so is less than MIN_TEMPERATURE
     top_k: int = 0  # keep the k likeliest tokens; 0 or -1 = off
-    top_p: float = 1.0  # keep the smallest set of likeliest tokens with this mass; 1 = off
+    top_p: float = 1.0  # keep the smallest set of likeliest tokens with this mass; 1 = off, 0 = greedy
     min_p: float = 0.0  # drop tokens less likely than min_p times the likeliest; 0 = off
     repetition_penalty: float = 1.0  # divides (multiplies) positive (negative) logits of seen tokens; 1 = off
     presence_penalty: float = 0.0  # subtracted once from the logit of every token already in the output
     frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
     logit_bias: dict[int, float] | None = None  # token id -> added to its logit
     allowed_token_ids: list[int] | None = None  # all other tokens get no mass
-    seed: int | None = None  # None: the engine draws one
-    max_tokens: int = 256
+    seed: int | None = None  # modulo 2**64; None: the engine draws one
+    max_tokens: int | None = 256  # None: to the end of the context
     stop: list[str] = field(default_factory=list)  # a single string is accepted
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
@@ -42,17 +49,45 @@ class SamplingParams:
     skip_special_tokens: bool = True  # whether special tokens are left out of the text
     include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or an end token
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
+    n: int = 1  # answers to one prompt; number i of them uses seed + i
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
         if isinstance(stop, str):
             object.__setattr__(self, "stop", [stop])
+        for name in WHOLE:
+            value: Any = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():
+                object.__setattr__(self, name, int(value))
         self._check_numbers()
         self._check_collections()
+        if self.seed is not None:
+            object.__setattr__(self, "seed", self.seed % 2**64)
+        object.__setattr__(self, "temperature", 0.0 if self.top_p == 0 else usable_temperature(self.temperature))
+
+    def limit(self, room: int) -> int:
+        """Most tokens of an answer, where the context has room for `room`."""
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
+    @property
+    def required_max_tokens(self) -> int:
+        """`max_tokens`, for measurements, which need a number. Raises ConfigError for None."""
+        if self.max_tokens is None:
+            raise ConfigError("max_tokens must be a number here, got None: what is measured needs a length")
+        return self.max_tokens
+
+    def answer(self, number: int) -> SamplingParams:
+        """The parameters of one of the `n` answers."""
+        seed = None if self.seed is None else (self.seed + number) % 2**64
+        return replace(self, n=1, seed=seed)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    def drawn(self) -> SamplingParams:
+        """The same options at temperature 1, for a test that needs draws where greedy text was asked for."""
+        return replace(self, temperature=1.0, top_p=self.top_p or 1.0)
 
     @property
     def needs_history(self) -> bool:
@@ -60,13 +95,12 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def _check_numbers(self) -> None:
-        temperature = _number("temperature", self.temperature)
-        if temperature != 0 and temperature < MIN_TEMPERATURE:
-            raise _out_of_range("temperature", temperature, f"0 (greedy) or at least {MIN_TEMPERATURE:g}")
+        if _number("temperature", self.temperature) < 0:
+            raise _out_of_range("temperature", self.temperature, f"at least 0 (0, or below {MIN_TEMPERATURE:g}, is greedy)")
         if _integer("top_k", self.top_k) < -1:
             raise _out_of_range("top_k", self.top_k, "at least 1, or 0 or -1 for off")
-        if not 0 < _number("top_p", self.top_p) <= 1:
-            raise _out_of_range("top_p", self.top_p, "above 0 and at most 1 (1 = off)")
+        if not 0 <= _number("top_p", self.top_p) <= 1:
+            raise _out_of_range("top_p", self.top_p, "between 0 (greedy) and 1 (off)")
         if not 0 <= _number("min_p", self.min_p) <= 1:
             raise _out_of_range("min_p", self.min_p, "between 0 (off) and 1")
         if _number("repetition_penalty", self.repetition_penalty) <= 0:
@@ -74,14 +108,21 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= _number(name, getattr(self, name)) <= 2:
                 raise _out_of_range(name, getattr(self, name), "between -2 and 2 (0 = off)")
-        if self.seed is not None and not 0 <= _integer("seed", self.seed) < 2**64:
-            raise _out_of_range("seed", self.seed, "between 0 and 2**64 - 1, or None")
-        if _integer("max_tokens", self.max_tokens) < 1:
-            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
-        if not 0 <= _integer("min_tokens", self.min_tokens) <= self.max_tokens:
-            raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
+        if self.seed is not None and not -(2**63) <= _integer("seed", self.seed) < 2**64:
+            raise _out_of_range("seed", self.seed, "between -2**63 and 2**64 - 1, or None")
+        self._check_lengths()
+        if _integer("n", self.n) < 1:
+            raise _out_of_range("n", self.n, "at least 1")
         if self.logprobs is not None and _integer("logprobs", self.logprobs) < 0:
             raise _out_of_range("logprobs", self.logprobs, "at least 0, or None for no logprobs")
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None and _integer("max_tokens", self.max_tokens) < 1:
+            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
+        if _integer("min_tokens", self.min_tokens) < 0:
+            raise _out_of_range("min_tokens", self.min_tokens, "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
 
     def _check_collections(self) -> None:
         if not _all_are(self.stop, str) or "" in self.stop:

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from outrider.serve import refusals
 from outrider.serve.gate import Gate
 from outrider.serve.generating import generating_routes
+from outrider.serve.ignored import HEADER
 from outrider.serve.information import information_routes
 from outrider.serve.playground import router as playground_routes
 from outrider.serve.served import ServerState
@@ -26,6 +27,7 @@ def make_app(state: ServerState) -> FastAPI:
     app.add_middleware(Gate, keys=settings.api_keys, max_body_bytes=settings.max_body_bytes, metrics=state.metrics)
     if settings.cors_origins:  # outside the gate: a browser must be able to read refusals too
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=[HEADER],
+        )  # fmt: skip
     return app

@@ -11,8 +11,9 @@ from outrider.errors import RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.answer import finish_reason, stop_reason
 from outrider.serve.constraints import form_of
-from outrider.serve.conversation import render
+from outrider.serve.conversation import render, unread_thoughts
 from outrider.serve.exchange import Exchange, make_exchange
+from outrider.serve.ignored import IgnoredFields
 from outrider.serve.logprobs import Namer, chat_logprobs
 from outrider.serve.reader import PlainText, Reader, whole_message
 from outrider.serve.routing import Prompts, choose, model_named
@@ -20,6 +21,7 @@ from outrider.serve.rules import Asked
 from outrider.serve.schema.chat import ChatBody, ToolChoice
 from outrider.serve.served import Served, ServerState
 from outrider.serve.tools import ToolUse, tool_use
+from outrider.serve.usage import no_usage
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
@@ -33,7 +35,7 @@ class Chat:
         self._choices = [Choice(number, body, exchange.served, use) for number in range(len(exchange.requests))]
 
     @classmethod
-    async def prepared(cls, state: ServerState, body: ChatBody) -> Chat:
+    async def prepared(cls, state: ServerState, body: ChatBody, ignored: IgnoredFields) -> Chat:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
         form = form_of(body)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
@@ -56,10 +58,12 @@ class Chat:
         asked = Asked(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
         route = await choose(state, asked, body.num_choices, read)
         use = use_of(route.served)
+        ignored.add(unread_thoughts(body.messages, route.served))
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:
-            room = max(1, route.served.engine.context - len(prompt))
-            return body.sampling(max_tokens=min(body.limit or room, room), logprobs=body.num_logprobs, choice=answer)
+            room, defaults = max(1, route.served.engine.context - len(prompt)), route.served.engine.sampling_defaults.values
+            longest = min(body.limit or defaults.get("max_tokens") or room, room)
+            return body.sampling(defaults, max_tokens=longest, logprobs=body.num_logprobs, choice=answer)
 
         if use is not None and use.spec is not None and body.allowed_token_ids is not None:
             raise RequestError("allowed_token_ids beside enforced tools may leave no token to say: give one of them")
@@ -88,13 +92,14 @@ class Chat:
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
         head = self._exchange.head(CHUNK)
-        for choice in self._choices:
-            first = {**head, "choices": [choice.opening()]}
+        usage = self._exchange.usage_so_far if self._body.continuous_usage else no_usage
+        for number, choice in enumerate(self._choices):
+            first = {**head, "choices": [choice.opening()], **usage(number)}
             yield {**first, "prompt_token_ids": self._exchange.prompts[0]} if self._body.return_token_ids else first
         async with aclosing(updates):
             async for number, update in updates:
                 for delta in self._choices[number].deltas(update):
-                    yield {**head, "choices": [delta]}
+                    yield {**head, "choices": [delta], **usage(number)}
         if self._body.include_usage:
             yield {**head, "choices": [], **self._exchange.bill()}
 

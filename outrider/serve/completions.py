@@ -17,6 +17,7 @@ from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import Asked
 from outrider.serve.schema.completion import CompletionBody
 from outrider.serve.served import Served, ServerState
+from outrider.serve.usage import no_usage, so_far
 
 KIND = "text_completion"
 
@@ -46,7 +47,9 @@ class Completion:
         wants = body.logprobs if not body.is_ranked else body.logprobs or 0  # ranking needs the tokens' own
 
         def params(answer: int, prompt: list[int]) -> SamplingParams:
-            return body.sampling(max_tokens=max(1, body.limit), logprobs=wants, choice=answer)
+            defaults = route.served.engine.sampling_defaults.values
+            longest = defaults.get("max_tokens", body.limit) if body.max_tokens is None else max(1, body.limit)
+            return body.sampling(defaults, max_tokens=longest, logprobs=wants, choice=answer)
 
         exchange = await make_exchange(
             "cmpl", body, route, body.num_generated, params, state.settings.request_timeout_s,
@@ -82,12 +85,17 @@ class Completion:
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
         head = self._exchange.head(KIND)
+        usage = self._so_far if self._body.continuous_usage else no_usage
         async with aclosing(updates):
             async for number, update in updates:
                 if self._choices[number].shows(update):
-                    yield {**head, "choices": [self._choices[number].render(update)]}
+                    yield {**head, "choices": [self._choices[number].render(update)], **usage(number)}
         if self._body.include_usage:
             yield {**head, "choices": [], **self._bill()}
+
+    def _so_far(self, number: int) -> dict[str, Any]:
+        prompt = self._exchange.prompts[self._exchange.prompt_of(number)]
+        return self._exchange.usage_so_far(number) if self._body.limit else so_far(len(prompt), 0)
 
     def _bill(self) -> dict[str, Any]:
         if not self._body.limit:  # the one token that was generated is not the client's

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from outrider.messages import TAKEN, as_turn, reads
 from outrider.serve.errors import ApiError
-from outrider.serve.schema.messages import Message, TemplateFields
+from outrider.serve.schema.base import UnknownField
+from outrider.serve.schema.messages import REASONING, Message, TemplateFields
 from outrider.serve.served import Served
 from outrider.serve.texts import Texts
-
-TAKEN = frozenset((  # set here, some by fields of their own: in `chat_template_kwargs` they would be ignored
-    "messages", "tools", "tokenize", "return_dict", "conversation", "chat_template", "add_generation_prompt",
-    "continue_final_message",
-))  # fmt: skip
 
 
 async def render(
@@ -42,23 +38,30 @@ async def render(
 
 def _check_known(texts: Texts, name: str, model: str, param: str | None = None) -> None:
     """A variable that the template never reads would be accepted and ignored."""
-    if not re.search(rf"\b{re.escape(name)}\b", texts.chat_template or ""):  # 'thinking' is not 'enable_thinking'
+    if not reads(texts.chat_template or "", name):
         raise ApiError(f"the chat template of '{model}' knows no '{name}'", param=param or name)
 
 
 def _turn(message: Message, texts: Texts) -> dict[str, Any]:
-    """One message for the template."""
+    """One message for the template, thoughts included where it shows them."""
     turn = message.plain()
-    if turn["role"] == "developer" and "developer" not in (texts.chat_template or ""):
-        turn["role"] = "system"  # OpenAI's newer name for the same
-    for call in turn.get("tool_calls", []):
-        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return turn
+    if turn["role"] == "assistant" and message.thoughts is not None:
+        turn |= dict.fromkeys(_names_of_thoughts(texts), message.thoughts)
+    return as_turn(turn, texts.chat_template or "")
 
 
-def _parsed(arguments: str) -> Any:
-    """Templates write arguments as JSON themselves. Text that is no JSON is left to them as it is."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):  # nested deeper than any arguments are
-        return arguments
+def unread_thoughts(messages: Sequence[Message] | None, served: Served) -> Iterator[UnknownField]:
+    """Fields with thoughts that the model's chat template does not show."""
+    shown = bool(_names_of_thoughts(served.texts))
+    for number, message in enumerate(messages or ()):
+        for name in REASONING:
+            thought = getattr(message, name)
+            if thought and not (shown and message.role == "assistant" and thought == message.thoughts):
+                why = "only texts of assistants are shown" if shown else f"the chat template of '{served.name}' shows none"
+                yield UnknownField(name, f"messages[].{name}", f"messages.{number}.{name}", (), why)
+
+
+def _names_of_thoughts(texts: Texts) -> list[str]:
+    """Under which names the template reads them: as an attribute of a message, or as a text that is looked up in it."""
+    template = texts.chat_template or ""
+    return [name for name in REASONING if re.search(rf"(\.|['\"]){name}\b", template)]

@@ -1,6 +1,6 @@
 """Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and a status that fits.
 
-    400  the request cannot be honoured: unknown field, bad value, prompt too long      invalid_request_error
+    400  the request cannot be honoured: refused field, bad value, prompt too long      invalid_request_error
     401  no key, or a wrong one                                                          invalid_request_error, invalid_api_key
     404  no such model or path          405  wrong method          413  body too large
     429  the queue is full, with Retry-After                                             rate_limit_error

@@ -21,7 +21,7 @@ from outrider.serve.schema.prediction import Prediction
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.schema.speculation import SpeculationFields
 from outrider.serve.served import Served
-from outrider.serve.usage import Cost, metrics, usage
+from outrider.serve.usage import Cost, metrics, so_far, usage
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.serve")
@@ -41,6 +41,7 @@ class Exchange:
     costs: list[Cost] = field(default_factory=list)  # of finished answers
     _bridge: Bridge | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    _num_tokens: dict[int, int] = field(default_factory=dict)  # by answer, of what it has so far
 
     def prompt_of(self, number: int) -> int:
         return number // self.num_answers
@@ -65,10 +66,10 @@ class Exchange:
 
     async def updates(self, bridge: Bridge) -> AsyncGenerator[tuple[int, Update], None]:
         """(number of the answer, update), as they come; what they cost is noted."""
-        num_tokens, num_plain = [0] * len(self.requests), [0] * len(self.requests)
+        num_tokens, num_plain = self._num_tokens, [0] * len(self.requests)
         try:
             async for number, update in bridge.updates():
-                num_tokens[number] += len(update.token_ids)
+                num_tokens[number] = num_tokens.get(number, 0) + len(update.token_ids)
                 num_plain[number] += update.origins.count("plain")
                 if update.finish is not None:
                     check(update.finish)
@@ -83,6 +84,10 @@ class Exchange:
             "id": self.id, "object": kind, "created": self.created, "model": self.served.name,
             "system_fingerprint": f"outrider-{__version__}",
         }  # fmt: skip
+
+    def usage_so_far(self, number: int) -> dict[str, Any]:
+        """Of one answer: vLLM's `continuous_usage_stats`."""
+        return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
 
     def bill(self) -> dict[str, Any]:
         """`usage` and `metrics`, once everything has finished."""

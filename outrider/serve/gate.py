@@ -1,5 +1,5 @@
-"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer is counted, and a
-refusal logged.
+"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer is counted, names the
+fields that were ignored, and a refusal is logged.
 
 Plain ASGI, so that streams pass through untouched and a client's leaving is noticed.
 """
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.serve.errors import SERVER, ApiError
+from outrider.serve.ignored import header_of
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.refusals import answer
 
@@ -104,6 +105,7 @@ class _Counting:
             self.begun = True
             self._metrics.answered(route, message["status"])
             self._tell(message["status"])
+            message = {**message, "headers": [*message.get("headers", ()), *header_of(self._scope)]}
         await self._send(message)
 
     def _tell(self, status: int) -> None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from outrider.serve.chat import Chat
 from outrider.serve.completions import Completion
 from outrider.serve.departure import unless_gone
+from outrider.serve.ignored import ignored_fields
 from outrider.serve.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.completion import CompletionBody
@@ -18,7 +19,7 @@ from outrider.serve.sse import EventStream, dumped
 
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "A field is unknown, wrong or not supported."},
+    400: {"model": ErrorAnswer, "description": "A field is wrong, or asks for what this server cannot do."},
     401: {"model": ErrorAnswer, "description": "No API key, or a wrong one."},
     404: {"model": ErrorAnswer, "description": "No such model."},
     413: {"model": ErrorAnswer, "description": "The body is too large."},
@@ -34,12 +35,14 @@ def generating_routes(state: ServerState) -> APIRouter:
     @router.post("/v1/completions", responses={200: {"model": CompletionAnswer, "content": STREAM}}, response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue texts. With `stream`, server-sent events."""
+        ignored_fields(request, state.ignored, body)
         return await _answer(await Completion.prepared(state, body), bool(body.stream), request)
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer, "content": STREAM}}, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation. With `stream`, server-sent events."""
-        return await _answer(await Chat.prepared(state, body), bool(body.stream), request)
+        ignored = ignored_fields(request, state.ignored, body)
+        return await _answer(await Chat.prepared(state, body, ignored), bool(body.stream), request)
 
     return router
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from outrider.serve.conversation import render
+from outrider.serve.conversation import render, unread_thoughts
 from outrider.serve.errors import ApiError, unavailable
 from outrider.serve.exchange import check_ids
 from outrider.serve.generating import ERRORS
+from outrider.serve.ignored import ignored_fields
 from outrider.serve.routing import check_open, model_named
 from outrider.serve.schema.answers import ErrorAnswer, Health, ModelCard, ModelList, Ready, Version
 from outrider.serve.schema.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
@@ -35,16 +36,19 @@ def information_routes(state: ServerState) -> APIRouter:
         return _card(state, model_named(state, model))
 
     @router.post("/tokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
-    async def tokenize(body: TokenizeBody) -> TokenizeAnswer:
+    async def tokenize(body: TokenizeBody, request: Request) -> TokenizeAnswer:
         """Token ids of a text or of a conversation."""
+        ignored = ignored_fields(request, state.ignored, body)
         served = _served(state, body.model)
+        ignored.add(unread_thoughts(body.messages, served))
         tokens = await _tokens(served, body)
         names = [served.texts.bytes.text(token) for token in tokens] if body.return_token_strs else None
         return TokenizeAnswer(count=len(tokens), max_model_len=served.engine.context, tokens=tokens, token_strs=names)
 
     @router.post("/detokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
-    async def detokenize(body: DetokenizeBody) -> DetokenizeAnswer:
+    async def detokenize(body: DetokenizeBody, request: Request) -> DetokenizeAnswer:
         """The text of token ids."""
+        ignored_fields(request, state.ignored, body)
         served = _served(state, body.model)
         check_ids(body.tokens, served, "tokens")
         return DetokenizeAnswer(prompt=served.texts.decode(body.tokens))

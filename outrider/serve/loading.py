@@ -33,7 +33,7 @@ def _load(
 ) -> Serves:
     engine = make_engine(
         model.options, model.engine, extra_drafters=model.extra_drafters, allow_lossy=model.allow_lossy,
-        observer=monitoring.observer(model.name), name=model.name, status=status,
+        observer=monitoring.observer(model.name), name=model.name, generation_config=model.generation_config, status=status,
     )  # fmt: skip
     engine.start()
     started.append(engine)

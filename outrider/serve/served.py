@@ -9,6 +9,8 @@ from typing import Protocol
 from outrider.engine.observer import EngineSnapshot
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
+from outrider.models.generation_config import SamplingDefaults
+from outrider.serve.ignored import IgnoredLog
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.rules import Rule
 from outrider.serve.selftest import SelfTest, Tested
@@ -27,6 +29,9 @@ class Serves(Tested, Protocol):
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults: ...
 
     def check_room(self, count: int) -> None: ...
 
@@ -74,6 +79,10 @@ class ServerState:
     self_tests: dict[str, SelfTest] = field(default_factory=dict)  # by model, of those that were made
     loading: bool = True
     draining: bool = False
+    ignored: IgnoredLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ignored = IgnoredLog(is_strict=self.settings.strict)
 
     def serve(self, engines: Sequence[Serves], created: int) -> None:
         """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from outrider.build import Options
 from outrider.engine.settings import EngineSettings
 from outrider.errors import ConfigError, did_you_mean
+from outrider.models.generation_config import checked_choice
 from outrider.serve.rules import Rule
 
 MIB = 1 << 20
@@ -23,6 +24,7 @@ class ServedModel:
     engine: EngineSettings = field(default_factory=EngineSettings)
     extra_drafters: tuple[str, ...] = ()  # others that a request may ask for
     allow_lossy: tuple[str, ...] = ()  # lossy verifiers that a request may ask for
+    generation_config: str = "auto"  # where sampling defaults come from: the model's own file, "none", or a folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class ServerSettings:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     max_body_bytes: int = 8 * MIB
+    strict: bool = False  # refuse fields that have no effect, instead of naming them
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
     hang_timeout_s: float = 60.0  # longest a busy engine may not come round and be called healthy; 0: for ever
@@ -77,6 +80,8 @@ class ServerSettings:
                 raise ConfigError(f"a route for '{rule.model}', which is no model here, must say which one answers: to = ...")
 
     def _check_files(self) -> None:
+        for model in self.models:
+            checked_choice(model.generation_config)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both: --ssl-certfile and --ssl-keyfile")
         for file in (self.ssl_certfile, self.ssl_keyfile):

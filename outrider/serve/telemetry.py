@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Listener, Request
+from outrider.models.generation_config import SamplingDefaults
 from outrider.serve.served import Serves
 from outrider.serve.tracing import Tracing
 from outrider.serve.traffic import TrafficLog
@@ -130,6 +131,10 @@ class Traced:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return self._engine.eos_token_ids
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self._engine.sampling_defaults
 
     @property
     def drafters(self) -> list[str]:

@@ -28,13 +28,13 @@ def of_request(request: Request, model_name: str) -> Attributes:
         "gen_ai.request.model": model_name,
         "gen_ai.response.model": model_name,
         "gen_ai.response.id": request.id,
-        "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
         "outrider.speculation.mode": speculation.mode,
         "outrider.priority": request.priority,
     }
     optional = {
+        "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.seed": params.seed,
         "gen_ai.request.top_k": params.top_k if params.top_k > 0 else None,
         "gen_ai.request.frequency_penalty": params.frequency_penalty or None,

@@ -40,6 +40,20 @@ def usage(costs: Sequence[Cost], predicted: Sequence[Cost] | None = None) -> dic
     }
 
 
+def so_far(num_prompt: int, num_completion: int) -> dict[str, Any]:
+    """`usage` of one answer in the middle of its stream; what is cached is known at the end."""
+    return {
+        "usage": {
+            "prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": num_prompt + num_completion,
+        }
+    }  # fmt: skip
+
+
+def no_usage(number: int) -> dict[str, Any]:
+    """What a chunk of answer `number` says where only the last chunk tells the usage, or none."""
+    return {}
+
+
 def _prediction(stats: DecodeStats) -> dict[str, int]:
     """All drafts were read from the prediction. A token that was drafted in vain twice counts twice. These are not among the
     answer's tokens; OpenAI charges them as if they were."""

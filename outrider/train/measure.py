@@ -15,7 +15,7 @@ from outrider.errors import OutriderError
 from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, usable_temperature
 from outrider.stats import DecodeStats
 from outrider.train.result import Measured
 from outrider.train.texts import Text
@@ -30,6 +30,9 @@ class MeasurePlan:
     max_new_tokens: int = 128
     batch_size: int = 4
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperatures", tuple(map(usable_temperature, self.temperatures)))
 
 
 def measure(

@@ -117,7 +117,8 @@ def regenerate(
     for start in range(0, len(todo), size):
         chunk = todo[start : start + size]
         params = [_params(plan, place, prompt) for place, _, prompt in chunk]
-        for (_, name, prompt), done in zip(chunk, llm.generate([p.tokens for *_, p in chunk], params), strict=True):
+        fed = [{"prompt_token_ids": prompt.tokens} for *_, prompt in chunk]
+        for (_, name, prompt), done in zip(chunk, llm.generate(fed, params), strict=True):
             file.add(Text(name, prompt.tokens, done.token_ids, prompt.request.task))
         progress.advance(len(chunk))
     return [file.texts[name] for _, name, _ in jobs]
@@ -125,7 +126,7 @@ def regenerate(
 
 def _params(plan: ResponsePlan, place: int, prompt: Prompt) -> SamplingParams:
     params = plan.params(place)
-    return replace(params, max_tokens=min(params.max_tokens, prompt.max_tokens))
+    return replace(params, max_tokens=params.limit(prompt.max_tokens))
 
 
 def read_responses(

@@ -277,8 +277,8 @@ def test_impossible_combinations(good: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.5), ("top_k", -2), ("min_p", 2),
-        ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3), ("max_tokens", 0), ("seed", -1),
+        ("temperature", -1), ("temperature", float("nan")), ("top_p", -0.1), ("top_p", 1.5), ("top_k", -2), ("min_p", 2),
+        ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3), ("max_tokens", 0), ("seed", 2**64),
         ("stop", [""]), ("stop_token_ids", [-1]), ("allowed_token_ids", []), ("logprobs", -1), ("logit_bias", {1: "x"}),
     ],
 )  # fmt: skip

@@ -247,7 +247,7 @@ def running(address: str) -> float:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"extra_body": {"temprature": 1}}, "temperature"),
+        ({"extra_body": {"max_new_tokens": 1}}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"extra_body": {"speculation": {"mode": "sometimes"}}}, "mode"),
         ({"extra_body": {"speculation": {"drafter": "nobody"}}}, "nobody"),

@@ -53,7 +53,7 @@ def gather(
     Raises ConfigError where one of them does not fit into `context` together with its answer (with `on_bad="skip"`: where none
     does; later ones then take its place), and for context lengths that the model does not hold.
     """
-    most = plan.sampling.max_tokens
+    most = plan.sampling.required_max_tokens
     if plan.context_lengths and max(plan.context_lengths) + most > context:
         raise ConfigError(
             f"context length {max(plan.context_lengths)} and {most} new tokens are more than the {context} tokens that the model "

@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.errors import ConfigError
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, usable_temperature
 
 COUPLED = "gumbel"  # the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
 GOES_ON_BY = ("rounds", "max_rounds", "budget_s", "precision")  # what a resumed run may change
@@ -64,6 +64,7 @@ class Plan:
         for name, values in (("temperature", self.temperatures), ("batch size", self.batch_sizes)):
             if not values:
                 raise ConfigError(f"give at least one {name}")
+        object.__setattr__(self, "temperatures", tuple(map(usable_temperature, self.temperatures)))
         _check_above("batch sizes", min(self.batch_sizes), 1)
         _check_above("context lengths", min(self.context_lengths, default=2), 2)
         if self.grid and (len(set(self.batch_sizes)) < 2 or not self.context_lengths):

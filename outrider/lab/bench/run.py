@@ -86,7 +86,8 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
     assert state.ended_by is not None
     return Cell(
         task=place.task, temperature=place.temperature, batch_size=place.batch_size, context=place.context, prompt_ids=ids,
-        mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids), max_new_tokens=plan.sampling.max_tokens,
+        mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids),
+        max_new_tokens=plan.sampling.required_max_tokens,
         rounds=state.rounds, ended_by=state.ended_by, prompts_for_precision=state.prompts_needed, seconds=state.seconds,
         failures={labels[number]: reason for number, reason in state.failures.items()},
         configurations=found, runs=[run_line(note) for note in state.notes],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError
@@ -49,14 +49,14 @@ class CertifyPlan:
     @property
     def drawing(self) -> SamplingParams:
         """Options of the sampled sections: greedy text has no law, so there they are at temperature 1."""
-        return replace(self.sampling, temperature=1.0) if self.sampling.is_greedy else self.sampling
+        return self.sampling.drawn() if self.sampling.is_greedy else self.sampling
 
 
 def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[list[int]]:
     """Prompts as the target reads them. Raises ConfigError where one does not fit the context together with its answer."""
     tokenizer = subject.built.target.tokenizer
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    most = plan.sampling.max_tokens
+    most = plan.sampling.required_max_tokens
     prepared = prepare(workload, tokenizer, context=subject.built.context, max_tokens=most, chat_template=has_template)
     return [prompt.tokens for prompt in prepared.prompts]
 
@@ -99,7 +99,7 @@ def certify(
         text, first, sampled, same = _lossy(text), _no_first_token(), _no_law(plan), not_claimed(NOT_CERTIFIED)
     result = CertifyResult(
         command=command, verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
-        workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.max_tokens, seed=plan.seed,
+        workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
         exact_law=exact, first_token=first, greedy=text, sampled_law=sampled, invariance=same,
         notes=_notes(subject, workload, plan, sampled), elapsed_s=time.perf_counter() - began,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.grammar import Grammars, Spec
 from outrider.kv import KVCache
 from outrider.lab.certify.enumerate import UnsoundError
-from outrider.llm import LLM, Prompt
+from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
 from outrider.rows import Row, Rows
 from outrider.sampling.constraint import Constraint
@@ -133,7 +133,7 @@ class Subject:
         """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at a time."""
         options = replace(self.built.options, max_num_seqs=together)
         llm = _ConstrainedLLM.of(self, replace(self.built, decoder=decoder, options=options))
-        done = llm.generate(list(prompts), list(params))
+        done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params))
         return [completion.token_ids for completion in done]
 
     def row(self, number: int, tokens: list[int], num_prompt: int, params: SamplingParams, seed: int, room: int) -> Row:
@@ -188,8 +188,10 @@ class _ConstrainedLLM(LLM):
         llm._subject = subject
         return llm
 
-    def _row(self, number: int, prompt: Prompt, params: SamplingParams, *, streaming: bool) -> Row:
-        row = super()._row(number, prompt, params, streaming=streaming)
+    def _row(
+        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "prompt 0"
+    ) -> Row:
+        row = super()._row(number, prompt, params, streaming=streaming, called=called)
         row.constraint = self._subject.constraint([], params)
         return row
 

@@ -65,7 +65,7 @@ class Texts:
         prompts, params = [self.prompts[n] for n in numbers], [self.params[n] for n in numbers]
         comparison = way.decoder.watch = Comparison(wanted, {})
         if way.beside_sampled:
-            prompts, params = [*prompts, prompts[0]], [*params, replace(params[0], temperature=1.0, seed=numbers[0])]
+            prompts, params = [*prompts, prompts[0]], [*params, replace(params[0].drawn(), seed=numbers[0])]
         texts = self.subject.texts(way.decoder, prompts, params, together=len(prompts))[: len(numbers)]
         way.decoder.watch = None
         comparison.finish(texts)

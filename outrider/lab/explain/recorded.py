@@ -68,14 +68,14 @@ def finished_text(contender: Contender, question: Question, recording: Recording
     """What was said, and how."""
     return FinishedText(
         prompt=list(question.tokens), output=recording.output, params=params,
-        limit=min(contender.built.context - len(question.tokens), params.max_tokens), seed=recording.seed,
+        limit=params.limit(contender.built.context - len(question.tokens)), seed=recording.seed,
         coupled=contender.built.decoder.verifier.coupled, step_lengths=[step.taken for step in recording.steps],
     )  # fmt: skip
 
 
 def params_of(params: SamplingParams, question: Question, number: int) -> SamplingParams:
     """Of the number-th prompt: each sampled one has a seed of its own."""
-    most = params.max_tokens if question.max_tokens is None else min(params.max_tokens, question.max_tokens)
+    most = params.max_tokens if question.max_tokens is None else params.limit(question.max_tokens)
     if params.is_greedy or params.seed is None:
         return replace(params, max_tokens=most)
     return replace(params, max_tokens=most, seed=(params.seed + number) % 2**64)

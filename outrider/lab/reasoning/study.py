@@ -43,7 +43,7 @@ from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.machine import versions
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, usable_temperature
 
 COST_PROBLEMS = 10  # whose prompts steps are timed on
 USUAL = (2, 5, 8)  # draft lengths
@@ -76,6 +76,7 @@ class StudyPlan:
         for what, limit in (("the budget", self.budget_s), ("max_other_cpu", self.max_other_cpu)):
             if not limit > 0:
                 raise ConfigError(f"{what} must be more than 0, got {limit:g}")
+        object.__setattr__(self, "temperatures", tuple(map(usable_temperature, self.temperatures)))
         if not self.temperatures or len(set(self.temperatures)) < len(self.temperatures):
             raise ConfigError(f"give one or several different temperatures, got {list(self.temperatures)}")
         for temperature in self.temperatures:

@@ -145,7 +145,7 @@ class _Run:
         number = max(self._options.warmup, at_once) if self._options.warmup else 0
         requests = [_lukewarm(self._requests[place % len(self._requests)]) for place in range(number)]
         options = salt.salted(server.info.engine, self._options)
-        sampling = replace(options.sampling, max_tokens=min(options.sampling.max_tokens, WARMUP_TOKENS))
+        sampling = replace(options.sampling, max_tokens=options.sampling.limit(WARMUP_TOKENS))
         options = replace(options, sampling=sampling)
         cold, received = await server.reading(), 0
         for start in range(0, number, at_once):

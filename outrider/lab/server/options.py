@@ -44,6 +44,8 @@ class LoadOptions:
             raise ConfigError("the timeout is more than 0 s, warm-up and settling time are not negative")
         if self.api not in ("auto", "chat", "completions"):
             raise ConfigError(f"the API is auto, chat or completions; got '{self.api}'")
+        if self.sampling.max_tokens is None or self.sampling.n != 1:
+            raise ConfigError("what is measured has a length and one answer: max_tokens must be a number, n must be 1")
         if self.sampling.logprobs is not None:
             raise ConfigError("logprobs are not asked of a server that is measured: they cost time and nothing here reads them")
         if taken := [name for name in OURS if self.extra.get(name) is not None]:
@@ -63,7 +65,7 @@ class LoadOptions:
         asked = {one.name: getattr(self.sampling, one.name) for one in fields(SamplingParams)}
         sampling = {name: value for name, value in asked.items() if name in ALWAYS or value != getattr(defaults, name)}
         if request.max_tokens is not None:
-            sampling["max_tokens"] = min(request.max_tokens, self.sampling.max_tokens)
+            sampling["max_tokens"] = self.sampling.limit(request.max_tokens)
         body = {
             "model": model, **content, **sampling, "stream": True, "stream_options": {"include_usage": True}, **self.extra,
         }  # fmt: skip

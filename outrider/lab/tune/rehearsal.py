@@ -165,8 +165,8 @@ class RehearsedContender:
         world, began, done = self._world, self._world.now, 0
         steps: list[Step] = []
         world.tick(3 * PLAIN_S)  # the prompt
-        coins = world.coins(self.configuration.drafter, prompt[0], params.max_tokens)
-        while done < params.max_tokens:
+        coins = world.coins(self.configuration.drafter, prompt[0], params.required_max_tokens)
+        while done < params.required_max_tokens:
             step = self._step(done, len(steps), float(world.prompts[prompt[0]]), coins)
             steps.append(step)
             done += step.taken

@@ -90,7 +90,8 @@ def run_tune(
     status(f"{sizes}; {len(probe)} prompts to probe, {len(confirm)} to confirm")
     found = Tuner(runner, space, plan, journal, progress or Quiet()).run()
     tried = Tried(
-        temperature=request.sampling.temperature, max_new_tokens=request.sampling.max_tokens, batch_size=request.batch_size,
+        temperature=request.sampling.temperature, max_new_tokens=request.sampling.required_max_tokens,
+        batch_size=request.batch_size,
         probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
         target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
@@ -130,7 +131,7 @@ def gather_samples(
     workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
 ) -> tuple[list[Sample], list[str]]:
     """The first `request.prompts` of every task, as token ids, each with its seed. Raises ConfigError as `prepare` does."""
-    most = request.sampling.max_tokens
+    most = request.sampling.required_max_tokens
     chosen = replace(workload, requests=tuple(firsts(workload.requests, request.prompts)))
     prepared = prepare(
         chosen, runner.tokenizer, context=runner.context, max_tokens=most, on_bad=on_bad, chat_template=chat_template

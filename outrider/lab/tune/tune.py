@@ -262,7 +262,7 @@ class Tuner:
 
 def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:
     """Forecast of running plain decoding and every member on every prompt."""
-    tokens = sum(sample.params.max_tokens for sample in (*plan.probe, *plan.confirm))
+    tokens = sum(sample.params.required_max_tokens for sample in (*plan.probe, *plan.confirm))
     base = plain_tokens_per_s(found.plain, plan.batch_size)
     return sum(1 / speedup for speedup in {PLAIN: 1.0, **found.overall}.values()) * tokens / base if base else 0.0
 

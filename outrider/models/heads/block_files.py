@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, did_you_mean
 from outrider.models.derive import weight_of
 from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.tensors import HeadTensors, read_config, write_head
+from outrider.models.heads.tensors import HeadTensors, write_head
 from outrider.models.signals import AFTER_NORM
 
 KIND = "a block head (DFlash, DSpark)"
@@ -59,14 +59,6 @@ def _fitted(
     weights = {name: files.take(name, *tensor.shape) for name, tensor in head.state_dict().items()}
     files.finish(KIND)
     return head, weights
-
-
-def block_signals(folder: Path | str, num_target_layers: int) -> tuple[int, ...]:
-    """The target's states that a head reads, by the keys of `models/signals.py`. Raises CheckpointError."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise CheckpointError(f"no folder with a block head at '{folder}'")
-    return _target_layers(_Values(read_config(folder), f"head '{folder}'"), num_target_layers)
 
 
 def save_block(head: BlockHead, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -23,7 +23,7 @@ from transformers import LlamaConfig
 
 from outrider.errors import CheckpointError
 from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
-from outrider.models.heads.tensors import HeadTensors, read_config, write_head
+from outrider.models.heads.tensors import HeadTensors, write_head
 from outrider.models.signals import AFTER_NORM
 
 NAMES: dict[Kind, str] = {"eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head"}
@@ -52,13 +52,6 @@ def default_signals(num_layers: int) -> tuple[int, ...]:
     if num_layers >= 7:
         return 2, num_layers // 2, num_layers - 3
     return tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))
-
-
-def head_signals(folder: Path | str, kind: Kind, target: TargetSizes) -> tuple[int, ...]:
-    """`EagleConfig.signals`, from config.json alone. Raises CheckpointError."""
-    if not Path(folder).is_dir():
-        raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds {NAMES[kind]}'s weights.")
-    return _signals(read_config(Path(folder)), kind, target, f"head '{folder}'")
 
 
 def load_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:

@@ -39,7 +39,7 @@ class Usage(Part):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None = None  # left out before the end of a stream
     completion_tokens_details: CompletionTokensDetails | None = None
 
 

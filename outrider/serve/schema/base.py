@@ -1,21 +1,25 @@
-"""What all request bodies share: nothing unknown, nothing converted, and refusals that name the field.
+"""What all request bodies share: nothing converted, refusals that name the field, and unknown fields kept apart.
 
-A body says which fields of other servers it refuses, and why (`refused`): a field is honoured or refused by name, never
-accepted and ignored. `null` is the same as leaving a field out.
+A body says which fields of other servers it refuses, and why (`refused`). A field that nobody here knows, or that has no effect
+(`without_effect`), is collected by `take_unknown`, so that it can be named or, by a strict server, refused. `null` is the same
+as leaving a field out, at every depth, and 16.0 the same as 16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from outrider.errors import did_you_mean
+from outrider.errors import did_you_mean, nearest
 from outrider.wellformed import is_text
 
-SHOWN = 60  # characters of a wrong value in a message
+SHOWN = 60  # characters of a wrong value or name in a message
+LISTS = 2  # inside one another: `prompt` takes lists of lists of token ids
+LOOKED_AT = 16  # unknown names that are compared with what is missing: a body may hold a hundred thousand
 
 
 def refusal(param: str, message: str) -> PydanticCustomError:
@@ -23,42 +27,117 @@ def refusal(param: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message, "param": param})
 
 
+@dataclass(frozen=True)
+class UnknownField:
+    """A field that was sent and has no effect."""
+
+    name: str
+    path: str  # "messages[].cache_control"
+    param: str  # "messages.0.cache_control"
+    known: tuple[str, ...]  # names that it may be a misspelling of
+    why: str | None = None  # it has no effect; None: it is unknown
+
+    @property
+    def message(self) -> str:
+        """For a strict server's refusal."""
+        if self.why is not None:
+            return f"'{self.name[:SHOWN]}' has no effect here: {self.why}"
+        return f"unknown field '{self.name[:SHOWN]}'.{did_you_mean(self.name[:SHOWN], self.known)}"
+
+
 class Body(BaseModel):
     """Base of all request bodies and of the objects inside them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    refused: ClassVar[dict[str, str]] = {}  # fields of OpenAI's or vLLM's schema -> why not here
+    refused: ClassVar[dict[str, str]] = {}  # fields that would change the answer, of OpenAI's or others' schema -> why not here
     only: ClassVar[dict[str, tuple[Any, ...]]] = {}  # fields with but some of their values -> those
+    without_effect: ClassVar[dict[str, str]] = {}  # fields that change nothing here -> why
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}  # of those refused or without effect: values that ask for nothing
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kept = {}
+        known = cls.names()
+        kept, unknown = {}, []
         for name, value in data.items():
+            value = _whole(value, LISTS)
+            if value is None or _is_one_of(value, cls.neutral.get(name, ())):
+                continue
             if name in cls.refused:
-                if value is not None:
-                    raise refusal(name, f"'{name}' is not supported: {cls.refused[name]}")
-            elif name in cls.only:
-                if value is not None and not _is_one_of(value, cls.only[name]):
+                raise refusal(name, f"'{name}' is not supported: {cls.refused[name]}")
+            if name in cls.only:
+                if not _is_one_of(value, cls.only[name]):
                     allowed = " or ".join(map(_json, cls.only[name]))
                     raise refusal(name, f"'{name}' can only be {allowed} here, got {_json(value)}")
-            elif name not in (known := [field.alias or own for own, field in cls.model_fields.items()]):
-                raise refusal(name, f"unknown field '{name}'.{did_you_mean(name, known)}")
+                continue
+            if name not in known:
+                unknown.append(name)
             elif not _is_text(value):
                 raise refusal(name, f"'{name}' is no valid text: it has half a surrogate pair")
-            else:
-                kept[name] = value
+            kept[name] = value
+        cls._check_unknown(unknown, kept)
         return kept
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The fields' names, as they are sent."""
+        return tuple(field.alias or own for own, field in cls.model_fields.items())
+
+    @classmethod
+    def _check_unknown(cls, unknown: Sequence[str], kept: dict[str, Any]) -> None:
+        """Refuse what cannot be an extra of some client: any field where none may be added, and a misspelt required one."""
+        required = [field.alias or own for own, field in cls.model_fields.items() if field.is_required()]
+        missing = [name for name in required if name not in kept]
+        for name in unknown[:LOOKED_AT]:
+            if cls.model_config["extra"] == "forbid" or nearest(name[:SHOWN], missing):
+                raise refusal(name[:SHOWN], f"unknown field '{name[:SHOWN]}'.{did_you_mean(name[:SHOWN], cls.names())}")
+
+    def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
+        """Fields without effect here and in all objects inside, removed: what reads the body afterwards never sees them."""
+        known = type(self).names()
+        extra = self.__pydantic_extra__ or {}
+        names = list(extra)
+        extra.clear()
+        for name in names:
+            yield UnknownField(name, path + name, param + name, known, self.without_effect.get(name))
+        for own, field in type(self).model_fields.items():
+            name, value = field.alias or own, getattr(self, own)
+            if isinstance(value, Body):
+                yield from value.take_unknown(f"{path}{name}.", f"{param}{name}.")
+            elif isinstance(value, list):
+                for number, item in enumerate(value):
+                    if isinstance(item, Body):
+                        yield from item.take_unknown(f"{path}{name}[].", f"{param}{name}.{number}.")
+
+
+def _present(value: Any) -> Any:
+    """An object with names that are the client's own, without those that are null."""
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+PRESENT = BeforeValidator(_present)
+
+
+def _whole(value: Any, depth: int) -> Any:
+    """JSON has one kind of number: what is written 16.0 is the whole number 16, also inside lists, `depth` of them at most."""
+    if isinstance(value, list) and depth:
+        return [_whole(one, depth - 1) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_text(value: Any) -> bool:
     """JSON can escape one half of a pair, which is no character and which no tokenizer takes. Objects check themselves."""
-    if isinstance(value, list):
-        return all(map(_is_text, value))
-    return not isinstance(value, str) or is_text(value)
+    left = [value]
+    while left:  # no recursion: a client may send lists in lists, a thousand deep
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, str) and not is_text(one):
+            return False
+    return True
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from outrider.serve.schema.base import Body, refusal
+from outrider.serve.schema.foreign import NEUTRAL, REFUSED
 from outrider.serve.schema.messages import TEXT_ONLY, Message, TemplateFields
-from outrider.serve.schema.sampling import MAX_LOGPROBS, REFUSED, GenerationFields
+from outrider.serve.schema.sampling import MAX_LOGPROBS, GenerationFields
 
 
 class Function(Body):
@@ -55,7 +56,9 @@ class ChatBody(GenerationFields, TemplateFields):
 
     messages: list[Message] | None = None
     max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="Default: as much as the context holds.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="Default: generation_config.json's max_new_tokens, else as much as the context holds."
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -80,15 +83,20 @@ class ChatBody(GenerationFields, TemplateFields):
         "prompt": "it belongs to /v1/completions; use 'messages' here",
         "suffix": "it belongs to /v1/completions",
         "prompt_logprobs": "it belongs to /v1/completions here",
+        "instructions": "put it into 'messages', with the role system",
+        "system": "put it into 'messages', with the role system",
+        "system_prompt": "put it into 'messages', with the role system",
+        "safe_prompt": "put it into 'messages', with the role system",
+        "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
     }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **NEUTRAL, **TemplateFields.neutral,
+        "best_of": (1,), "echo": (False,), "suffix": ("",), "safe_prompt": (False,), "reasoning": ({},),
+    }  # fmt: skip
     only: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.only,
         "add_special_tokens": (False,),  # the template writes them
         "modalities": (["text"],),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "verbosity": ("medium",),
-        "prompt_cache_retention": ("in_memory", "in-memory"),
     }
 
     @model_validator(mode="after")
@@ -97,7 +105,7 @@ class ChatBody(GenerationFields, TemplateFields):
             raise refusal("messages", "give either 'messages' or 'prompt_token_ids'")
         if self.messages is not None and not self.messages:
             raise refusal("messages", "'messages' is empty: there is nothing to answer")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "'top_logprobs' needs logprobs: true")
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise refusal("max_tokens", "'max_tokens' is the older name of 'max_completion_tokens': give one of them")
@@ -108,11 +116,8 @@ class ChatBody(GenerationFields, TemplateFields):
         return self
 
     def _check_tools(self) -> None:
-        if not self.tools:
-            for name in ("tool_choice", "parallel_tool_calls"):
-                value = getattr(self, name)
-                if value is not None and value != "none":
-                    raise refusal(name, f"'{name}' needs 'tools'")
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise refusal("tool_choice", "'tool_choice' needs 'tools'")
         if self.response_format is not None and self.response_format.type == "json_schema":
             wanted = self.response_format.json_schema
             if wanted is None or wanted.json_schema is None:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from outrider.serve.schema.base import refusal
-from outrider.serve.schema.sampling import MAX_CHOICES, MAX_LOGPROBS, REFUSED, GenerationFields
+from outrider.serve.schema.foreign import NEUTRAL, REFUSED
+from outrider.serve.schema.sampling import MAX_CHOICES, MAX_LOGPROBS, GenerationFields
 
 MAX_TOKENS = 16  # OpenAI's default
 MAX_PROMPTS = 2048
@@ -20,7 +21,9 @@ class CompletionBody(GenerationFields):
         None, description="A text, texts, token ids, or lists of token ids."
     )
     suffix: str | None = Field(None, description="What comes after the answer, for models with fill-in-the-middle tokens.")
-    max_tokens: int | None = Field(None, ge=0, description="Default 16. 0 only with echo.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Default: generation_config.json's max_new_tokens, else 16. 0 only with echo."
+    )
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers generated; the n likeliest per token return.")
     echo: bool | None = Field(None, description="The prompt in front of the answer, with its logprobs where asked for.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many alternatives per token.")
@@ -34,7 +37,11 @@ class CompletionBody(GenerationFields):
         "top_logprobs": "it belongs to chat completions; logprobs is a number here",
         "tools": "it belongs to /v1/chat/completions",
         "prompt_embeds": "prompts are text or token ids",
+        "return_full_text": "use 'echo'",
     }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **NEUTRAL, "return_full_text": (False,), "tools": ([],),
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionBody:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.serve.schema.base import Body, refusal
+from outrider.serve.schema.base import PRESENT, Body, refusal
 
 TEXT_ONLY = "this server reads text only"
+GOES_ON = "use 'continue_final_message' in the body"
+REASONING = ("reasoning", "reasoning_content")  # vLLM's two names for what an assistant thought
 
 
 class ContentPart(Body):
@@ -33,7 +35,7 @@ class ContentPart(Body):
 
 class FunctionCall(Body):
     name: str
-    arguments: str = Field(description="JSON, as the model wrote it.")
+    arguments: str = Field("", description="JSON, as the model wrote it; none: the function takes nothing.")
 
 
 class ToolCall(Body):
@@ -52,13 +54,20 @@ class Message(Body):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    reasoning_content: str | None = Field(None, description="What the assistant thought, for templates that show it.")
+    reasoning: JsonValue = Field(None, description="What the assistant thought, as a text, for templates that show it.")
+    reasoning_content: JsonValue = Field(None, description="Older name of reasoning.")
 
-    refused: ClassVar[dict[str, str]] = {"function_call": "use 'tool_calls'", "audio": TEXT_ONLY}
+    refused: ClassVar[dict[str, str]] = {
+        "function_call": "use 'tool_calls'", "audio": TEXT_ONLY, "images": TEXT_ONLY, "prefix": GOES_ON, "partial": GOES_ON,
+    }  # fmt: skip
+    without_effect: ClassVar[dict[str, str]] = {"annotations": "they are about an earlier answer, and not part of its text"}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "images": ([],), "prefix": (False,), "partial": (False,), "annotations": ([],), "tool_calls": ([],),
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal or self.thoughts)):
             raise refusal("content", f"a message of role '{self.role}' needs 'content'")
         if self.tool_calls is not None and self.role != "assistant":
             raise refusal("tool_calls", f"only assistant messages have 'tool_calls', this one is of role '{self.role}'")
@@ -66,9 +75,14 @@ class Message(Body):
             raise refusal("tool_call_id", "a message of role 'tool' needs the 'tool_call_id' it answers")
         return self
 
+    @property
+    def thoughts(self) -> str | None:
+        """What the assistant thought, under either name; some clients keep objects there, which no template reads."""
+        return next((thought for thought in (self.reasoning, self.reasoning_content) if isinstance(thought, str)), None)
+
     def plain(self) -> dict[str, Any]:
-        """As chat templates expect it: content as one text, nothing that was not given."""
-        fields = self.model_dump(exclude_none=True, exclude={"content", "refusal"})
+        """As chat templates expect it: content as one text, nothing that was not given. Thoughts are left to the caller."""
+        fields = self.model_dump(exclude_none=True, exclude={"content", "refusal", *REASONING})
         if isinstance(self.content, list):
             text = "".join(part.text if part.type == "text" else part.refusal or "" for part in self.content)  # type: ignore[misc]
         else:
@@ -81,13 +95,16 @@ class TemplateFields(Body):
 
     add_generation_prompt: bool | None = Field(None, description="Default true: the template opens the answer.")
     continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
-    chat_template_kwargs: dict[str, JsonValue] | None = Field(None, description="Handed to the model's chat template.")
+    chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
+        None, description="Handed to the model's chat template."
+    )
 
     refused: ClassVar[dict[str, str]] = {
         "chat_template": "conversations are rendered with the model's own template",
         "documents": "put them into a message",
         "mm_processor_kwargs": TEXT_ONLY,
     }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"documents": ([],), "mm_processor_kwargs": ({},)}
 
     def check_template(self, messages: list[Message] | None, *more: str) -> None:
         """The two ways to begin an answer exclude each other; where no messages are rendered, fields that say how, and those

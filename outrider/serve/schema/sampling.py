@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from outrider.serve.schema.base import Body
+from outrider.serve.schema.base import PRESENT, Body, refusal
+from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
 from outrider.serve.schema.prediction import Prediction
 from outrider.serve.schema.speculation import SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
 MAX_CHOICES = 128
 MAX_WORDS = 1024  # bad_words and stop: each is looked for at every token, in the thread that decodes for everybody
-REFUSED = {
-    "use_beam_search": "answers are sampled or greedy",
-    "length_penalty": "it belongs to beam search",
-    "truncate_prompt_tokens": "shorten the prompt before sending it",
-    "logits_processors": "use logit_bias, allowed_token_ids or a response format",
-    "cache_salt": "the prefix cache is shared by all requests",
-    "logits_processors_args": "use logit_bias, allowed_token_ids or a response format",
-    "kv_transfer_params": "keys and values stay in this process",
-    "vllm_xargs": "use the field 'speculation' for what is particular to this server",
-}
 
 
 class StreamOptions(Body):
-    include_usage: bool | None = Field(None, description="A last chunk with usage, speculation counts and timing.")
+    """What a stream tells beside the text."""
 
-    refused: ClassVar[dict[str, str]] = {"continuous_usage_stats": "usage comes once, in the last chunk: include_usage"}
+    include_usage: bool | None = Field(None, description="A last chunk with usage, speculation counts and timing.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Every chunk carries the token counts of its answer so far; with include_usage."
+    )
+
     only: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise refusal("continuous_usage_stats", "'continuous_usage_stats' needs include_usage: true")
+        return self
 
 
 class GenerationFields(Body):
@@ -41,14 +43,20 @@ class GenerationFields(Body):
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
-    temperature: float | None = Field(None, ge=0, description="Default 1; 0 is greedy.")
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float | None = Field(
+        None, ge=0, description="Default: the model's generation_config.json, else 1; 0, or below 0.0001, is greedy."
+    )
+    top_p: float | None = Field(
+        None, ge=0, le=1, description="Default: the model's generation_config.json, else 1: off; 0 is greedy."
+    )
     top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
-    logit_bias: dict[str, float] | None = Field(None, description="Token id -> added to its logit, -100 to 100.")
+    logit_bias: Annotated[dict[str, float], PRESENT] | None = Field(
+        None, description="Token id -> added to its logit, -100 to 100."
+    )
     allowed_token_ids: list[int] | None = Field(None, description="No other token may be said.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text; answer i of n uses seed + i.")
     stop: str | Annotated[list[str], Field(max_length=MAX_WORDS)] | None = Field(
@@ -64,7 +72,7 @@ class GenerationFields(Body):
     )
     priority: int | None = Field(None, description="Smaller runs first; default 0.")
     user: str | None = Field(None, description="For the logs.")
-    metadata: dict[str, str] | None = Field(None, description="For the logs.")
+    metadata: Annotated[dict[str, JsonValue], PRESENT] | None = Field(None, description="For the logs.")
     speculation: SpeculationFields | None = None
     prediction: Prediction | None = Field(
         None, description="What the answer is expected to be: drafted from where it comes true. The text does not depend on it."
@@ -83,6 +91,8 @@ class GenerationFields(Body):
     guided_grammar: str | None = None
 
     refused: ClassVar[dict[str, str]] = REFUSED
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
+    without_effect: ClassVar[dict[str, str]] = WITHOUT_EFFECT
     only: ClassVar[dict[str, tuple[Any, ...]]] = {
         "spaces_between_special_tokens": (True,),
         "detokenize": (True,),
@@ -93,17 +103,21 @@ class GenerationFields(Body):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
     def num_choices(self) -> int:
         return self.n or 1
 
-    def sampling(self, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
-        """For answer number `choice` of one prompt. Raises ConfigError."""
+    def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
+        """For answer number `choice` of a prompt; the model's `defaults` hold where the body says nothing. Raises ConfigError."""
         return SamplingParams(
-            temperature=_or(self.temperature, 1.0),
-            top_k=_or(self.top_k, 0),
-            top_p=_or(self.top_p, 1.0),
-            min_p=_or(self.min_p, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            temperature=_or(self.temperature, defaults.get("temperature", 1.0)),
+            top_k=_or(self.top_k, defaults.get("top_k", 0)),
+            top_p=_or(self.top_p, defaults.get("top_p", 1.0)),
+            min_p=_or(self.min_p, defaults.get("min_p", 0.0)),
+            repetition_penalty=_or(self.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             logit_bias=None if self.logit_bias is None else _bias(self.logit_bias),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from outrider.engine.request import Speculation
 from outrider.serve.schema.base import Body
@@ -12,6 +12,8 @@ from outrider.serve.schema.base import Body
 
 class SpeculationFields(Body):
     """Ours; `Speculation` says what each field means and checks that they fit together."""
+
+    model_config = ConfigDict(extra="forbid")  # no other server's client has anything to say here
 
     mode: Literal["auto", "off", "fixed"] | None = Field(
         None, description="auto: the server decides every step; fixed: max_draft_tokens every step; off: no drafting."

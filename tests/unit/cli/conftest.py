@@ -14,6 +14,7 @@ import pytest
 from outrider.cli import app, session
 from outrider.cli.options import ModelOptions
 from outrider.errors import ConfigError
+from outrider.models.generation_config import SamplingDefaults
 from outrider.outputs import Completion, StreamChunk
 from outrider.stats import DecodeStats
 
@@ -38,6 +39,8 @@ class FakeLLM:
     config: dict[str, Any] = field(default_factory=lambda: {"target": "fake", "threads": 1})
     versions: dict[str, str] = field(default_factory=lambda: {"outrider": "0"})
     notes: list[str] = field(default_factory=list)
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    generation_configs: list[str] = field(default_factory=list)
 
     control: ClassVar[dict[str, Any]] = {"fixed": 5}
 
@@ -96,8 +99,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     asked: list[tuple[str, ModelOptions]] = []
     llm.asked = asked
 
-    def load(target: str, options: ModelOptions) -> FakeLLM:
+    def load(target: str, options: ModelOptions, generation_config: str = "none") -> FakeLLM:
         asked.append((target, options))
+        llm.generation_configs.append(generation_config)
         return llm
 
     monkeypatch.setattr(session, "load_llm", load)

@@ -39,7 +39,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     done = cli(
         "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
         "--kv-memory", "2MiB", "--prefix-share", "0", "--extra-drafter", "suffix", "--allow-lossy", "typical", "--port", "0",
-        "--api-key", "a",
+        "--api-key", "a", "--strict",
         "--api-key", "b", "--request-timeout", "7", "--hang-timeout", "90", "--no-self-test", "--cors-origin", "*",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -51,7 +51,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     assert model.engine.prefix_share == 0
     assert (model.extra_drafters, model.allow_lossy) == (("suffix",), ("typical",))
     assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (0, ("a", "b"), 7.0, False)
-    assert (settings.cors_origins, settings.hang_timeout_s) == (("*",), 90.0)
+    assert (settings.cors_origins, settings.hang_timeout_s, settings.strict) == (("*",), 90.0, True)
 
 
 def test_defaults_are_safe(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
@@ -59,6 +59,7 @@ def test_defaults_are_safe(cli: Callable[..., Any], started: list[ServerSettings
     assert cli("serve", "demo").code == 0
     assert (started[0].host, started[0].port, started[0].api_keys, started[0].cors_origins) == ("127.0.0.1", 8000, (), ())
     assert started[0].models[0].name == "demo"
+    assert not started[0].strict
 
 
 def test_key_from_the_environment(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import session
-from outrider.cli.options import ModelOptions, SamplingOptions
+from outrider.cli.options import ModelOptions, OpenSamplingOptions, SamplingOptions
 from outrider.errors import CapabilityError, CheckpointError, NumericalError, OutriderError
 
 PROMISED = (
@@ -59,7 +59,7 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--compile", "maybe"], "'off', 'on', 'auto'"),
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
-        (["generate", "demo", "x", "--top-p", "3"], "top_p must be above 0 and at most 1 (1 = off), got 3.0"),
+        (["generate", "demo", "x", "--top-p", "3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
         (["generate", "demo", "x", "--max-new-tokens", "0"], "max_tokens must be at least 1"),
         (["generate", "demo", "x", "--stop", ""], "stop must be"),
         (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
@@ -97,7 +97,7 @@ def test_errors_while_loading(
 ) -> None:
     """The library's errors keep their exit code and become one line."""
 
-    def fail(target: str, options: ModelOptions) -> None:
+    def fail(target: str, options: ModelOptions, generation_config: str) -> None:
         raise error
 
     monkeypatch.setattr(session, "load_llm", fail)
@@ -109,7 +109,7 @@ def test_errors_while_loading(
 def test_a_bug_keeps_its_traceback(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no OutriderError is ours to find: it must not be dressed up as the user's mistake."""
 
-    def fail(target: str, options: ModelOptions) -> None:
+    def fail(target: str, options: ModelOptions, generation_config: str) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(session, "load_llm", fail)
@@ -118,7 +118,7 @@ def test_a_bug_keeps_its_traceback(cli: Callable[..., Any], monkeypatch: pytest.
 
 
 def test_ctrl_c_while_loading(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(target: str, options: ModelOptions) -> None:
+    def fail(target: str, options: ModelOptions, generation_config: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "load_llm", fail)
@@ -136,7 +136,7 @@ def test_defaults_are_the_library_s() -> None:
     for name, value in vars(ModelOptions()).items():
         if not name.endswith("_option") and name not in ("settings", "tree", "exit_layer", "corpus"):
             assert library[name].default == value, name
-    assert SamplingOptions().params() == SamplingParams()
+    assert SamplingOptions().params() == OpenSamplingOptions().params() == SamplingParams()
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from outrider.models.lm import LM, PassLimits
 from outrider.models.load import LoadedModel, build_lm
 from outrider.models.picking import Draws
 from outrider.models.program import load_program
+from tests.heads import medusa_heads
 from tests.helpers import copies_a_cache, disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
@@ -90,6 +91,21 @@ class TestCompiledLLM:
             texts.append([done.token_ids for done in plain.generate(PROMPTS, params)])
             assert (3, 1) in shapes
         assert texts[0] == texts[1]
+
+    def test_a_target_runs_one_program_whichever_drafter_there_is(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+        """A head reads hidden states. A program that gives them rounds otherwise than one that does not (bf16: 0.06 in a logit),
+        so with two programs the greedy text changed with the drafter."""
+        cache = Path(os.environ["OUTRIDER_CACHE"]) / "compiled"
+        medusa_heads(tiny_llama(VOCAB, sharpness=3.0), tmp_path)
+        texts, programs = [], []
+        for drafter, draft in (("none", None), ("medusa", tmp_path)):
+            llm = LLM(pair[0], drafter=drafter, draft=draft, dtype="bfloat16", compile="on", threads=2)
+            assert llm.config["compile"] == "on"
+            params = SamplingParams(max_tokens=80, ignore_eos=True)
+            texts.append([done.token_ids for done in llm.generate(PROMPTS, params)])
+            programs.append(sorted(path.name for path in cache.glob("*-pass-hidden-*")))
+        assert texts[0] == texts[1]
+        assert programs[0] == programs[1] != []
 
     @torch.inference_mode()
     def test_no_program_copies_a_cache(self, pair: tuple[Path, Path]) -> None:
@@ -184,7 +200,7 @@ def test_programs_of_a_draft_model_read_its_own_weights(tmp_path: Path, monkeypa
     module = tiny_llama(VOCAB, sharpness=3.0).to(torch.bfloat16).requires_grad_(False)
     lm = build_lm(module, "tiny", torch.bfloat16, torch.device("cpu"))
     loaded = LoadedModel("tiny", lm, module.config, None, frozenset())
-    CompiledModel(loaded, module, (), (1,), VOCAB).use()
+    CompiledModel(loaded, module, False, (1,), VOCAB).use()
     assert loaded.draft_loop is not None
     loop = loaded.draft_loop
     lm.kv.add_row()

@@ -54,7 +54,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompiledModel:
     module = tiny_llama(VOCAB)
     lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
     loaded = LoadedModel("tiny", lm, module.config, None, frozenset())
-    return CompiledModel(loaded, module, (), LENGTHS, VOCAB, can_help=True)
+    return CompiledModel(loaded, module, False, LENGTHS, VOCAB, can_help=True)
 
 
 def _touch(path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_helpers_programs_are_those_asked_for(
     lm = build_lm(module, name, torch.float32, torch.device("cpu"))
     made: list[int] = []
     monkeypatch.setattr(compiled, "compile_draft_loop", _noting(made))
-    model = CompiledModel(LoadedModel(name, lm, module.config, None, frozenset()), module, (), (2, 1), VOCAB, can_help=True)
+    model = CompiledModel(LoadedModel(name, lm, module.config, None, frozenset()), module, False, (2, 1), VOCAB, can_help=True)
     model.use()
     assert len(made) == 1, "the helper made none, or not in time"
     assert model.loaded.draft_loop is not None

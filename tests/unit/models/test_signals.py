@@ -13,7 +13,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.models import compile as compiling
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import build_lm
-from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.probe import check_compiled, find_signals, probe_logits
 from outrider.models.program import CompiledPass, load_program
 from tests.contract.test_architectures import CONFIGS, make_module
 from tests.helpers import tiny_llama
@@ -170,5 +170,19 @@ def test_compiled_equals_eager(tmp_path: Path) -> None:
     lm.capture = (1,)
     with pytest.raises(CapabilityError, match="compiled target"):
         lm.forward(torch.tensor([[3, 4]]))
-    assert compiling.pass_purpose() == "pass"
-    assert len({compiling.package_path(lm, module, compiling.pass_purpose(found)) for found in ((), (1,), (-1, 1))}) == 3
+
+
+def test_all_hidden_states_are_found() -> None:
+    lm = build_lm(tiny_llama(96, num_hidden_layers=3), "tiny", torch.float32, CPU)
+    assert find_signals(lm) == (-1, 0, 1, 2, 3)
+    assert lm.capture == ()
+    assert lm.kv.num_rows == 0
+
+
+def test_no_hidden_states_are_found_where_layers_cannot_be_told() -> None:
+    """Catches an error instead of a program without them: such a target still decodes, with drafters that read none."""
+    module = tiny_llama(96, num_hidden_layers=2)
+    module.model.other = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
+    lm = build_lm(module, "tiny", torch.float32, CPU)
+    assert find_signals(lm) == ()
+    assert lm.kv.num_rows == 0

@@ -28,7 +28,7 @@ def compiled_for(model: Path, num_threads: int) -> None:
     """A file where the program of its pass would be. It is never opened."""
     module = load_module(str(model), load_config(str(model)), torch.float32, CPU)
     lm = build_lm(module, str(model), torch.float32, CPU)
-    file = compiling.package_files(lm, module, compiling.pass_purpose())(num_threads)
+    file = compiling.package_files(lm, module, "pass-hidden")(num_threads)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()
 

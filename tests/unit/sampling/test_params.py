@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.errors import ConfigError
 from outrider.sampling import SamplingParams
+from outrider.sampling.params import MIN_TEMPERATURE
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be 0 (greedy) or at least 0.0001, got -0.1"),
-        ({"temperature": 1e-9}, "temperature must be 0"),
+        ({"temperature": -0.1}, "temperature must be at least 0 (0, or below 0.0001, is greedy), got -0.1"),
+        ({"temperature": -1e-9}, "temperature must be at least 0"),
+        ({"temperature": True}, "temperature must be a finite number, got True"),
         ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"temperature": "hot"}, "temperature must be a finite number, got 'hot'"),
         ({"top_k": -2}, "top_k must be at least 1, or 0 or -1 for off, got -2"),
         ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
+        ({"top_k": float("inf")}, "top_k must be a whole number, got inf"),
+        ({"top_p": -1e-9}, "top_p must be between 0 (greedy) and 1 (off)"),
         ({"top_p": 1.5}, "got 1.5"),
         ({"min_p": 1.01}, "min_p must be between 0 (off) and 1, got 1.01"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
         ({"presence_penalty": 3}, "presence_penalty must be between -2 and 2"),
         ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2"),
-        ({"seed": -1}, "seed must be between 0 and 2**64 - 1, or None, got -1"),
+        ({"seed": -(2**63) - 1}, "seed must be between -2**63 and 2**64 - 1, or None, got -9223372036854775809"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
         ({"seed": 2**64}, "seed must be"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"max_tokens": True}, "max_tokens must be a whole number, got True"),
+        ({"max_tokens": "16"}, "max_tokens must be a whole number, got '16'"),
+        ({"max_tokens": 16.5}, "max_tokens must be a whole number, got 16.5"),
         ({"logprobs": -1}, "logprobs must be at least 0"),
         ({"stop": [""]}, "stop must be a string or a list of non-empty strings"),
         ({"stop": [3]}, "stop must be"),
@@ -58,3 +65,33 @@ def test_a_single_stop_string_becomes_a_list() -> None:
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 def test_each_penalty_needs_history(name: str) -> None:
     assert SamplingParams(**{name: 1.2}).needs_history
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-8}, {"temperature": 9.9e-5}, {"temperature": 0.7, "top_p": 0}])
+def test_numbers_that_are_nearly_zero_are_greedy(options: dict[str, Any]) -> None:
+    """1e-8 is an evaluation client's default; dividing logits by it would overflow."""
+    params = SamplingParams(**options)
+    assert params.is_greedy
+    assert params.temperature == 0
+
+
+def test_the_least_temperature_still_samples() -> None:
+    assert SamplingParams(temperature=MIN_TEMPERATURE).temperature == MIN_TEMPERATURE
+
+
+def test_top_p_0_stays_greedy_when_only_the_temperature_is_replaced() -> None:
+    """Benchmarks set each cell's temperature on options that were given once."""
+    assert replace(SamplingParams(top_p=0), temperature=1.0).is_greedy
+    assert not SamplingParams(top_p=0).drawn().is_greedy
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    params = SamplingParams(max_tokens=16.0, top_k=-1.0, seed=7.0, min_tokens=2.0, logprobs=3.0)  # type: ignore[arg-type]
+    found = (params.max_tokens, params.top_k, params.seed, params.min_tokens, params.logprobs)
+    assert found == (16, -1, 7, 2, 3)
+    assert all(type(value) is int for value in found)
+
+
+@pytest.mark.parametrize(("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1), (0, 0)])
+def test_negative_seeds_count_down_from_2_to_the_64(given: int, used: int) -> None:
+    assert SamplingParams(seed=given).seed == used

@@ -15,6 +15,7 @@ from typing import Any
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Finish, FinishReason, Listener, Request, Update
 from outrider.errors import OutriderError, QueueFullError, RequestError
+from outrider.models.generation_config import SamplingDefaults
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from tests.helpers import EOS, byte_tokenizer
@@ -51,6 +52,7 @@ class FakeEngine:
     eos_token_ids: frozenset[int] = frozenset({EOS})
     lossless: bool = True
     notes: list[str] = field(default_factory=list)
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     config: dict[str, Any] = field(default_factory=lambda: {"num_draft_tokens": 3, "drafter": "draft-model"})
 
     def __post_init__(self) -> None:

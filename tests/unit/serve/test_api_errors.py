@@ -6,17 +6,29 @@ from typing import Any
 
 import pytest
 
+from outrider.serve.schema.base import Body
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.completion import CompletionBody
+from outrider.serve.schema.foreign import REFUSED
+from outrider.serve.schema.messages import Message
+from outrider.serve.schema.tokens import TokenizeBody
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
-    ({"temprature": 1}, "temprature", "Did you mean 'temperature'?"),
     ({"temperature": "hot"}, "temperature", "valid number"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
-    ({"temperature": 1e-9}, "temperature", "at least 0.0001"),
-    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"temperature": True}, "temperature", "valid number"),
+    ({"temperature": "0"}, "temperature", "valid number"),
+    ({"top_p": -0.1}, "top_p", "greater than or equal to 0"),
+    ({"max_tokens": "16"}, "max_tokens", "valid integer"),
+    ({"max_tokens": 16.5}, "max_tokens", "valid integer"),
+    ({"max_tokens": True}, "max_tokens", "valid integer"),
+    ({"seed": False}, "seed", "valid integer"),
+    ({"seed": 2**64}, "seed", "less than"),
+    ({"seed": 1e20}, "seed", "less than"),
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": True}, "n", "valid integer"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
@@ -26,6 +38,14 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
     ({"functions": []}, "functions", "use 'tools'"),
+    ({"web_search_options": {}}, "web_search_options", "no web search"),
+    ({"max_new_tokens": 5}, "max_new_tokens", "use 'max_tokens'"),
+    ({"typical_p": 0.9}, "typical_p", "temperature, top_k"),
+    ({"enable_thinking": False}, "enable_thinking", "chat_template_kwargs"),
+    ({"reasoning": {"effort": "low"}}, "reasoning", "reasoning_effort"),
+    ({"system": "Be brief."}, "system", "role system"),
+    ({"extra_body": {"top_k": 1}}, "extra_body", "in the body itself"),
+    ({"include_reasoning": False}, "include_reasoning", "part of the text"),
     ({"prediction": {}}, "prediction", "is required"),
     ({"prediction": {"type": "content", "content": 3}}, "prediction", "valid string"),
     ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "'content'"),
@@ -33,8 +53,6 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"prediction": {"type": "content", "content": [{"type": "image_url", "text": "x"}]}}, "prediction", "'text'"),
     ({"prediction": {"type": "content", "content": "x" * 300}}, "prediction", "context holds 200 tokens, the prediction has 300"),
     ({"modalities": ["text", "audio"]}, "modalities", "can only be"),
-    ({"store": True}, "store", "can only be false"),
-    ({"verbosity": "low"}, "verbosity", "can only be"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "knows no"),
     ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "knows no"),
     ({"chat_template_kwargs": {"shou": True}}, "chat_template_kwargs", "knows no 'shou'"),
@@ -44,7 +62,8 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": 30, "max_tokens": 20}, "min_tokens", "between 0 and max_tokens (20)"),
     ({"bad_words": [""]}, "bad_words", "none of them empty"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
-    ({"stream": True, "stream_options": {"include_use": True}}, "stream_options.include_use", "include_usage"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage", "include_usage"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "can only be"),
     ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "required"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
@@ -58,6 +77,12 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "needs 'content'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "text only"),
+    ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages.0.images", "text only"),
+    ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages.0.prefix", "continue_final_message"),
+    ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages.0.audio", "text only"),
+    ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call", "use 'tool_calls'"),
+    ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0.content", "needs 'content'"),
+    ({"messages": [{"rol": "user", "content": "x"}]}, "messages.0.rol", "Did you mean 'role'?"),
     ({"speculation": {"mode": "fixed"}}, "speculation.mode", "needs max_draft_tokens"),
     ({"speculation": {"mode": "on"}}, "speculation.mode", "'auto'"),
     ({"speculation": {"draft": 3}}, "speculation.draft", "Did you mean 'drafter'?"),
@@ -108,6 +133,24 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, s
         assert error["param"] == param, error
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, {"prompt": "a"})])
+def test_fields_of_other_servers_that_would_change_the_answer(path: str, body: dict[str, Any]) -> None:
+    """Each is refused by name with what to do instead, whatever the server thinks of unknown fields."""
+    with serving(FakeEngine()) as client:
+        for name, why in REFUSED.items():
+            error = error_of(client.post(path, json={**body, name: ["x"]}), 400)
+            assert (error["param"], error["message"]) == (name, f"'{name}' is not supported: {why}")
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, Message, TokenizeBody])
+def test_the_tables_of_names_fit_together(kind: type[Body]) -> None:
+    """A field that is both honoured and refused, or a neutral value of a field that nobody refuses, is a mistake in a table."""
+    tables = {*kind.refused, *kind.without_effect, *kind.only}
+    assert not set(kind.names()) & {*kind.refused, *kind.without_effect}
+    assert set(kind.neutral) <= tables | {"tool_calls"}
+    assert len(tables) == len(kind.refused) + len(kind.without_effect) + len(kind.only)
+
+
 def test_arguments_that_no_parser_takes_are_left_to_the_template() -> None:
     """A client hands back what a model wrote, and models write anything."""
     for arguments in ("[" * 100_000, "{", ""):
@@ -153,6 +196,16 @@ def test_too_long_a_prompt_has_openais_code() -> None:
 def test_bodies_that_are_no_request(content: bytes) -> None:
     with serving(FakeEngine()) as client:
         error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "logit_bias", "guided_json", "nonsense"])
+@pytest.mark.parametrize(("opens", "closes"), ["[]", ('{"a":', "}")])
+def test_values_that_are_nested_deeply(field: str, opens: str, closes: str) -> None:
+    """Deeper than Python recurses from where bodies are checked, and not as deep as makes the JSON reader give up."""
+    content = f'{{"prompt": "a", "{field}": {opens * 900}1{closes * 900}}}'
+    with serving(FakeEngine()) as client:
+        response = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == (200 if field == "nonsense" else 400), response.text
 
 
 def test_body_that_is_not_declared_as_json() -> None:

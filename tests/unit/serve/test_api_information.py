@@ -95,9 +95,10 @@ def test_version_metrics_page_and_document() -> None:
     assert document["info"]["title"] == "Outrider"
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready"):
         assert path in document["paths"], path
-    body = document["components"]["schemas"]["ChatBody"]
-    assert body["additionalProperties"] is False
-    assert body["properties"]["speculation"]
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatBody"]["properties"]["speculation"]
+    assert schemas["ChatBody"]["additionalProperties"] is True
+    assert schemas["SpeculationFields"]["additionalProperties"] is False
 
 
 class TestRoutes:

@@ -18,6 +18,7 @@ port = 9000
 api_keys = ["k"]
 request_timeout = 5
 cors_origins = ["*"]
+strict = true
 
 [[models]]
 name = "small"
@@ -57,6 +58,7 @@ def read(tmp_path: Path, text: str, **given: object) -> object:
 def test_everything_arrives_where_it_belongs(tmp_path: Path) -> None:
     settings = read(tmp_path, WHOLE, port=1)
     assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.cors_origins) == (1, ("k",), 5.0, ("*",))
+    assert settings.strict
     small, large = settings.models
     assert (small.name, small.options.drafter, small.options.drafter_options) == ("small", "ngram", {"max_ngram": 3})
     assert (small.engine.max_num_seqs, small.engine.kv_memory, small.extra_drafters) == (4, 2_000_000, ("suffix",))
@@ -90,6 +92,7 @@ MODEL = '[[models]]\ntarget = "demo"\n'
         (MODEL + '[[routes]]\nmodel = "auto"\ndrafter = "ngram"', "which one answers"),
         (MODEL + '[[routes]]\nendpoint = "images"\nto = "demo"', "chat or completions"),
         (MODEL + '[[routes]]\nmode = "off"\ndrafter = "ngram"', "leave out drafter"),
+        (MODEL + 'generation_config = "vllm"', "generation_config must be auto, none or a folder"),
         ("models = 3", "must be a list of tables"),
         ('[server]\nssl_keyfile = "/x"\n' + MODEL, "TLS needs both"),
     ],

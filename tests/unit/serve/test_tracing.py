@@ -89,6 +89,13 @@ def test_span_of_a_request_tells_what_it_cost(recorded: Recorded) -> None:
     assert first.timestamp - span.start_time == 500_000_000
 
 
+def test_a_request_without_a_limit_has_no_such_attribute(recorded: Recorded) -> None:
+    """None is no value of an attribute: OpenTelemetry would warn at every request."""
+    endless = Request(id="chatcmpl-2", prompt=[5], params=SamplingParams(max_tokens=None))
+    lead(recorded, endless, finish())
+    assert "gen_ai.request.max_tokens" not in recorded.spans["chat m"].attributes
+
+
 def test_phases_lie_inside_and_follow_one_another(recorded: Recorded) -> None:
     lead(recorded, request(), finish())
     whole = recorded.spans["chat m"]

@@ -17,6 +17,7 @@ from outrider.train import feature_cache
 from outrider.train.config import TrainConfig
 from outrider.train.early_exit import EarlyExitRecipe
 from outrider.train.material import Material
+from outrider.train.measure import MeasurePlan
 from outrider.train.recipe import FeatureBatch, LossReport
 from outrider.train.result import TrainResult
 from outrider.train.run import TrainSpec, run_training
@@ -207,3 +208,7 @@ def test_bfloat16_autocast_and_tensorboard(tmp_path: Path) -> None:
     assert finished(spec).curve[-1].tau > 1
     assert weights(spec)["scale"].dtype == torch.float32
     assert list((spec.out / "tensorboard").iterdir())
+
+
+def test_measuring_at_a_temperature_of_nearly_zero_is_greedy() -> None:
+    assert MeasurePlan(temperatures=(1e-8, 1.0)).temperatures == (0.0, 1.0)

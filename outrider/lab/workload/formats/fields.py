@@ -38,11 +38,13 @@ def optional_text(entry: Fields, *names: str) -> str | None:
 
 
 def optional_count(entry: Fields, *names: str) -> int | None:
-    """The first of these fields that is there, as a number of at least 1."""
+    """The first of these fields that is there, as a number of at least 1; 16.0 is 16, as on the server."""
     for name in names:
         value = entry.get(name)
         if value is None:
             continue
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UnusableError(f"'{name}' must be a whole number of at least 1, got {_shown(value)}")
         return value

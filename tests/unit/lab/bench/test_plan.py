@@ -74,6 +74,11 @@ def test_params_keep_what_was_asked() -> None:
     assert (found.temperature, found.top_k, found.ignore_eos, found.max_tokens) == (0.5, 7, True, 20)
 
 
+def test_a_temperature_that_is_nearly_zero_makes_a_greedy_cell() -> None:
+    """Its texts are greedy, so its label and what is compared with it must say so."""
+    assert plan(temperatures=(0.0, 1e-8)).places(["code"]) == plan(temperatures=(0.0,)).places(["code"])
+
+
 def test_more_time_is_no_other_plan() -> None:
     """A resumed run may be given more time; anything else would mix two measurements."""
     first = plan().identity()

@@ -34,7 +34,8 @@ def test_a_study_needs_a_draft_and_problems(tmp_path: Path) -> None:
     "wrong",
     [
         {"problems": 0}, {"max_tokens": 0}, {"rounds": 0}, {"longest": 1}, {"lengths": (5,)}, {"lengths": (0,)},
-        {"temperatures": ()}, {"temperatures": (0.0, 0.0)}, {"temperatures": (-1.0,)}, {"budget_s": 0.0},
+        {"temperatures": ()}, {"temperatures": (0.0, 0.0)}, {"temperatures": (0.0, 1e-9)},
+        {"temperatures": (-1.0,)}, {"budget_s": 0.0},
         {"max_other_cpu": 0.0},
     ],
 )  # fmt: skip

@@ -132,6 +132,8 @@ def test_extra_fields_are_added_or_drop_ours() -> None:
         {"extra": {"stream": False}},
         {"extra": {"n": 2}},
         {"sampling": SamplingParams(logprobs=1)},
+        {"sampling": SamplingParams(n=2)},
+        {"sampling": SamplingParams(max_tokens=None)},
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any]) -> None:

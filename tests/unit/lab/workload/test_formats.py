@@ -51,7 +51,7 @@ def test_names_of_the_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_new_tokens"])
 def test_names_of_the_limit(name: str) -> None:
-    assert one({"prompt": "p", name: 9}).max_tokens == 9
+    assert one({"prompt": "p", name: 9}).max_tokens == one({"prompt": "p", name: 9.0}).max_tokens == 9
 
 
 def test_null_is_absent() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import block_signals, export_block, load_block, save_block
+from outrider.models.heads.block_files import export_block, load_block, outline_block, save_block
 
 H, V, HEADS, KV, D, LAYERS = 16, 13, 4, 2, 6, 2  # D is not H / HEADS
 TARGET_LAYERS = 8
@@ -142,7 +142,6 @@ def test_what_is_written_comes_back(tmp_path: Path, changes: dict[str, Any], lay
     assert again.config == head.config
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
-    assert block_signals(tmp_path, TARGET_LAYERS) == head.config.target_layers
 
 
 def test_a_reduced_vocabulary(tmp_path: Path) -> None:
@@ -232,5 +231,5 @@ def test_messages_say_what_does_not_fit(tmp_path: Path) -> None:
         del values[gap]
         with pytest.raises(CheckpointError, match=gap):
             load_block(published(tmp_path / f"gap{number}", {"dflash_config": values}), H, V, TARGET_LAYERS)
-    with pytest.raises(CheckpointError, match="no folder"):
-        block_signals(tmp_path / "nowhere", TARGET_LAYERS)
+    with pytest.raises(CheckpointError, match="no head folder"):
+        outline_block(tmp_path / "nowhere", H, V, TARGET_LAYERS)
