@@ -22,7 +22,7 @@ FLOORS = {
     "rows": 2, "text": 2, "trees": 2, "grammar": 2,
     "drafters": 3, "verifiers": 3, "control": 3,
     "decode": 4, "parts": 4,
-    "engine": 5, "build": 5, "admission": 5, "llm": 5, "settings_file": 5,
+    "options": 4, "loader": 5, "engine": 5, "build": 5, "admission": 5, "llm": 5, "settings_file": 5,
     "train": 6, "lab": 6,
     "report": 7, "serve": 7, "demo": 7, "integrations": 7,
     "cli": 8, "__main__": 8,

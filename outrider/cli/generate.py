@@ -85,6 +85,8 @@ def generate(
             sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
         question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
         completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
+    for note in full_context(completion, params):
+        sys.stderr.write(f"note: {note}\n")
     if as_json:
         sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts)) + "\n")
     else:
@@ -92,6 +94,17 @@ def generate(
             _print_whole(completion.text)
         sys.stderr.write(stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless) + "\n")
     return 130 if completion.finish_reason == "abort" else 0
+
+
+def full_context(completion: Completion, params: SamplingParams) -> list[str]:
+    """A note for an answer that ended because the context was full, before the length that was asked for."""
+    num_prompt, num_output = len(completion.prompt_token_ids), len(completion.token_ids)
+    if completion.finish_reason != "length" or params.max_tokens is None or num_output >= params.max_tokens:
+        return []
+    return [
+        f"the context of {num_prompt + num_output} tokens is full: {num_output} of up to {params.max_tokens} new tokens behind "
+        f"{num_prompt} of the prompt"
+    ]
 
 
 def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_origins: bool) -> dict[str, Any]:
@@ -105,6 +118,7 @@ def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_ori
         "control": llm.control,
         "config": {**llm.config, "sampling": {**dataclasses.asdict(params), "seed": completion.seed}},
         "versions": llm.versions,
+        "notes": [*llm.notes, *full_context(completion, params)],
     }
     if completion.logprobs is not None:
         found["logprobs"] = completion.logprobs

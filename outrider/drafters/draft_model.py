@@ -207,5 +207,5 @@ def draft_model_of(setup: DraftSetup) -> tuple[LM, DraftLoop | None]:
         raise ConfigError("drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
     target, draft = setup.target, setup.draft
     if target.tokenizer is not None and draft.tokenizer is not None:
-        check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name)
+        check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name, may_lack=True)
     return draft.lm, draft.draft_loop

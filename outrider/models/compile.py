@@ -19,7 +19,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ MAX_COMPILED_BYTES = 2 << 30  # a package embeds a packed copy of the weights; b
 # How inductor compiles: weights packed for oneDNN and projections of one input joined (neither touches native linears).
 OPTIONS = {"freezing": True, "cpp.enable_concat_linear": True, "aot_inductor.custom_ops_to_c_shims": C_SHIMS}
 ONE_THREAD = {"cpp.threads": 1}  # for programs whose kernels are shorter than a fork and join
+MAX_THREADS = 256  # numbers of threads for which programs are looked for
 MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond this
 # Files whose code is compiled in, seen from this folder.
 MODEL_SOURCES = (
@@ -84,13 +85,18 @@ def cache_folder() -> Path:
 
 def package_path(lm: LM, module: Any, purpose: str = "pass") -> Path:
     """The file of a program of this model. Any change of weights, code, versions or threads is another file."""
+    return package_files(lm, module, purpose)(torch.get_num_threads())
+
+
+def package_files(lm: LM, module: Any, purpose: str) -> Callable[[int], Path]:
+    """The file of a program of this model for each number of threads. Reads the weights once for all."""
     facts = (lm.dtype, lm.device, module.config.to_json_string(), _source_fingerprint(MODEL_SOURCES))
     return _stored(f"{module.config.model_type}-{purpose}", facts, module.state_dict())
 
 
 def program_path(purpose: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:
     """The file of a program of a head, or of another part with these weights. The code of all such parts counts for each."""
-    return _stored(purpose, (*facts, fingerprint()), tensors)
+    return _stored(purpose, (*facts, fingerprint()), tensors)(torch.get_num_threads())
 
 
 def fingerprint() -> str:
@@ -99,17 +105,21 @@ def fingerprint() -> str:
     return _source_fingerprint((*MODEL_SOURCES, *HEAD_SOURCES, *heads))
 
 
-def _stored(stem: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Path:
+def _stored(stem: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor]) -> Callable[[int], Path]:
+    """The file of a program for each number of threads."""
     digest = hashlib.blake2b(digest_size=12)
-    here = (
-        torch.__version__, transformers.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    here = (torch.__version__, transformers.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability())
     digest.update(repr((stem, here, facts)).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return cache_folder() / f"{stem}-{digest.hexdigest()}.pt2"
+
+    def file(num_threads: int) -> Path:
+        complete = digest.copy()
+        complete.update(f"{num_threads} threads".encode())
+        return cache_folder() / f"{stem}-{complete.hexdigest()}.pt2"
+
+    return file
 
 
 def native_path() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -29,6 +29,19 @@ def loop_programs(lengths: tuple[int, ...], num_parameters: int) -> tuple[int, .
     return lengths if num_parameters <= MAX_UNROLLED_PARAMETERS or not lengths else (1,)
 
 
+def why_uncompiled(other_threads: list[int]) -> str:
+    """A note for a model whose programs are missing here; `other_threads`: numbers of threads for which there are some."""
+    reason = compiling.cannot_compile()
+    if other_threads:
+        here, made = torch.get_num_threads(), " and ".join(map(str, other_threads))
+        remedy = f"--threads {other_threads[-1]} uses them" + ("" if reason else f", --compile on makes some for {here}, once")
+        threads = "thread" if other_threads == [1] else "threads"
+        return f"running uncompiled: the compiled programs are for {made} {threads}, and this run has {here} ({remedy})"
+    if reason is not None:
+        return f"running uncompiled, which is slower: {reason}"
+    return "running uncompiled; --compile on is faster (compiles once per model, a minute or two)"
+
+
 @dataclass(frozen=True)
 class CompiledModel:
     """One model and the programs that it runs on.
@@ -50,6 +63,11 @@ class CompiledModel:
         """Files that must be made before it can be used."""
         files = (self._native_path, self._pass_path, *self._loop_paths.values())
         return [path for path in files if path is not None and not path.exists()]
+
+    def other_threads(self) -> list[int]:
+        """Numbers of threads for which its pass was compiled, where that is not the number of this process."""
+        others = set(range(1, compiling.MAX_THREADS + 1)) - {torch.get_num_threads()}
+        return [count for count in sorted(others) if self._pass_files(count).exists()]
 
     def use(self) -> None:
         """Make what is missing and run on it from now on. Raises CapabilityError when torch cannot compile the model, or when
@@ -115,8 +133,11 @@ class CompiledModel:
 
     @cached_property
     def _pass_path(self) -> Path:  # its name holds a digest of the weights
-        purpose = "pass-hidden" if self._signals else "pass"
-        return compiling.package_path(self.loaded.lm, self.module, purpose)
+        return self._pass_files(torch.get_num_threads())
+
+    @cached_property
+    def _pass_files(self) -> Callable[[int], Path]:
+        return compiling.package_files(self.loaded.lm, self.module, "pass-hidden" if self._signals else "pass")
 
     @cached_property
     def _loop_paths(self) -> dict[int, Path]:

@@ -45,12 +45,7 @@ def linear_shape(layer: Any) -> tuple[int, int]:
 
 def weight_of(layer: Linear) -> Tensor:
     """The weight (out, in) of a linear layer, plain, packed or in panels."""
-    if isinstance(layer, PackedLinear):
-        return layer.packed.to_dense()
-    if isinstance(layer, PanelLinear):
-        rows = layer.panels.detach().transpose(1, 2).reshape(-1, layer.in_features)
-        return rows[: layer.out_features]
-    return output_major(layer)
+    return layer.weight if isinstance(layer, PackedLinear | PanelLinear) else output_major(layer)
 
 
 def num_weights(module: nn.Module) -> int:

@@ -19,12 +19,16 @@ from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention, hub, native, ops
+from outrider.models.adapter import adapter_in, told_of
 from outrider.models.compile import native_path
+from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.pass_limits import find_pass_limits
 from outrider.models.probe import Seen, check_against_plain, find_layers
+from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -32,7 +36,6 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,11 @@ def own_dtype(config: Any) -> torch.dtype:
 
 def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
     """The model's config. Raises CheckpointError when there is none, CapabilityError when it is no decoder."""
+    if (adapter := adapter_in(name)) is not None:
+        try:
+            return load_config(adapter.base, trust_remote_code, adapter.revision)
+        except CheckpointError as error:
+            raise told_of(adapter, error) from error
     path = Path(name)
     looks_local = path.exists() or name.startswith((".", "/", "~"))
     if looks_local and not path.is_dir():
@@ -130,6 +138,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
+        refuse_untrusted(name, "model", error)
         raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
@@ -140,6 +149,8 @@ def load_tokenizer(
     name: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
+        return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
     offline = hub.only_cached(name)
     try:
         return AutoTokenizer.from_pretrained(
@@ -148,6 +159,7 @@ def load_tokenizer(
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
+        refuse_untrusted(name, "tokenizer", error)
         raise CheckpointError(
             f"'{name}' has no usable tokenizer ({first_line(error)}). "
             "Put tokenizer.json and tokenizer_config.json beside config.json."
@@ -159,6 +171,10 @@ def load_module(
     trust_remote_code: bool = False, revision: str | None = None,
 ) -> nn.Module:  # fmt: skip
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
+    if (adapter := adapter_in(name)) is not None:
+        return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
+    widened = is_widened(config, device)
+    widen_on_cpu(config, device)
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
     try:
@@ -170,6 +186,7 @@ def load_module(
     except OutriderError:
         raise
     except Exception as error:
+        refuse_untrusted(name, "model", error)
         raise CheckpointError(f"cannot load the weights of '{name}': {first_line(error)}") from error
     finally:
         if bars:
@@ -183,6 +200,11 @@ def load_module(
             f"'{name}': {len(mismatched)} weights of another shape than config.json says, first '{key}': {tuple(found)} in the "
             f"file, {tuple(wanted)} by the config. Weights and config.json are of different models."
         )
+    if widened:
+        to_one_dtype(module, dtype)
+    elif (method := quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
+        runs, asked = (str(each).removeprefix("torch.") for each in (module.get_input_embeddings().weight.dtype, dtype))
+        raise CapabilityError(f"'{name}' is quantised ({method}) and runs in {runs}, not in {asked}. Use --dtype {runs}.")
     return module.eval().requires_grad_(False).to(device)
 
 
@@ -194,7 +216,7 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
     layers = find_layers(module, num_layers, name)
     shape = LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
-        context_length=min([_context_length(config), *_reaches(config, layers)]),
+        context_length=min([context_length(config), *_reaches(config, layers)]),
         layers=tuple(layer.shape for layer in layers),
         sliding_window=_sliding_window(config),
         num_parameters=sum(p.numel() for p in module.parameters()),
@@ -233,17 +255,6 @@ def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) 
         if found:
             break
     return frozenset(found)
-
-
-def _context_length(config: Any) -> int:
-    """Positions the model may use. LongRoPE models change every position's rotation once a pass goes beyond the original
-    context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
-    longest = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        original = rope.get("original_max_position_embeddings")
-        longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
-    return longest
 
 
 def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:

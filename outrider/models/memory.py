@@ -22,8 +22,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.adapter import WEIGHTS, adapter_in
+from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, quantisation_of
 
 GIB = 1 << 30
+CPU = torch.device("cpu")
 PACKED_COPIES = 2.0  # weights as loaded, and packed for oneDNN or compiled in
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -32,7 +35,9 @@ FLOATS = {
     "F32": 4,
     "F16": 2,
     "BF16": 2,
-}  # loaded as the dtype asked for; anything else keeps its size
+}  # loaded as the dtype asked for; anything else keeps its size, unless it is widened
+FLOATS_8 = ("F8_E4M3", "F8_E5M2")
+SCALES = ("_scale", "_scales", "_scale_inv", "_zero_point", "_shape", "_g_idx")  # endings of what goes with quantised tensors
 CGROUP = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -49,6 +54,11 @@ class ModelMemory:
     name: str
     weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
     kv_bytes_per_token: int
+    quantised_bytes: int = 0  # of `weights_bytes`: stays as it is stored, so that no second copy is packed
+
+    def held_bytes(self, copies: float) -> int:
+        """Weights at the worst moment of loading."""
+        return round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class MemoryReport:
     @property
     def weights_bytes(self) -> int:
         """Of the target, all copies."""
-        return round(self.target.weights_bytes * self.copies)
+        return self.target.held_bytes(self.copies)
 
     @property
     def kv_bytes(self) -> int:
@@ -87,7 +97,7 @@ class MemoryReport:
     def draft_bytes(self) -> int:
         """Weights and KV of the draft model and of heads."""
         kv = sum(draft.kv_bytes_per_token for draft in self.drafts) * self.num_rows * self.num_tokens
-        return round(sum(draft.weights_bytes for draft in self.drafts) * self.copies) + kv
+        return sum(draft.held_bytes(self.copies) for draft in self.drafts) + kv
 
     @property
     def needed_bytes(self) -> int:
@@ -97,7 +107,7 @@ class MemoryReport:
     def fitting_tokens(self) -> int:
         """Longest rows whose KV fits beside the weights."""
         per_token = sum(model.kv_bytes_per_token for model in self.models) * self.num_rows
-        free = self.available_bytes - round(sum(model.weights_bytes for model in self.models) * self.copies)
+        free = self.available_bytes - sum(model.held_bytes(self.copies) for model in self.models)
         return max(0, free // per_token) if per_token else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -157,7 +167,7 @@ def estimate_memory(
     `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
     damaged files.
     """
-    models = [model_memory(name, config, dtype) for name, config in zip(names, configs, strict=True)]
+    models = [model_memory(name, config, dtype, device) for name, config in zip(names, configs, strict=True)]
     context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS
     report = MemoryReport(
         target=models[0],
@@ -173,11 +183,17 @@ def estimate_memory(
     return report
 
 
-def model_memory(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
+def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device = CPU) -> ModelMemory:
     """One model's weights and KV per token; `name` is a folder or a hub id."""
-    folder = Path(name).expanduser()
-    weights = folder_weights_bytes(folder, dtype) if folder.is_dir() else config_weights_bytes(config, dtype)
-    return ModelMemory(str(name), weights, kv_bytes_per_token(config, dtype))
+    adapter = adapter_in(name)
+    folder, widened = Path(name if adapter is None else adapter.base).expanduser(), is_widened(config, device)
+    if folder.is_dir():
+        plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
+    else:
+        stays = quantisation_of(config) is not None and not widened
+        plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
+    plain += 0 if adapter is None else adapter.weights_bytes  # while it is merged
+    return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype), quantised)
 
 
 def head_memory(name: str, head: nn.Module, kv_numbers_per_token: int, dtype: torch.dtype) -> ModelMemory:
@@ -193,59 +209,85 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     Raises CheckpointError for a config without layers.
     """
     text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
+    num_layers = getattr(text, "num_hidden_layers", None) or 0
+    if getattr(text, "num_attention_heads", None) and num_layers < 1:
+        raise CheckpointError(f"config.json says num_hidden_layers {num_layers}; a model has at least one layer.")
+    if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
+        numbers = sum(_kv_numbers(text.per_layer_config[layer]) for layer in range(num_layers))
+    else:
+        numbers = num_layers * _kv_numbers(text)
+    return int(numbers * dtype.itemsize)
+
+
+def _kv_numbers(layer: Any) -> int:
+    """Numbers in the key and value of one token in a layer of this config."""
+    heads = getattr(layer, "num_attention_heads", None)
     if not heads:
         return 0
-    if text.num_hidden_layers < 1:
-        raise CheckpointError(f"config.json says num_hidden_layers {text.num_hidden_layers}; a model has at least one layer.")
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return int(text.num_hidden_layers * kv_heads * head_size * 2 * dtype.itemsize)
+    kv_heads = getattr(layer, "num_key_value_heads", None) or heads
+    if getattr(layer, "kv_lora_rank", None) and getattr(layer, "v_head_dim", None):  # latent attention: kept as heads here
+        return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim))
+    head_size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return int(kv_heads * head_size * 2)
 
 
 def folder_weights_bytes(folder: Path, dtype: torch.dtype) -> int:
     """Bytes of the weights in a checkpoint folder once loaded as `dtype`, from the files' headers alone."""
+    return sum(_folder_bytes(folder, dtype, None, widened=False))
+
+
+def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: bool) -> tuple[int, int]:
+    """Bytes of a checkpoint folder's weights once loaded: of plain ones, and of quantised ones that stay as they are stored."""
+    files = weight_files(folder)
+    if files[0].suffix != ".safetensors":
+        stored = sum(file.stat().st_size for file in files)
+        return stored * dtype.itemsize // (getattr(config, "dtype", None) or dtype).itemsize, 0
+    tensors = {name: entry for file in files for name, entry in safetensors_header(file).items()}
+    if config is not None and getattr(config.get_text_config(), "tie_word_embeddings", False):
+        tensors.pop("lm_head.weight", None)  # loaded once, though some checkpoints store it twice
+    if widened:
+        bits = bits_per_weight(config)
+        return sum(_widened_bytes(name, entry, bits, dtype) for name, entry in tensors.items()), 0
+    sizes = [(_loaded_bytes(entry, dtype), entry["dtype"] in FLOATS) for entry in tensors.values()]
+    return sum(size for size, is_float in sizes if is_float), sum(size for size, is_float in sizes if not is_float)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint folder that hold weights. Raises CheckpointError where there are none, or some are missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         files = [folder / file for file in sorted(set(_read_json(index).get("weight_map", {}).values()))]
         missing = [file.name for file in files if not file.exists()]
         if missing:
-            raise CheckpointError(
-                f"'{folder}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}'."
-            )
-    else:
-        single = folder / "model.safetensors"
-        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-    if files:
-        return sum(safetensors_bytes(file, dtype) for file in files)
-    pickled = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
-    if not pickled:
+            raise CheckpointError(f"'{folder}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}'.")
+        if files:
+            return files
+    single = folder / "model.safetensors"
+    files = [single] if single.exists() else sorted(set(folder.glob("*.safetensors")) - {folder / WEIGHTS[0]})
+    files = files or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
         raise CheckpointError(f"'{folder}' has no weights: neither *.safetensors nor pytorch_model*.bin.")
-    return pickled
+    return files
 
 
-def safetensors_bytes(file: Path, dtype: torch.dtype) -> int:
-    """Bytes of one file's tensors once loaded. CheckpointError when the file is cut off."""
+def safetensors_header(file: Path) -> dict[str, dict[str, Any]]:
+    """The tensors of a file by name: dtype, shape, place. CheckpointError when the file is cut off."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         header_ends = 8 + length
         if not 2 <= length <= MAX_HEADER_BYTES or header_ends > size:
-            raise CheckpointError(
-                f"'{file}' is damaged: {size} bytes are no safetensors file. Fetch it again."
-            )
+            raise CheckpointError(f"'{file}' is damaged: {size} bytes are no safetensors file. Fetch it again.")
         try:
             header = json.loads(stream.read(length))
         except ValueError as error:
-            raise CheckpointError(
-                f"'{file}' is damaged: its header cannot be read. Fetch it again."
-            ) from error
-    tensors = [entry for key, entry in header.items() if key != "__metadata__"]
-    expected = header_ends + max((entry["data_offsets"][1] for entry in tensors), default=0)
+            raise CheckpointError(f"'{file}' is damaged: its header cannot be read. Fetch it again.") from error
+    header.pop("__metadata__", None)
+    expected = header_ends + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if expected != size:
         raise CheckpointError(f"'{file}' is damaged: {size} bytes instead of {expected}. Fetch it again.")
-    return sum(_loaded_bytes(entry, dtype) for entry in tensors)
+    return header
 
 
 def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
@@ -279,6 +321,18 @@ def _loaded_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
     start, end = entry["data_offsets"]
     stored = FLOATS.get(entry["dtype"])
     return end - start if stored is None else (end - start) // stored * dtype.itemsize
+
+
+def _widened_bytes(name: str, entry: dict[str, Any], bits: int, dtype: torch.dtype) -> int:
+    """Bytes of one tensor of a quantised checkpoint as plain numbers; scales are used up on the way."""
+    start, end = entry["data_offsets"]
+    if name.endswith(SCALES):
+        return 0
+    if entry["dtype"] in FLOATS_8 or (entry["dtype"] == "I8" and name.endswith(".weight")):
+        return (end - start) * dtype.itemsize
+    if name.endswith(("_blocks", "_packed")):
+        return (end - start) * 8 // bits * dtype.itemsize
+    return _loaded_bytes(entry, dtype)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

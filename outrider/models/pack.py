@@ -33,6 +33,11 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy (out, in), for model code that reads it (the router of HunYuan MoE asks for its dtype)."""
+        return self.packed.to_dense()
+
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 

@@ -48,5 +48,11 @@ class PanelLinear(nn.Module):
         self.panels = nn.Parameter(to_panels(weight), requires_grad=False)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
 
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy (out, in), for model code that reads it (the router of HunYuan MoE asks for its dtype)."""
+        rows = self.panels.detach().transpose(1, 2).reshape(-1, self.in_features)
+        return rows[: self.out_features]
+
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         return torch.ops.outrider.panel_linear(x, self.panels, self.bias, self.out_features)

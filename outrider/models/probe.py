@@ -1,7 +1,7 @@
 """What a freshly loaded model must show before its first token: that our cache reproduces it, and on which passes.
 
-1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a state we cannot
-   roll back (recurrent, linear attention, pre-interface code): refused by name. One that is windowed must tell its attention:
+1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a state instead of keys and
+   values, or has attention code of its own: refused by name (`unsupported.py`). One that is windowed must tell its attention:
    a window in transformers' mask alone is lost on ours (`load._reaches`).
 2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
    what a list of names cannot: an ignored mask, position ids that are not used, ALiBi, attention sinks.
@@ -12,6 +12,7 @@ What passes keep a row's bits is measured next, in `pass_limits.py`.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from outrider.errors import CapabilityError, NumericalError
+from outrider.errors import CapabilityError, NumericalError, OutriderError
 from outrider.kv import LayerShape
 from outrider.models.attention import NAME, _no_mask
 from outrider.models.lm import LM
 from outrider.models.signals import AFTER_NORM
+from outrider.models.unsupported import (
+    UnsupportedAttentionError,
+    refuse_failure,
+    refuse_silent_layers,
+    why_logits_differ,
+)
 
 SHAPES = "outrider-shapes"
-ROLLBACK_HINT = (
-    "Speculative decoding must be able to take rejected tokens back, so it needs a decoder whose every layer "
-    "attends over cached keys and values (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, Phi, OLMo, ...)."
-)
 
 
 class Seen(NamedTuple):
@@ -37,18 +40,18 @@ class Seen(NamedTuple):
 
     shape: LayerShape
     is_windowed: bool  # it was told of a window
+    takes_keywords: bool  # the keyword arguments of the pass reached it
 
 
 def _record_layer(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, sliding_window: int | None = None, outrider_seen: dict[int, Seen] | None = None,
+    seen: dict[int, Seen], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, sliding_window: int | None = None, outrider_probe: bool = False,
     s_aux: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     if s_aux is not None:
-        raise ValueError("it has attention sinks, which ours does not know")
-    if outrider_seen is not None:
-        shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        outrider_seen[module.layer_idx] = Seen(shape, sliding_window is not None)
+        raise UnsupportedAttentionError("its attention has sinks (a learned score per head), which Outrider's does not compute")
+    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    seen[module.layer_idx] = Seen(shape, sliding_window is not None, outrider_probe)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
@@ -56,25 +59,19 @@ def _record_layer(
 
 def find_layers(module: Any, num_layers: int, name: str) -> tuple[Seen, ...]:
     """What is seen of every layer in one pass over two tokens. Raises CapabilityError when a layer shows nothing."""
-    AttentionInterface.register(SHAPES, _record_layer)
-    AttentionMaskInterface.register(SHAPES, _no_mask)
     seen: dict[int, Seen] = {}
+    AttentionInterface.register(SHAPES, partial(_record_layer, seen))
+    AttentionMaskInterface.register(SHAPES, _no_mask)
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
     positions = torch.arange(2, device=ids.device)[None]
     try:
         module.set_attn_implementation(SHAPES)
         with torch.inference_mode():
-            module(input_ids=ids, position_ids=positions, use_cache=False, outrider_seen=seen)
-    except (TypeError, ValueError) as error:
-        raise CapabilityError(f"{name}: its code does not accept our attention ({error}). {ROLLBACK_HINT}") from error
-    missing = [layer for layer in range(num_layers) if layer not in seen]
-    if missing:
-        kinds = getattr(module.config, "layer_types", None)
-        what = f"layer {missing[0]}" + (f" ({kinds[missing[0]]})" if kinds else "")
-        raise CapabilityError(
-            f"{name}: {what} and {len(missing) - 1} more of {num_layers} keep no keys and values we can roll back. "
-            f"{ROLLBACK_HINT}"
-        )
+            module(input_ids=ids, position_ids=positions, use_cache=False, outrider_probe=True)
+    except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is told
+        refuse_failure(module, error, name)
+    if silent := [layer for layer in range(num_layers) if layer not in seen or not seen[layer].takes_keywords]:
+        refuse_silent_layers(module, silent, silent[0] in seen, name)
     module.set_attn_implementation(NAME)
     return tuple(seen[layer] for layer in range(num_layers))
 
@@ -91,6 +88,23 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
     Raises NumericalError when the module's own are no numbers.
     """
     tokens = probe_tokens(vocab_size, 12, lm.device)
+    try:
+        compared = _logits_both_ways(lm, module, name, tokens)
+    except OutriderError:
+        raise
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is told
+        refuse_failure(module, error, name)
+    for what, on_cache, own in compared:
+        if (worst := _difference(on_cache, own)) > _tolerance(own):
+            raise CapabilityError(
+                f"{name}: a {what} on our cache differs from the model's own logits by {worst:.1%} of their range "
+                f"(allowed {_tolerance(own):.1%}), so it would not be lossless. "
+                f"{why_logits_differ(module, tokens, _tolerance(own))}"
+            )
+
+
+def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """(kind of pass, logits on our cache, the module's own) of `tokens` (1, 12). Leaves the cache empty."""
     parents = torch.tensor([[-1, -1, 0, 1, 2]], device=lm.device)  # two branches: 0-2-4 and 1-3
     branches = [[6, 7, 9, 11], [6, 8, 10]]  # pending token and nodes, as columns of `tokens`
     module.set_attn_implementation("eager")
@@ -111,10 +125,10 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
         chain = lm.forward(tokens[:, 6:])
         tree = lm.forward(tokens[:, 6:], parents)
         lm.kv.swap_remove(0)
-    _refuse_difference(name, "prefill", ours, plain[:, :6])
-    _refuse_difference(name, "chain pass", chain, plain[:, 6:])
+    compared = [("prefill", ours, plain[:, :6]), ("chain pass", chain, plain[:, 6:])]
     for branch, path in zip(branches, paths, strict=True):
-        _refuse_difference(name, "tree pass", tree[:, [column - 6 for column in branch]], path)
+        compared.append(("tree pass", tree[:, [column - 6 for column in branch]], path))
+    return compared
 
 
 @torch.inference_mode()
@@ -171,13 +185,3 @@ def _broken_weight(module: Any) -> str:
         if not torch.isfinite(tensor).all():
             return f"the checkpoint is damaged, {name} has NaN or infinite values"
     return "all weights are finite, so the dtype is too narrow for them (try --dtype float32)"
-
-
-def _refuse_difference(name: str, what: str, ours: Tensor, plain: Tensor) -> None:
-    worst, tolerance = _difference(ours, plain), _tolerance(plain)
-    if worst > tolerance:
-        raise CapabilityError(
-            f"{name}: a {what} on our cache differs from the model's own logits by {worst:.1%} of their range "
-            f"(allowed {tolerance:.1%}), so it would not be lossless. The architecture uses something our attention "
-            f"does not handle (ALiBi, attention sinks, latent attention). {ROLLBACK_HINT}"
-        )

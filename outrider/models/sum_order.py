@@ -110,9 +110,15 @@ def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...], *, is_com
 def _linear_sample(layer: nn.Module, inputs: int, outputs: int, lm: LM, widths: tuple[int, ...]) -> Sample:
     count = -(-NUMBERS.get(lm.dtype, FEW_NUMBERS) // outputs)
     generator = torch.Generator().manual_seed(inputs)
-    x = torch.randn(1, count + max(widths), inputs, generator=generator).to(lm.device, lm.dtype)
+    x = torch.randn(1, count + max(widths), inputs, generator=generator).to(lm.device, _dtype_of(layer, lm))
     found = {width: _in_passes(layer, x, width, count) for width in widths if width > 1}
     return {width: found[max(width, 2)] for width in widths}  # `LM` never sends a single token
+
+
+def _dtype_of(layer: Any, lm: LM) -> torch.dtype:
+    """What a layer multiplies: a router may be kept in fp32 where the model runs in bf16."""
+    weight = layer.packed if isinstance(layer, PackedLinear) else layer.panels if isinstance(layer, PanelLinear) else layer.weight
+    return weight.dtype if weight.is_floating_point() else lm.dtype
 
 
 def _in_passes(layer: nn.Module, x: Tensor, width: int, count: int) -> Tensor:

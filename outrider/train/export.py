@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.models.context import UNKNOWN_CONTEXT
 from outrider.models.heads.block import BlockConfig
 from outrider.models.heads.block_files import export_block, load_block
 from outrider.models.heads.eagle import EagleConfig, Kind
@@ -30,7 +31,7 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft
 from outrider.models.heads.medusa_files import export_medusa, load_medusa
 from outrider.models.heads.tensors import HeadTensors
-from outrider.models.load import UNKNOWN_CONTEXT, load_config, load_module, load_tokenizer, own_dtype
+from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
 from outrider.train.vllm.obstacles import obstacles

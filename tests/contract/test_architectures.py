@@ -45,6 +45,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {**GROUPED, "head_dim": 8, "sliding_window": WINDOW, "attn_logit_softcapping": 2.0}),
     "gemma3": ("Gemma3", {**GROUPED, "head_dim": 8, "sliding_window": WINDOW, "layer_types": [
         "sliding_attention", "full_attention", "sliding_attention"]}),
+    "gemma4": ("Gemma4", {
+        **GROUPED, "head_dim": 8, "global_head_dim": 16, "sliding_window": WINDOW, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
+    "hunyuan-moe": ("HunYuanMoEV1", {**GROUPED, "head_dim": 8, "num_experts": 4, "moe_topk": 2}),
     "gpt2": ("GPT2", GPT2),
     "gpt-neox": ("GPTNeoX", SMALL),
     "phi": ("Phi", GROUPED),

@@ -12,8 +12,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
 from outrider.models.load import first_line, load_config
 from outrider.models.memory import kv_bytes_per_token
-
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
+from outrider.models.unsupported import EXPERTS
 
 
 def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> ModelSize:

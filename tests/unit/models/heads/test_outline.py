@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-import outrider.build
+import outrider.loader
 from outrider.build import Options, build
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
@@ -108,7 +108,7 @@ def test_a_head_of_another_target_is_refused_before_its_weights_are_read(
     def never(*given: Any, **more: Any) -> None:
         raise AssertionError("the target's weights were read")
 
-    monkeypatch.setattr(outrider.build, "load_module", never)
+    monkeypatch.setattr(outrider.loader, "load_module", never)
     for options in (
         Options(str(root / "other"), drafter=drafter, draft=str(root / drafter)),
         Options(str(root / "other"), drafter="composite", draft=str(root / drafter),
@@ -119,7 +119,7 @@ def test_a_head_of_another_target_is_refused_before_its_weights_are_read(
 
 
 def test_an_exit_head_is_checked_first_as_well(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outrider.build, "load_module", None)
+    monkeypatch.setattr(outrider.loader, "load_module", None)
     with pytest.raises(CheckpointError, match=r"2 layers of width 64; .* has 3 of 96"):
         build(Options(str(root / "other"), drafter="early-exit", drafter_options={"head": str(root / "early-exit")}))
 

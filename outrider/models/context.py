@@ -1,0 +1,63 @@
+"""How many tokens a model's context holds, how many it was asked to hold, and what a person is told where the two differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import ConfigError
+
+UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
+
+
+def configured_context(config: Any) -> int:
+    """Positions that the config names."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or UNKNOWN_CONTEXT
+
+
+def context_length(config: Any) -> int:
+    """Positions the model may use. LongRoPE models change every position's rotation once a pass goes beyond the original
+    context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
+    longest = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings")
+        longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    return longest
+
+
+def check_asked(asked: int | None, config: Any, name: str) -> None:
+    """Raise ConfigError where more tokens are asked for than the config names."""
+    if asked is not None and asked > (holds := configured_context(config)):
+        raise ConfigError(
+            f"max_model_len {asked} is more than '{name}' can hold: {holds} tokens (max_position_embeddings in its config.json). "
+            f"Give at most {holds}, or leave it out; a longer context takes a checkpoint that was made for one."
+        )
+
+
+def held_context(asked: int | None, holds: int, config: Any, name: str, notes: list[str]) -> int:
+    """Tokens a row may have on a loaded model that holds `holds`. Adds a note where that is less than its config says.
+
+    Raises ConfigError where more are asked for.
+    """
+    if holds >= configured_context(config):
+        return min(asked or holds, holds)
+    why = "its positions beyond are scaled by LongRoPE, which changes keys that are cached already"
+    if context_length(config.get_text_config()) > holds:
+        why = "behind them its code hides or scales tokens where Outrider's attention cannot see it"
+    if asked is not None and asked > holds:
+        raise ConfigError(
+            f"max_model_len {asked} is more than '{name}' can hold here: {holds} tokens ({why}). Give at most {holds}."
+        )
+    if asked is None:
+        notes.append(f"'{name}' holds {holds} tokens here, not the {configured_context(config)} of its config: {why}")
+    return asked or holds
+
+
+def shorter_draft(draft: int, context: int, name: str) -> list[str]:
+    """A note where a draft model holds fewer tokens than rows may have."""
+    if draft >= context:
+        return []
+    return [
+        f"the draft '{name}' holds {draft} tokens, rows may have {context}: beyond {draft} nothing is drafted "
+        f"(--max-model-len {draft}, or a draft with a longer context)"
+    ]

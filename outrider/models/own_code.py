@@ -1,0 +1,39 @@
+"""Checkpoints that bring Python code of their own: who runs it, and what a person is told when nobody may."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import CheckpointError
+
+REMEDY = "read it, then pass --trust-remote-code (trust_remote_code=True in Python)"
+
+
+def refuse_untrusted(name: str, part: str, error: Exception) -> None:
+    """Raise CheckpointError where transformers refused because `part` ("model", "tokenizer") needs the checkpoint's own code."""
+    if "contains custom code" not in str(error):
+        return
+    files = _files(Path(name), "tokenizer_config.json" if part == "tokenizer" else "config.json")
+    named = f" ({', '.join(files)})" if files else ""
+    raise CheckpointError(f"the {part} of '{name}' needs Python code of the checkpoint's own{named}: {REMEDY}.") from error
+
+
+def ignored_code(config: Any, module: Any, trusted: bool, name: str) -> list[str]:
+    """A note where a checkpoint brings code for its model and transformers' own class runs instead."""
+    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if trusted or not own:
+        return []
+    runs = type(module).__name__
+    return [f"'{name}' brings code of its own ({own}), transformers' {runs} runs instead; --trust-remote-code runs its own"]
+
+
+def _files(folder: Path, file: str) -> list[str]:
+    """Files of code that a local checkpoint names; none for one on the hub."""
+    try:
+        named = json.loads((folder / file).read_text(encoding="utf-8")).get("auto_map") or {}
+    except (OSError, ValueError):
+        return []
+    classes = [one for value in named.values() for one in (value if isinstance(value, list) else [value]) if one]
+    return sorted({one.split("--")[-1].rpartition(".")[0] + ".py" for one in classes})

@@ -1,0 +1,59 @@
+"""What transformers makes of a checkpoint with quantised weights: whether they are widened to plain numbers on load, or stay."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers import AutoHfQuantizer
+
+COMPRESSED = "compressed-tensors"
+
+
+def quantisation_of(config: Any) -> str | None:
+    """The method a config names ("fp8", "gptq", "bitsandbytes"); None for plain weights."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+    return str(getattr(method, "value", method) or "unknown")
+
+
+def widen_on_cpu(config: Any, device: torch.device) -> None:
+    """Ask for plain weights where a CPU gains nothing from quantised ones: compressed-tensors would widen them at the first pass
+    anyway, and round every layer's input in each pass."""
+    found = getattr(config, "quantization_config", None)
+    if device.type == "cpu" and quantisation_of(config) == COMPRESSED and isinstance(found, dict):
+        found["dequantize"] = True
+
+
+def is_widened(config: Any, device: torch.device) -> bool:
+    """Whether the quantised weights take as much memory as plain ones once loaded, as transformers' own quantizer decides here.
+    False where it cannot say: loading then names what is missing."""
+    method, found = quantisation_of(config), getattr(config, "quantization_config", None)
+    if method is None or (method == COMPRESSED and device.type == "cpu"):
+        return method is not None
+    try:
+        quantizer = AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True)
+        quantizer.validate_environment(device_map=None)
+    except Exception:  # noqa: BLE001  an absent library or device; loading says which
+        return False
+    if method == COMPRESSED:  # widened at the first pass, but for layers on fp8 kernels
+        return not quantizer.use_fp8_kernel
+    return bool(getattr(quantizer.quantization_config, "dequantize", False))
+
+
+def bits_per_weight(config: Any) -> int:
+    """Bits of a weight in packed tensors, by the first group of layers that the config names; 4 where it names none."""
+    found = getattr(config, "quantization_config", None)
+    groups = (found.get("config_groups") if isinstance(found, dict) else None) or {}
+    return next((group["weights"]["num_bits"] for group in groups.values() if group.get("weights")), 4)
+
+
+def to_one_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give weights that were widened to bfloat16 the dtype of the rest, in place."""
+    for parameter in module.parameters():
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.to(dtype)

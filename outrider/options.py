@@ -1,0 +1,81 @@
+"""What a decoder is asked to be (`Options`), and what it needs of the models that are loaded for it (`Needs`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from outrider.drafters.base import Drafter
+from outrider.errors import ConfigError
+from outrider.parts import Parts
+
+COMPILE_MODES = ("auto", "on", "off")
+DEMO = "demo"  # the name of the embedded pair, as target and as draft
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that shapes a decoder; what `LLM(...)` and the command line fill in."""
+
+    target: str
+    drafter: str = "auto"
+    draft: str | None = None
+    num_draft_tokens: int | str | None = None  # nodes per row and step; "auto" or "auto:12"; None: the drafter's default
+    drafter_options: dict[str, Any] = field(default_factory=dict)
+    verifier: str = "auto"
+    verifier_options: dict[str, Any] = field(default_factory=dict)
+    lossy: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    compile: str = "auto"
+    max_num_seqs: int = 8
+    max_model_len: int | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.compile not in COMPILE_MODES:
+            raise ConfigError(f"compile must be one of auto, on, off; got '{self.compile}'.")
+        if not 1 <= self.max_num_seqs <= 4096:
+            raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        if self.threads is not None and self.threads > (most := max(64, 4 * (os.cpu_count() or 1))):
+            raise ConfigError(f"threads must be between 1 and {most} on this machine, got {self.threads}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one decoder, or several that share models, ask of them."""
+
+    draft: bool = False  # a draft model
+    module: bool = False  # the target's own weights, beside its packed ones
+    loop_lengths: tuple[int, ...] = ()  # tokens that the calls of a compiled drafting loop make; none: there is no loop
+    heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that draft, and their folders
+
+    @classmethod
+    def of(cls, parts: Parts) -> Needs:
+        heads = parts.drafter.heads_of(parts.drafter_settings)
+        return cls(parts.wants_draft, parts.wants_module, parts.loop_lengths, heads)
+
+    @property
+    def tables(self) -> bool:
+        """Whether a head reads the target's embedding or output layer."""
+        return any(kind.needs_head for kind, _ in self.heads)
+
+    @classmethod
+    def of_all(cls, several: Sequence[Parts]) -> Needs:
+        """Of several that share models: with programs that make up any length they share the loop, too."""
+        each = [cls.of(replace(parts, any_length=True)) for parts in several]
+        heads = tuple(dict.fromkeys(head for n in each for head in n.heads))
+        return cls(any(n.draft for n in each), any(n.module for n in each), max(n.loop_lengths for n in each), heads)
+
+
+def replaced(options: Options, **changes: Any) -> Options:
+    """The options with some of them changed, and checked again."""
+    return Options(**{**asdict(options), **changes})

@@ -1,0 +1,129 @@
+"""The length of the context: what cannot be held is refused with both numbers, what is held to less is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli import app
+from outrider.engine.start import make_engine
+from outrider.errors import ConfigError
+from outrider.lab.configuration import Configuration
+from outrider.lab.runner import Runner
+from outrider.llm import LLM
+from outrider.options import Options
+from outrider.sampling.params import SamplingParams
+from tests.contract.test_architectures import HELD, REACH, make_module
+from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
+
+QUIET: dict[str, Any] = {"compile": "off", "dtype": "float32"}
+TARGET, DRAFT = 256, 64  # tokens that the models hold
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("target"), tiny_llama(96, max_position_embeddings=TARGET), word_tokenizer(96))
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("draft"), tiny_llama(96, 1, max_position_embeddings=DRAFT), word_tokenizer(96))
+
+
+def test_more_than_the_config_names_is_refused(target: Path) -> None:
+    """It was lowered in silence, to be found out when a long prompt was refused."""
+    with pytest.raises(ConfigError) as refused:
+        LLM(target, drafter="none", max_model_len=TARGET + 1, **QUIET)
+    assert str(refused.value) == (
+        f"max_model_len 257 is more than '{target}' can hold: 256 tokens (max_position_embeddings in its config.json). "
+        "Give at most 256, or leave it out; a longer context takes a checkpoint that was made for one."
+    )
+    with pytest.raises(ConfigError, match="max_model_len 257 is more than"):
+        make_engine(Options(target=str(target), drafter="none", max_model_len=257, **QUIET))
+    for asked in (TARGET, 17):
+        assert LLM(target, drafter="none", max_model_len=asked, **QUIET).config["max_model_len"] == asked
+
+
+def test_the_command_line_refuses_it_before_loading(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["generate", str(target), "w3", "--max-model-len", "9999", "--drafter", "none"]) == 2
+    said = capsys.readouterr().err
+    assert "max_model_len 9999 is more than" in said
+    assert "loading" not in said
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe", "llama4-scales"])
+def test_a_context_that_our_attention_shortens_is_said(name: str, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, make_module(*HELD[name]), word_tokenizer(96))
+    llm = LLM(folder, drafter="none", **QUIET)
+    assert llm.config["max_model_len"] == REACH
+    held = f"'{folder}' holds {REACH} tokens here, not the 128 of its config"
+    assert f"{held}: behind them its code hides or scales" in llm.notes[0]
+    assert LLM(folder, drafter="none", max_model_len=REACH, **QUIET).notes == llm.notes[1:]
+    with pytest.raises(ConfigError, match=rf"max_model_len 100 is more than '.*' can hold here: {REACH} tokens \(behind them"):
+        LLM(folder, drafter="none", max_model_len=100, **QUIET)
+
+
+def test_long_rope_is_said(tmp_path: Path) -> None:
+    """Phi-3 with 128k tokens: held to the original 4k."""
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    folder = save_checkpoint(tmp_path, tiny_llama(96, max_position_embeddings=128, rope_parameters=rope), word_tokenizer(96))
+    llm = LLM(folder, drafter="none", **QUIET)
+    held = f"'{folder}' holds 32 tokens here, not the 128 of its config"
+    assert f"{held}: its positions beyond are scaled by LongRoPE" in llm.notes[0]
+
+
+def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) -> None:
+    """It drafts nothing in a longer text: only a server said so."""
+    llm = LLM(target, draft=draft, **QUIET)
+    said = (
+        f"the draft '{draft}' holds 64 tokens, rows may have 256: beyond 64 nothing is drafted "
+        "(--max-model-len 64, or a draft with a longer context)"
+    )
+    assert llm.notes.count(said) == 1
+    assert llm.generate([[3] * (DRAFT + 1)], SamplingParams(max_tokens=4))[0].stats.drafted == 0
+    assert said not in LLM(target, draft=draft, max_model_len=DRAFT, **QUIET).notes
+    assert said in make_engine(Options(target=str(target), draft=str(draft), **QUIET)).notes
+
+
+def test_the_command_line_says_so_once_and_in_json(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--compile", "off", "--max-new-tokens", "2", "--json"]
+    assert app.run(arguments) == 0
+    found = capsys.readouterr()
+    assert found.err.count("holds 64 tokens, rows may have 256") == 1
+    assert sum("holds 64 tokens, rows may have 256" in note for note in json.loads(found.out)["notes"]) == 1
+
+
+def test_bench_says_so_once(target: Path, draft: Path) -> None:
+    """Its results take the notes of the loaded models."""
+    runner = Runner(Options(target=str(target), draft=str(draft), **QUIET), [Configuration.parse("draft-model")])
+    assert sum("holds 64 tokens, rows may have 256" in note for note in runner.models.notes) == 1
+
+
+def test_a_full_context_is_said(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--max-new-tokens beyond the context ended as "the length limit", which nobody had asked for."""
+    arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--compile", "off", "--max-model-len", "9", "--json"]
+    assert app.run([*arguments, "--max-new-tokens", "50"]) == 0
+    found, said = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
+    assert said in found.err
+    assert said in json.loads(found.out)["notes"]
+    assert app.run([*arguments, "--max-new-tokens", "7"]) == 0
+    assert "is full" not in capsys.readouterr().err
+
+
+def test_threads_by_the_thousand_are_refused(target: Path) -> None:
+    """They did not come to an end."""
+    with pytest.raises(ConfigError, match=r"threads must be between 1 and \d+ on this machine, got 4096"):
+        LLM(target, drafter="none", threads=4096, **QUIET)
+
+
+def test_a_revision_of_a_local_folder_is_refused(target: Path) -> None:
+    """It was ignored: a folder has one version."""
+    for name in (str(target), "demo"):
+        with pytest.raises(ConfigError, match=f"revision 'v2' names a version on the hub, but '{name}' is a local folder"):
+            LLM(name, drafter="none", revision="v2", **QUIET)
