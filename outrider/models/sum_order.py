@@ -2,8 +2,8 @@
 
 A number in half precision hides the order of its sum: only about one in 10,000 changes with it, so a few passes of a model agree
 by luck. Two kinds of samples do not. Attention gets keys and values whose sums cancel: what is left is rounding alone, and
-another order leaves something else. Elsewhere, and for the sum of attention weights, samples are compared until enough numbers
-were seen.
+another order leaves something else. For the sum of attention weights, and for linear layers, which keep their own weights,
+enough numbers are compared.
 
 A sample is a table from the number of tokens in a pass to what the kernel gave, tokens first.
 """
@@ -30,10 +30,14 @@ Sample = dict[int, Tensor]  # tokens in the pass -> (tokens, numbers)
 Inputs = tuple[Tensor, Tensor, Tensor]  # query, key, value (1, heads, tokens, size)
 
 PREFIXES = (1, 24, 300, 600)  # tokens before a pass: less and more than one key block
-TREE_NODES = 15
-# Numbers compared per linear shape and kind of attention. Measured on random weights: another order of the sum changes 3 to 16 in
+TREE_NODES = 63
+REACH = 3  # nodes between a node and its parent at most: long paths, whose sums differ most from those of a chain
+# Numbers compared per linear shape. Measured on random weights: another order of the sum changes 3 to 16 in
 # 100,000 numbers of bfloat16, ten times as many of float16, and one number in four of float32.
 NUMBERS = {torch.bfloat16: 150_000, torch.float16: 50_000}
+# Numbers of tree nodes compared per kind of attention: another order of the sum of weights alone changes 1 in 100,000 of bfloat16
+# and 4 of float16, measured on torch's attention.
+TREE_NUMBERS = {torch.bfloat16: 1_000_000, torch.float16: 300_000}
 FEW_NUMBERS = 2_000  # of wider types
 MAX_EXPERT_TOKENS = 400  # whose experts are sampled
 MAX_COLUMNS = 8192  # outputs kept of each token
@@ -76,17 +80,16 @@ def attention_samples(kind: AttentionKind, lm: LM, widths: tuple[int, ...]) -> I
 def trees_keep_bits(kind: AttentionKind, lm: LM) -> bool:
     """Whether a node of a tree gets the bits that it has at the end of its own path as a chain."""
     bench, dice = _Bench(kind, lm), random.Random(1)
-    wanted = NUMBERS.get(lm.dtype, FEW_NUMBERS) // len(PREFIXES)
     for prefix in PREFIXES:
-        parents = _some_tree(dice)
-        if not bench.agrees(bench.cancelling_values(prefix, TREE_NODES + 1, _path_to_last(parents)), parents):
+        parents, path = _some_tree(dice)
+        if not bench.agrees(bench.cancelling_values(prefix, TREE_NODES + 1, path), parents, path):
             return False
         inputs, numbers = bench.random(prefix, TREE_NODES + 1), 0
-        while numbers < wanted:
-            parents = _some_tree(dice)
-            if not bench.agrees(inputs, parents):
+        while numbers < TREE_NUMBERS.get(lm.dtype, FEW_NUMBERS) // len(PREFIXES):
+            parents, path = _some_tree(dice)
+            if not bench.agrees(inputs, parents, path):
                 return False
-            numbers += len(_path_to_last(parents)) * kind.num_heads * kind.shape.value_size
+            numbers += len(path) * kind.num_heads * kind.shape.value_size
     return True
 
 
@@ -110,14 +113,20 @@ def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...], *, is_com
 def _linear_sample(layer: nn.Module, inputs: int, outputs: int, lm: LM, widths: tuple[int, ...]) -> Sample:
     count = -(-NUMBERS.get(lm.dtype, FEW_NUMBERS) // outputs)
     generator = torch.Generator().manual_seed(inputs)
-    x = torch.randn(1, count + max(widths), inputs, generator=generator).to(lm.device, _dtype_of(layer, lm))
+    x = torch.randn(1, count + max(widths), inputs, generator=generator).to(_dtype_of(layer, lm)).to(lm.device)
     found = {width: _in_passes(layer, x, width, count) for width in widths if width > 1}
     return {width: found[max(width, 2)] for width in widths}  # `LM` never sends a single token
 
 
 def _dtype_of(layer: Any, lm: LM) -> torch.dtype:
     """What a layer multiplies: a router may be kept in fp32 where the model runs in bf16."""
-    weight = layer.packed if isinstance(layer, PackedLinear) else layer.panels if isinstance(layer, PanelLinear) else layer.weight
+    weight = (
+        layer.packed
+        if isinstance(layer, PackedLinear)
+        else layer.panels
+        if isinstance(layer, PanelLinear)
+        else layer.weight
+    )
     return weight.dtype if weight.is_floating_point() else lm.dtype
 
 
@@ -147,7 +156,7 @@ def experts_keep_bits(module: Any, lm: LM) -> bool:
 def _are_independent(experts: nn.Module, num_experts: int, size: int, lm: LM) -> bool:
     count = min(MAX_EXPERT_TOKENS, 2 + NUMBERS.get(lm.dtype, FEW_NUMBERS) // size)
     generator = torch.Generator().manual_seed(num_experts)
-    hidden = torch.randn(count, size, generator=generator).to(lm.device, lm.dtype)
+    hidden = torch.randn(count, size, generator=generator).to(lm.dtype).to(lm.device)
     chosen = torch.rand(count, num_experts, generator=generator).argsort(dim=1)[:, :2].to(lm.device)
     weights = torch.full(chosen.shape, 0.5, dtype=lm.dtype, device=lm.device)
     found = []
@@ -198,7 +207,7 @@ class _Bench:
 
     def _behind(self, prefix: int, query: Tensor, keys: Tensor, values: Tensor) -> Inputs:
         """Put keys and values (KV heads, prefix + width, size) of the prefix into the cache; the rest is the pass."""
-        keys, values, query = (tensor.to(self._device, self._dtype) for tensor in (keys, values, query))
+        keys, values, query = (tensor.to(self._dtype).to(self._device) for tensor in (keys, values, query))
         self._kv.truncate(0, 0)
         self._kv.reserve(1, keys.shape[1])
         self._kv.advance(0, prefix)
@@ -221,10 +230,9 @@ class _Bench:
         )
         return out[0].flatten(1)
 
-    def agrees(self, inputs: Inputs, parents: list[int]) -> bool:
+    def agrees(self, inputs: Inputs, parents: list[int], path: list[int]) -> bool:
         """Whether the path to a tree's last node has the same bits as a chain of its tokens alone."""
         query, key, value = inputs
-        path = _path_to_last(parents)
         tree = self.attend(query, key, value, torch.tensor([parents], device=self._device))
         chain = self.attend(query[:, :, path], key[:, :, path], value[:, :, path])
         return torch.equal(tree[path], chain)
@@ -240,16 +248,11 @@ class _Bench:
         return pairs.gather(0, order)
 
 
-def _some_tree(dice: random.Random) -> list[int]:
-    """Parents of TREE_NODES nodes: bushy, or a few long branches."""
-    reach = dice.choice((2, 4, TREE_NODES))
-    return [dice.randrange(max(-1, node - reach), node) for node in range(TREE_NODES)]
-
-
-def _path_to_last(parents: list[int]) -> list[int]:
-    """Columns of a pass (0: the pending token) from the root to the last node."""
-    path, node = [], len(parents) - 1
+def _some_tree(dice: random.Random) -> tuple[list[int], list[int]]:
+    """Parents of the nodes of a random tree, and the columns of a pass (0: the pending token) down to its last node."""
+    parents = [dice.randrange(max(-1, node - REACH), node) for node in range(TREE_NODES)]
+    path, node = [], TREE_NODES - 1
     while node >= 0:
         path.append(node + 1)
         node = parents[node]
-    return [0, *reversed(path)]
+    return parents, [0, *reversed(path)]
