@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Interrupting(Quiet):
     def __init__(self, stage: str) -> None:
         self._stage = stage
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
         if name.startswith(self._stage):
             raise KeyboardInterrupt
 
