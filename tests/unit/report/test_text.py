@@ -14,8 +14,8 @@ from outrider.report.text import amount, printable, stats_line, to_json
 from outrider.stats import DecodeStats
 
 ROW = {
-    "drafter": "none", "tokens_per_s": 100.0, "speedup": 1.0, "tau": 1.0, "alpha": None, "num_identical": 3,
-    "num_problems": 3, "num_correct": 2,
+    "drafter": "none", "decode_tokens_per_s": 100.0, "speedup": 1.0, "speedup_interval": [1.0, 1.0], "tau": 1.0, "alpha": None,
+    "num_identical": 3, "num_problems": 3, "num_correct": 2,
 }  # fmt: skip
 
 
@@ -125,9 +125,21 @@ def test_times_of_several_answers_are_per_answer() -> None:
 def test_demo_table_shows_a_difference() -> None:
     """'identical: no' is the one cell nobody may overlook."""
     out, raw = console()
-    other = {**ROW, "drafter": "ngram", "speedup": 1.5, "num_identical": 2}
+    other = {**ROW, "drafter": "ngram", "speedup": 1.5, "speedup_interval": [1.2, 1.849], "num_identical": 2}
     out.print(demo_table("title", [ROW, other], "caption"))
     text = raw.getvalue().decode()
     assert "no (2/3)" in text
-    assert "1.50x" in text
+    assert "1.50x [1.20, 1.85]" in text
+    assert "1.00x [" not in text, "plain decoding is what the others are compared with"
     assert "none (plain)" in text
+
+
+def test_demo_table_fits_a_terminal_of_80_columns() -> None:
+    """No number is cut off beside the longest label and the widest cells."""
+    out, raw = console()
+    longest = {**ROW, "drafter": "draft-model, auto length", "speedup": 2.66, "speedup_interval": [2.31, 2.8], "alpha": 0.99}
+    out.print(demo_table("title", [ROW, {**longest, "decode_tokens_per_s": 12213.0, "num_identical": 2}], "caption"))
+    text = raw.getvalue().decode()
+    assert "…" not in text
+    assert "2.66x [2.31, 2.80]" in text
+    assert "no (2/3)" in text
