@@ -61,7 +61,7 @@ def bench(
     except KeyboardInterrupt:
         return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.is_interrupted:
+    if result.interrupted:
         return interrupted(path)
     if not complete:
         sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")

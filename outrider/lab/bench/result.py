@@ -271,11 +271,6 @@ class BenchResult(Result):
     servers: list[ServerMeasurement] = Field(default_factory=list)
     seconds: float = Field(ge=0)  # of measuring, loading not included
 
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether Ctrl-C ended it before it was enough."""
-        return any(cell.ended_by == "interrupted" for cell in self.cells)
-
     def comparable(self) -> list[Comparable]:
         """Speeds and speedups of every cell and configuration, and what greedy decoding must repeat exactly."""
         return [

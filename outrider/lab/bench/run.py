@@ -30,7 +30,7 @@ def run_bench(
     chat_template: bool = True, progress: Progress | None = None, status: Callable[[str], None] = lambda line: None,
 ) -> tuple[BenchResult, Journal]:  # fmt: skip
     """`options`: of models and machine; what they say about drafting plays no part. Close the journal when the result is safe.
-    After Ctrl-C the result is what was known by then (`BenchResult.is_interrupted`): keep the journal, a resumed run goes on.
+    After Ctrl-C the result is what was known by then (`interrupted`): keep the journal, a resumed run goes on.
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
     """
@@ -58,6 +58,7 @@ def run_bench(
         configurations=_describe(rounds, field, failures),
         cells=cells,
         seconds=rounds.spent_s,
+        interrupted=any(cell.ended_by == "interrupted" for cell in cells),
         notes=[*runner.models.notes, *material.notes, *notes, *_unreached(places, states), *_remarks(cells, plan, material)],
     )
     return result, journal

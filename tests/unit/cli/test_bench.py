@@ -235,7 +235,7 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
 
     def run_bench(options: Any, plan: Any, workload: Any, path: Path, **more: Any) -> Any:
         known = cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), ended_by="interrupted")
-        return result(known), Journal.open(path, {"plan": 1}, resume=False)
+        return result(known, interrupted=True), Journal.open(path, {"plan": 1}, resume=False)
 
     monkeypatch.setattr(run, "run_bench", run_bench)
     found = cli("bench", "demo", "--out", "r.json")
@@ -246,4 +246,4 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
     assert Path("r.unfinished.jsonl").exists()
     written = read_result(Path("r.json"))
     assert isinstance(written, BenchResult)
-    assert written.is_interrupted
+    assert written.interrupted

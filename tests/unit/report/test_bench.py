@@ -30,6 +30,7 @@ from outrider.report.console import print_document
 from outrider.report.document import Paragraph, Plot, Table
 from outrider.report.html import to_html
 from outrider.report.markdown import to_markdown
+from outrider.report.render import render
 from tests.unit.lab.bench.test_machine import target
 
 TIMES = {"prompt": 0.2, "draft": 0.3, "target": 0.4, "verify": 0.06, "other": 0.04}
@@ -122,10 +123,10 @@ def test_a_calm_machine_is_not_spoken_of() -> None:
 
 
 def test_an_interrupted_run_says_so() -> None:
-    found = result(cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), ended_by="interrupted"))
-    assert found.is_interrupted
+    found = result(cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), ended_by="interrupted"), interrupted=True)
     assert "ended by: you stopped it" in printed(found, width=200)
-    assert not result(GAIN).is_interrupted
+    assert "this is what was known when the run was stopped" in to_markdown(render(found))
+    assert "stopped" not in to_markdown(render(result(GAIN)))
 
 
 @pytest.mark.parametrize(
