@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
 
 MAX_NEW_TOKENS = 160
+FEW_PROBLEMS = 8  # below it an interval is rough
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
 Compile = Annotated[
     CompileMode, typer.Option(help="For the table: auto compiles where a C++ compiler is found.")
@@ -56,7 +57,11 @@ def demo(
     answers, interrupted = _answer(llm, questions, as_json)
     found: dict[str, Any] = {"answers": answers, "rows": []}
     if problems and not interrupted:
-        found |= _measure(target, eager, compile, problems, rounds)
+        try:
+            found |= _measure(target, eager, compile, problems, rounds)
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted before all drafters had answered a problem: there is no table yet\n")
+            return INTERRUPTED
         interrupted = found.pop("interrupted")
     if as_json:
         sys.stdout.write(to_json({**found, "versions": llm.versions}) + "\n")
@@ -151,9 +156,10 @@ def _show(found: dict[str, Any]) -> None:
     first = rows[0]
     compiled = "compiled" if on["compile"] == "on" else "not compiled"
     title = f"Greedy, {_counted(first['num_problems'], 'held-out problem')}, median of {_counted(first['num_rounds'], 'round')}"
+    few = " (few: rough)" if first["num_problems"] < FEW_PROBLEMS else ""
     caption = (
         f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}; of drafters that learn, the first round\n"
-        "tokens/s, speedup: after the first step · in brackets: 95 % interval over the problems\n"
+        f"tokens/s, speedup: after the first step · in brackets: 95 % interval over the problems{few}\n"
         f"time to first token, median: {_span([1000 * row['ttft_s'] for row in rows])} ms, reading the prompt included\n"
         "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"
         "identical: the same token ids as plain decoding · correct: the worked-out answer is right"

@@ -157,6 +157,16 @@ def test_ctrl_c_before_anything_is_known_is_passed_on() -> None:
         measure(series, held_out_problems(2), SamplingParams(), 1, lambda: None)
 
 
+def test_ctrl_c_without_a_table_is_said(cli: Callable[..., Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_module, "_measure", stopped)
+    found = cli("demo", "--questions", "0")
+    assert found.code == 130
+    assert "there is no table yet" in found.err
+
+
 def test_rows_beside_busy_processes_are_named() -> None:
     rows = [{"drafter": name, "other_cpu": share} for name, share in (("none", 0.02), ("ngram", 0.48), ("block", 0.31))]
     assert disturbed(rows[:1]) is None
