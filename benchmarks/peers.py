@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,6 +26,8 @@ from peer_report import Run, Runs, floors, show, stored, summarise
 from rich.console import Console
 from workers import PEER_NAMES, Configuration, Worker, WorkerError, interpreter
 from workload import PAIRS, PEERS, console, encode, model_name, model_pair, prompt_texts, write_result
+
+from outrider.lab.disturbance import Repeats
 
 MAX_MODEL_LEN = 1024
 WAKING_TOKENS = 8  # generated before every measured run: a worker that waited has lost its pages and caches
@@ -157,10 +160,11 @@ def measure(race: Field, prompts: list[list[int]], workload: Workload, console: 
             if race.attempt(worker, lambda w, p=prompt: w.run(p, workload.max_tokens)) is None:
                 break
     runs: Runs = {worker.configuration: [] for worker in race.workers}
+    repeats = Repeats(workload.max_other_cpu, console.print)
     for turn in range(workload.rounds * len(prompts)):
         number, index = divmod(turn, len(prompts))
         for worker in race.workers[:: 1 if turn % 2 == 0 else -1]:
-            run = race.attempt(worker, lambda w, p=prompts[index]: quiet_run(w, p, workload))
+            run = race.attempt(worker, lambda w, p=prompts[index]: quiet_run(w, p, workload, repeats))
             if run is not None:
                 runs[worker.configuration].append({"round": number, "prompt": index, **run})
         if index == len(prompts) - 1:
@@ -168,15 +172,11 @@ def measure(race: Field, prompts: list[list[int]], workload: Workload, console: 
     return {configuration: measured for configuration, measured in runs.items() if measured}
 
 
-def quiet_run(worker: Worker, prompt: list[int], workload: Workload) -> Run:
+def quiet_run(worker: Worker, prompt: list[int], workload: Workload, repeats: Repeats) -> Run:
     """One run of a woken worker; when others were busy meanwhile, the quietest of up to `repeats` more."""
     worker.run(prompt, WAKING_TOKENS)
-    best = worker.run(prompt, workload.max_tokens)
-    for _ in range(workload.repeats):
-        if best["other_cpu"] <= workload.max_other_cpu:
-            break
-        time.sleep(1.0)
-        best = min(best, worker.run(prompt, workload.max_tokens), key=lambda run: run["other_cpu"])
+    attempt = partial(worker.run, prompt, workload.max_tokens)
+    best, _ = repeats.calmest(attempt, lambda run: run["other_cpu"], workload.repeats)
     if len(best["token_ids"]) != workload.max_tokens:
         raise WorkerError(f"{len(best['token_ids'])} tokens instead of {workload.max_tokens}")
     return best

@@ -36,6 +36,7 @@ from workload import PAIRS, OtherCpu, console, encode, model_name, model_pair, p
 
 from outrider import SamplingParams, __version__
 from outrider.build import Built, Options, build
+from outrider.lab.disturbance import Repeats
 from outrider.models.lm import LM
 from outrider.rows import Row, RowVerifier
 from outrider.sampling.theory import tau
@@ -151,6 +152,7 @@ def measure(
     arithmetic: Arithmetic | None,
 ) -> Measured:
     """Everything in turn, in every round: this machine changes its speed within minutes."""
+    repeats = Repeats(max_other_cpu, console().print)
     seconds: dict[int, list[float]] = {n: [] for n in range(1, MOST_TOKENS + 1)}
     flops_per_s: list[float] = []
     runs: dict[int, list[Decoded]] = {length: [] for length in built}
@@ -164,20 +166,17 @@ def measure(
             flops_per_s += [arithmetic.flops_per_s(rows=8) for _ in range(PASS_REPEATS)]
         prompt = prompts[number % len(prompts)]
         for length in list(built)[:: 1 if number % 2 == 0 else -1]:
-            runs[length].append(undisturbed(built[length], prompt, max_tokens, max_other_cpu))
+            runs[length].append(undisturbed(built[length], prompt, max_tokens, repeats))
             for name, sampling in SAMPLED.items():
-                sampled[name][length].append(undisturbed(built[length], prompt, max_tokens, max_other_cpu, **sampling))
+                sampled[name][length].append(undisturbed(built[length], prompt, max_tokens, repeats, **sampling))
         for name, mine in trees.items():
-            mine.append(undisturbed(tree, prompt, max_tokens, max_other_cpu, **SAMPLED.get(name, {})))
+            mine.append(undisturbed(tree, prompt, max_tokens, repeats, **SAMPLED.get(name, {})))
     return Measured(seconds, flops_per_s, runs, sampled, trees)
 
 
-def undisturbed(built: Built, prompt: list[int], max_tokens: int, max_other_cpu: float, **sampling: Any) -> Decoded:
+def undisturbed(built: Built, prompt: list[int], max_tokens: int, repeats: Repeats, **sampling: Any) -> Decoded:
     """`decode`, repeated beside busy neighbours; the quietest run."""
-    attempts = [decode(built, prompt, max_tokens, **sampling)]
-    while attempts[-1].other_cpu > max_other_cpu and len(attempts) < 4:
-        attempts.append(decode(built, prompt, max_tokens, **sampling))
-    return min(attempts, key=lambda run: run.other_cpu)
+    return repeats.calmest(lambda: decode(built, prompt, max_tokens, **sampling), lambda run: run.other_cpu, most=3)[0]
 
 
 def arithmetic_bound(folder: Path, lm: LM, flops_per_s: list[float]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Definitions (docs/glossary.md): tau = emitted / steps, the bonus or correction token included, so plain decoding is 1.0;
 alpha = accepted / tested, where a draft token is tested when the verifier got as far as deciding on it;
-draft_utilisation = accepted / drafted (what vLLM prints as acceptance rate).
+draft_utilisation = accepted / drafted (what vLLM prints as acceptance rate). The first step's tokens are what the time to
+first token pays for, one or several; the tokens behind them are decoded: tpot = decode_s / (emitted - first_tokens).
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ class DecodeStats:
     tested: int = 0  # of those, decided on: the accepted ones and the first rejected one of each step
     accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)  # [i]: steps whose (i+1)-th draft token was accepted
-    ttft_s: float = 0.0  # seconds from the request to its first token, prefill included
-    decode_s: float = 0.0  # seconds from the first token to the last
+    answers: int = 0  # that emitted something
+    first_tokens: int = 0  # of the emitted: those of each answer's first step
+    ttft_s: float = 0.0  # seconds from the request to its first step's tokens, prefill included; of several answers the sum
+    decode_s: float = 0.0  # seconds from the first step's tokens to the last token
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property
@@ -44,12 +47,34 @@ class DecodeStats:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Emitted tokens per second of decoding, the time to the first token included."""
+        """Emitted tokens per second from the request to the last token, reading the prompt included."""
         return _ratio(self.emitted, self.ttft_s + self.decode_s)
+
+    @property
+    def mean_ttft_s(self) -> float | None:
+        """Mean time to first token of the answers."""
+        return _ratio(self.ttft_s, self.answers)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens emitted after each answer's first step."""
+        return self.emitted - self.first_tokens
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first step. None for an answer of a single step."""
+        return _ratio(self.decode_tokens, self.decode_s) if self.decode_tokens else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token: seconds per token after the first step. None for an answer of a single step."""
+        return _ratio(self.decode_s, self.decode_tokens)
 
     def count_step(self, drafted: int, accepted: int, emitted: int, *, rejected: bool) -> None:
         """Record one step of one row. `accepted` counts draft tokens that ended up in the text; `rejected`: the verifier
         then turned down what the draft had next (in a tree: all of it, which counts as one test)."""
+        if self.steps == 0:
+            self.answers, self.first_tokens = 1, emitted
         self.steps += 1
         self.emitted += emitted
         self.drafted += drafted
@@ -71,6 +96,8 @@ class DecodeStats:
             tested=self.tested + other.tested,
             accepted=self.accepted + other.accepted,
             accepted_per_position=[a + b for a, b in zip(mine, theirs, strict=True)],
+            answers=self.answers + other.answers,
+            first_tokens=self.first_tokens + other.first_tokens,
             ttft_s=self.ttft_s + other.ttft_s,
             decode_s=self.decode_s + other.decode_s,
             time_s={phase: self.time_s[phase] + other.time_s[phase] for phase in PHASES},
@@ -88,8 +115,11 @@ class DecodeStats:
             "alpha": self.alpha,
             "draft_utilisation": self.draft_utilisation,
             "accepted_per_position": self.accepted_per_position,
+            "first_tokens": self.first_tokens,
             "ttft_s": self.ttft_s,
             "decode_s": self.decode_s,
+            "tpot_s": self.tpot_s,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
             "tokens_per_s": self.tokens_per_s,
             "time_s": dict(self.time_s),
         }

@@ -61,6 +61,8 @@ def bench(
     except KeyboardInterrupt:
         return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return interrupted(path)
     if not complete:
         sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
         return 1

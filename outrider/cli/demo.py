@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
+from outrider.cli.lab import INTERRUPTED, shown_progress
 from outrider.cli.options import AsJson, CompileMode, ModelOptions
 from outrider.cli.stream import MarkedText, Printer, Silent, run_stream
 from outrider.errors import CapabilityError, ConfigError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
 
 MAX_NEW_TOKENS = 160
+FEW_PROBLEMS = 8  # below it an interval is rough
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
 Compile = Annotated[
     CompileMode, typer.Option(help="For the table: auto compiles where a C++ compiler is found.")
@@ -55,12 +57,17 @@ def demo(
     answers, interrupted = _answer(llm, questions, as_json)
     found: dict[str, Any] = {"answers": answers, "rows": []}
     if problems and not interrupted:
-        found |= _measure(target, eager, compile, problems, rounds)
+        try:
+            found |= _measure(target, eager, compile, problems, rounds)
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted before all drafters had answered a problem: there is no table yet\n")
+            return INTERRUPTED
+        interrupted = found.pop("interrupted")
     if as_json:
         sys.stdout.write(to_json({**found, "versions": llm.versions}) + "\n")
     elif found["rows"]:
         _show(found)
-    return 130 if interrupted else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], bool]:
@@ -99,21 +106,22 @@ def _as_dict(prompt: str, completion: Completion) -> dict[str, Any]:
 def _measure(
     target: str, options: ModelOptions, compile: CompileMode, count: int, rounds: int
 ) -> dict[str, Any]:
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from outrider.cli.demo_runs import held_out_problems, measure
+    from outrider.cli.demo_runs import disturbed, held_out_problems, measure
     from outrider.machine import cpu_name
     from outrider.sampling.params import SamplingParams
 
     series, notes = _open_all(target, options, compile)
-    columns = (TextColumn("[dim]{task.description}"), BarColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=rounds * len(series))
+    with shown_progress() as progress:
+        progress.stage("measuring", rounds * count * len(series))
         params = SamplingParams(max_tokens=MAX_NEW_TOKENS)
-        rows = measure(series, held_out_problems(count), params, rounds, lambda: progress.advance(task))
+        rows, interrupted = measure(series, held_out_problems(count), params, rounds, progress.advance)
+    if interrupted:
+        notes.append("stopped by you: the table shows what all drafters had done by then")
+    if (sentence := disturbed(rows)) is not None:
+        notes.append(sentence)
     config = series[0].llm.config
     measured_on = {key: config[key] for key in ("threads", "dtype", "device", "compile")}
-    return {"rows": rows, "measured_on": {"cpu": cpu_name(), **measured_on}, "notes": notes}
+    return {"rows": rows, "measured_on": {"cpu": cpu_name(), **measured_on}, "notes": notes, "interrupted": interrupted}
 
 
 def _open_all(target: str, options: ModelOptions, compile: CompileMode) -> tuple[list[Series], list[str]]:
@@ -147,9 +155,12 @@ def _show(found: dict[str, Any]) -> None:
     rows, on = found["rows"], found["measured_on"]
     first = rows[0]
     compiled = "compiled" if on["compile"] == "on" else "not compiled"
-    title = f"Greedy, {first['num_problems']} held-out problems, median of {first['num_rounds']} rounds"
+    title = f"Greedy, {_counted(first['num_problems'], 'held-out problem')}, median of {_counted(first['num_rounds'], 'round')}"
+    few = " (few: rough)" if first["num_problems"] < FEW_PROBLEMS else ""
     caption = (
         f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}; of drafters that learn, the first round\n"
+        f"tokens/s, speedup: after the first step · in brackets: 95 % interval over the problems{few}\n"
+        f"time to first token, median: {_span([1000 * row['ttft_s'] for row in rows])} ms, reading the prompt included\n"
         "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"
         "identical: the same token ids as plain decoding · correct: the worked-out answer is right"
     )
@@ -157,3 +168,14 @@ def _show(found: dict[str, Any]) -> None:
     show(demo_table(title, rows, caption))
     for note in found["notes"]:
         sys.stderr.write(f"note: {note}\n")
+
+
+def _counted(number: int, word: str) -> str:
+    """3, 'round' -> '3 rounds'."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _span(values: list[float]) -> str:
+    """[12.3, 15.9] -> '12 to 16'."""
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"

@@ -1,14 +1,16 @@
 """The demo's measurement: plain decoding against every drafter on held-out problems, greedy, one at a time.
 
-Runs are interleaved (every drafter once, then every drafter again, in a rotated order), so that a machine
-that slows down does so for all of them; the reported speed is the median over the rounds (of drafters that learn, the first:
-afterwards they would know the answers). Identical output
-means the same token ids as plain decoding, in every round.
+Runs are interleaved: each problem goes through all drafters, in a rotated order, before the next problem does, so a slow
+moment of the machine hits all of them alike. Speeds are those after the first step (docs/glossary.md). Of a problem the
+median round counts; of drafters that learn the first round, because afterwards they would know the answers. The interval of a
+speedup comes from resampling the problems. Identical output means the same token ids as plain decoding, in every round.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.demo import DEMO_PROMPTS
 from outrider.demo.problems import Problem, is_correct, problems
+from outrider.lab.disturbance import Disturbance
+from outrider.lab.intervals import ratio_of_rates
 from outrider.stats import DecodeStats
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 PROBLEM_SEED = 2024  # any: the split, not the seed, keeps training questions out
 PLAIN = "none"
+MAX_OTHER_CPU = 0.1  # share of the processors; a row beside busier processes is called disturbed
 
 
 class Contender(NamedTuple):
@@ -51,6 +56,13 @@ CONTENDERS = (
 )
 
 
+class Table(NamedTuple):
+    """A row of numbers for each drafter, and whether Ctrl-C ended the measurement."""
+
+    rows: list[dict[str, Any]]
+    interrupted: bool
+
+
 def held_out_problems(count: int) -> list[Problem]:
     """The same problems every time, none of which the embedded pair was trained on."""
     return list(islice(problems(PROBLEM_SEED, held_out=True), count))
@@ -63,14 +75,30 @@ class Series:
     drafter: str  # its label
     llm: LLM
     learns: bool = False  # from the second round on it knows the answers, so only the first one counts
-    speeds: list[float] = field(default_factory=list)  # tokens/s, one per round
     answers: list[list[Completion]] = field(default_factory=list)  # [round][problem]
+    seconds: float = 0.0  # of all runs
+    others_s: float = 0.0  # of these, as far as other processes used the processors
 
-    def run_round(self, chosen: Sequence[Problem], params: SamplingParams) -> None:
-        answers = [self.llm.generate(problem.prompt, params)[0] for problem in chosen]
-        stats = total(answers)
-        self.speeds.append(stats.tokens_per_s or 0.0)
-        self.answers.append(answers)
+    def run(self, problem: Problem, params: SamplingParams, turn: int) -> None:
+        """One problem of round `turn`."""
+        others, began = Disturbance(), time.perf_counter()
+        answer = self.llm.generate(problem.prompt, params)[0]
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        self.others_s += seconds * others.share()
+        if len(self.answers) == turn:
+            self.answers.append([])
+        self.answers[turn].append(answer)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that count."""
+        return 1 if self.learns else len(self.answers)
+
+    def typical(self, problem: int, num_rounds: int) -> DecodeStats:
+        """The stats of a problem in the round with the median speed."""
+        rounds = [answers[problem].stats for answers in self.answers[:num_rounds]]
+        return sorted(rounds, key=lambda stats: stats.tpot_s or 0.0)[(len(rounds) - 1) // 2]
 
 
 def total(answers: Sequence[Completion]) -> DecodeStats:
@@ -87,16 +115,39 @@ def measure(
     params: SamplingParams,
     rounds: int,
     tick: Callable[[], None],
-) -> list[dict[str, Any]]:
-    """Run everything and describe each drafter in one dict; `tick` is called after each drafter's round."""
+) -> Table:
+    """Run everything and describe each drafter in one dict; `tick` is called after each run. After Ctrl-C: what all have done."""
     for one in series:
         one.llm.generate(DEMO_PROMPTS[0], params)  # first calls allocate; none of the measured problems
-    for turn in range(rounds):
-        for position in range(len(series)):
-            series[(position + turn) % len(series)].run_round(chosen, params)
-            tick()
+    interrupted = False
+    try:
+        _run_all(series, chosen, params, rounds, tick)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not (chosen := _cut_to_common(series, chosen)):
+            raise
     plain = next(one for one in series if one.drafter == PLAIN)
-    return [describe(one, plain, chosen) for one in series]
+    return Table([describe(one, plain, chosen) for one in series], interrupted)
+
+
+def _run_all(
+    series: Sequence[Series], chosen: Sequence[Problem], params: SamplingParams, rounds: int, tick: Callable[[], None]
+) -> None:
+    for turn in range(rounds):
+        for number, problem in enumerate(chosen):
+            for position in range(len(series)):
+                series[(position + number + turn) % len(series)].run(problem, params, turn)
+                tick()
+
+
+def _cut_to_common(series: Sequence[Series], chosen: Sequence[Problem]) -> Sequence[Problem]:
+    """Drop what only some series have run: a round that is not complete, of the first round the problems behind the last common
+    one. Returns the problems that are left."""
+    whole = min(sum(len(answers) == len(chosen) for answers in one.answers) for one in series)
+    done = len(chosen) if whole else min(len(one.answers[0]) if one.answers else 0 for one in series)
+    for one in series:
+        one.answers = [answers[:done] for answers in one.answers[: max(whole, 1)]]
+    return chosen[:done]
 
 
 def describe(one: Series, plain: Series, chosen: Sequence[Problem]) -> dict[str, Any]:
@@ -104,19 +155,48 @@ def describe(one: Series, plain: Series, chosen: Sequence[Problem]) -> dict[str,
     expected = [answer.token_ids for answer in plain.answers[0]]
     same = [all(r[i].token_ids == ids for r in one.answers) for i, ids in enumerate(expected)]
     right = [is_correct(a.text, p.answer) for a, p in zip(one.answers[0], chosen, strict=True)]
-    speeds = one.speeds[:1] if one.learns else one.speeds
-    speed = statistics.median(speeds)
     stats = total(one.answers[0])
     return {
         "drafter": one.drafter,
-        "tokens_per_s": speed,
-        "tokens_per_s_range": [min(speeds), max(speeds)],
-        "speedup": speed / statistics.median(plain.speeds),
+        **_speeds(one, plain, len(chosen)),
         "tau": stats.tau,
         "alpha": stats.alpha,
         "num_identical": sum(same),
         "num_correct": sum(right),
         "num_problems": len(chosen),
-        "num_rounds": len(speeds),
+        "num_rounds": one.num_rounds,
         "num_tokens": stats.emitted,
+        "other_cpu": one.others_s / one.seconds if one.seconds else 0.0,
     }
+
+
+def _speeds(one: Series, plain: Series, num_problems: int) -> dict[str, Any]:
+    """Time to first token, speed after it, and speedup over the problems in which both sides decoded after their first step."""
+    rounds = one.num_rounds  # both sides are compared over the same rounds
+    ttft_s = statistics.median(answer.stats.ttft_s for answers in one.answers[:rounds] for answer in answers)
+    pairs = [(one.typical(number, rounds), plain.typical(number, rounds)) for number in range(num_problems)]
+    pairs = [(own, base) for own, base in pairs if own.decode_tokens_per_s and base.decode_tokens_per_s]
+    if not pairs:
+        return {"ttft_s": ttft_s, "decode_tokens_per_s": None, "speedup": None, "speedup_interval": None}
+    tokens, seconds = [own.decode_tokens for own, _ in pairs], [own.decode_s for own, _ in pairs]
+    found = ratio_of_rates(tokens, seconds, [base.decode_tokens for _, base in pairs], [base.decode_s for _, base in pairs])
+    return {
+        "ttft_s": ttft_s,
+        "decode_tokens_per_s": sum(tokens) / sum(seconds),
+        "speedup": found.value,
+        "speedup_interval": [found.low, found.high] if math.isfinite(found.high) else None,  # None: one problem
+    }
+
+
+def disturbed(rows: Sequence[dict[str, Any]]) -> str | None:
+    """One sentence where other processes used the processors: how much, in which rows."""
+    busy = {row["drafter"]: row["other_cpu"] for row in rows if row["other_cpu"] > MAX_OTHER_CPU}
+    if not busy:
+        return None
+    which = "all rows" if len(busy) == len(rows) else ", ".join(busy)
+    low, high = min(busy.values()), max(busy.values())
+    share = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    return (
+        f"disturbed: other processes used {share} of the processors during the runs of {which}; speeds are too low and "
+        "speedups uncertain beyond their intervals"
+    )

@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from outrider.cli.options import option
 from outrider.cli.writable import check_file
@@ -106,12 +109,26 @@ def command_line() -> str:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """A bar on stderr, with the time left; lines where stderr is no terminal."""
+    """A bar on stderr, with the time left; where stderr is no terminal, lines now and then."""
+    from outrider.lab.progress import Lines
+
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bars = Bars(*columns, console=console, speed_estimate_period=600, disable=not console.is_terminal)
-    with contextlib.redirect_stdout(sys.stderr), bars:
-        yield _Shown(bars)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
+    with contextlib.redirect_stdout(sys.stderr):
+        if not console.is_terminal:
+            yield Lines(lambda line: console.print(line, markup=False, soft_wrap=True))
+            return
+        with Bars(*columns, console=console, speed_estimate_period=600) as bars:
+            yield _Shown(bars)
+
+
+class _TimeLeft(ProgressColumn):
+    """The time left as the pace so far forecasts it, at most what the stage may take."""
+
+    def render(self, task: Task) -> Text:
+        most = max(task.fields["most_s"] - (task.elapsed or 0.0), 0.0)
+        left = most if task.time_remaining is None else min(task.time_remaining, most)
+        return Text("-:--:--" if math.isinf(left) else str(timedelta(seconds=int(left))), style="progress.remaining")
 
 
 class _Shown:
@@ -121,11 +138,9 @@ class _Shown:
         self._bars = bars
         self._task: TaskID | None = None
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
         self._end()
-        self._task = self._bars.add_task(name, total=total)
-        if not self._bars.console.is_terminal:
-            self.say(name)
+        self._task = self._bars.add_task(name, total=total, most_s=most_s)
 
     def advance(self, units: int = 1) -> None:
         if self._task is not None:

@@ -101,5 +101,7 @@ def reasoning(
     except KeyboardInterrupt:
         return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return interrupted(path)
     journal.close()
     return 0

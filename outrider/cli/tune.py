@@ -126,6 +126,8 @@ def tune(
     except KeyboardInterrupt:
         return interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:  # advice that rests on too little makes no settings
+        return interrupted(path)
     if settings_out is not None:
         result.settings_file().write(settings_out)
         sys.stderr.write(f"written: {settings_out}\n")

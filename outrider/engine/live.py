@@ -56,7 +56,7 @@ class Live:
         now = time.perf_counter()
         if row.origins and self.first_token is None:
             self.first_token = now
-        if self.first_token is not None:
+        if self.first_token is not None and len(row.origins) > self.shown:
             row.stats.ttft_s = self.first_token - self.submitted
             row.stats.decode_s = now - self.first_token
         pieces = row.pieces[new]

@@ -1,11 +1,25 @@
-"""Whether something else ran on the machine while we measured: a speed taken beside a busy neighbour says nothing."""
+"""Whether something else ran on the machine while we measured, and when a disturbed run is worth repeating.
+
+A speed taken beside a busy neighbour says little, so such a run is repeated and the calmest attempt counts. Repeating is
+bounded: a few attempts for each run, none after a deadline, and none where it has not helped several times in a row, because
+the neighbour stays. What remains disturbed is kept and called so.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import psutil
+
+GIVE_UP = 3  # runs in a row that stayed disturbed in all their attempts: from then on nothing is repeated
+SILENCE_S = 30.0  # at least, between two lines about repeating
+
+T = TypeVar("T")
 
 
 class Disturbance:
@@ -25,3 +39,41 @@ class Disturbance:
         total, own = psutil.cpu_times(), self._process.cpu_times()
         busy = sum(getattr(total, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
         return busy - own.user - own.system
+
+
+@dataclass
+class Repeats:
+    """Repeats disturbed runs within bounds, and tells `say` about it, seldom."""
+
+    max_other_cpu: float  # share of the processors that others may use during a run
+    say: Callable[[str], None] = lambda line: None
+    deadline_s: float = math.inf  # on the clock of `time.perf_counter`; nothing is repeated after it
+    _in_vain: int = field(default=0, init=False)  # runs in a row that no attempt found undisturbed
+    _said_s: float = field(default=-math.inf, init=False)
+
+    def calmest(self, run: Callable[[], T], share_of: Callable[[T], float], most: int) -> tuple[T, int]:
+        """The attempt during which others used least, and how many attempts there were: one, and at most `most` further ones."""
+        attempts = [run()]
+        while share_of(attempts[-1]) > self.max_other_cpu and len(attempts) <= most and self._may_repeat(share_of(attempts[-1])):
+            attempts.append(run())
+        best = min(attempts, key=share_of)
+        if share_of(best) <= self.max_other_cpu:
+            self._in_vain = 0
+        elif len(attempts) > most > 0:
+            self._in_vain += 1
+        return best, len(attempts)
+
+    def _may_repeat(self, share: float) -> bool:
+        if time.perf_counter() >= self.deadline_s:
+            self._tell(share, "there is no time left to repeat runs, so they count as they are and are called disturbed")
+            return False
+        if self._in_vain >= GIVE_UP:
+            self._tell(share, "repeating runs has not helped, so they count as they are and are called disturbed")
+            return False
+        self._tell(share, "disturbed runs are repeated")
+        return True
+
+    def _tell(self, share: float, what: str) -> None:
+        if time.perf_counter() - self._said_s >= SILENCE_S:
+            self._said_s = time.perf_counter()
+            self.say(f"other processes use {share:.0%} of the processors: {what}")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from typing import Protocol
+
+FIRST_S, LONGEST_S = 5.0, 60.0  # between two lines of a stage: at its beginning, and at most
 
 
 class Progress(Protocol):
     """One stage at a time."""
 
-    def stage(self, name: str, total: int) -> None:
-        """A new stage of `total` units begins (what was left of the last one is not coming)."""
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
+        """A new stage of `total` units begins, which ends after `most_s` seconds with what it has by then (what was left of the
+        last one is not coming)."""
 
     def advance(self, units: int = 1) -> None: ...
 
@@ -20,8 +26,47 @@ class Progress(Protocol):
 class Quiet:
     """Tells nobody."""
 
-    def stage(self, name: str, total: int) -> None: ...
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None: ...
 
     def advance(self, units: int = 1) -> None: ...
 
     def say(self, line: str) -> None: ...
+
+
+class Lines:
+    """Progress as lines of text, for output that is no terminal: one at once, then after 5, 10, 20, 40, 60, 60, ... seconds."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._name = ""
+        self._total = self._done = 0
+        self._most_s = math.inf
+        self._began = self._next = 0.0
+        self._wait = FIRST_S
+
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
+        self._name, self._total, self._done, self._most_s = name, total, 0, most_s
+        self._began, self._wait = time.perf_counter(), FIRST_S
+        self._next = self._began + self._wait
+        self._write(f"{name}: 0 of {total}" + ("" if math.isinf(most_s) else f", at most {_minutes(most_s)}"))
+
+    def advance(self, units: int = 1) -> None:
+        self._done += units
+        now = time.perf_counter()
+        if now < self._next:
+            return
+        self._wait = min(2 * self._wait, LONGEST_S)
+        self._next = now + self._wait
+        elapsed = now - self._began
+        left = elapsed / max(self._done, 1) * max(self._total - self._done, 0)
+        left = min(left, max(self._most_s - elapsed, 0.0))
+        self._write(f"{self._name}: {self._done} of {self._total}, {_minutes(elapsed)} so far, about {_minutes(left)} left")
+
+    def say(self, line: str) -> None:
+        self._write(line)
+
+
+def _minutes(seconds: float) -> str:
+    """75 -> '1:15'."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"

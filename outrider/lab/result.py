@@ -63,6 +63,7 @@ class Result(Record):
     versions: dict[str, str] = Field(default_factory=versions)
     machine: dict[str, Any] = Field(default_factory=describe_machine)
     notes: list[str] = Field(default_factory=list)  # one line each, for a person to read
+    interrupted: bool = False  # Ctrl-C ended it: this is what was known by then
 
     def write(self, path: Path) -> None:
         """As JSON, whole or not at all. Raises ConfigError where the file cannot be written."""

@@ -18,7 +18,7 @@ def document(result: BenchResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = []
     if result.cells:
-        blocks += [*_verdicts(result), *_other_cells(result), *_identity(result), *_failures(result)]
+        blocks += [*_verdicts(result), *_other_cells(result), *_disturbed(result), *_identity(result), *_failures(result)]
         blocks += [*tables(result), *grids(result), *plots(result)]
     if result.servers:
         blocks += server.blocks(result.servers)
@@ -58,6 +58,26 @@ def _other_cells(result: BenchResult) -> Iterator[Block]:
     main = main_cells(result)
     if others := [advice(result, cell)[0] for cell in result.cells if cell not in main]:
         yield Bullets(others)
+
+
+def _disturbed(result: BenchResult) -> Iterator[Block]:
+    """Cells with runs beside other processes, and how much of the processors those used."""
+    disturbed = [(cell.label, cell.others) for cell in result.cells if cell.others and cell.others.num_disturbed]
+    if not disturbed:
+        return
+    yield Paragraph(
+        "Disturbed: other processes ran beside the measurement. Both sides of a speedup were measured in the same minutes, but "
+        "speeds are too low, and speedups are uncertain beyond their intervals. Measure again on a machine that is idle.",
+        "caution",
+    )
+    yield Bullets(
+        [
+            f"{label}: {found.num_disturbed} of {found.num_runs} runs disturbed (others used more than {found.allowed:.0%} of "
+            f"the processors); others used {found.mean:.0%} on average over all runs, at most {found.highest:.0%}"
+            + (f"; {found.num_repeated} runs are the calmest of several attempts" if found.num_repeated else "")
+            for label, found in disturbed
+        ]
+    )
 
 
 def _lost(result: BenchResult, cell: Cell) -> str:

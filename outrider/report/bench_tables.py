@@ -49,14 +49,19 @@ def _speed(result: BenchResult) -> Table:
         Column("tokens/s", help="of one row's decode phase: tokens / seconds, both behind its first step"),
         Column("same text", help="greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain"),
     ]
+    disturbed = any(one.num_disturbed for cell in result.cells for one in cell.configurations)
+    if disturbed:
+        columns.append(Column("others", help="mean share of the processors that other processes used during its runs"))
 
     def line(one: Measured, cell: Cell) -> Line:
         identity = one.identity
+        others = ["-" if one.other_cpu is None else f"{one.other_cpu:.0%}"] if disturbed else []
         return [
             speed_text(one.speedup) if one.speedup else ("1" if _is_plain(result, one) else "-"),
             f"{one.end_to_end.value:.2f}x" if one.end_to_end else "-",
             number(one.tokens_per_s, 1),
             f"{identity.num_identical} of {identity.num_compared}" if identity else "-",
+            *others,
         ]
 
     return _table(result, columns, line, "Speed", _winners(result))

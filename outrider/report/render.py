@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 from outrider.lab.result import Result
-from outrider.report.document import Document
+from outrider.report.document import Document, Paragraph
 
+INTERRUPTED = "Interrupted: this is what was known when the run was stopped; it rests on less than was asked for."
 RENDERERS = {
     "bench": "outrider.report.bench",
     "tune": "outrider.report.tune",
@@ -23,5 +25,8 @@ RENDERERS = {
 
 def render(result: Result) -> Document:
     """The report of a result, by its kind."""
-    document: Callable[[Result], Document] = import_module(RENDERERS[result.kind]).document
-    return document(result)
+    make: Callable[[Result], Document] = import_module(RENDERERS[result.kind]).document
+    document = make(result)
+    if not result.interrupted:
+        return document
+    return replace(document, blocks=(Paragraph(INTERRUPTED, "caution"), *document.blocks))

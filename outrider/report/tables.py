@@ -36,19 +36,29 @@ def registry_table(title: str, facts: Sequence[str], rows: Sequence[Mapping[str,
 def demo_table(title: str, rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     """One line per drafter, the first being plain decoding, to which the others are compared."""
     table = _table(title, caption)
+    table.pad_edge, table.padding = False, (0, 1, 0, 0)  # 80 columns are enough
     table.add_column("drafter")
-    for heading in ("tokens/s", "speedup", "τ", "α", "identical output", "correct"):
-        table.add_column(heading, justify="right")
+    for heading in ("tokens/s", "speedup", "τ", "α", "identical\noutput", "correct"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         same = row["num_identical"] == row["num_problems"]
         identical = "yes" if same else f"[red]no ({row['num_identical']}/{row['num_problems']})[/red]"
         table.add_row(
             "none (plain)" if row["drafter"] == "none" else row["drafter"],
-            number(row["tokens_per_s"], 0), f"{row['speedup']:.2f}x",
+            number(row["decode_tokens_per_s"], 0), _speedup(row),
             number(row["tau"]), number(row["alpha"]),
             "-" if row["drafter"] == "none" else identical, f"{row['num_correct']}/{row['num_problems']}",
         )  # fmt: skip
     return table
+
+
+def _speedup(row: Mapping[str, Any]) -> str:
+    """2.56x [2.31, 2.80]; plain decoding, to which it is compared, has no interval."""
+    if row["speedup"] is None:
+        return "-"
+    interval = row["speedup_interval"]
+    span = "" if interval is None or row["drafter"] == "none" else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return f"{row['speedup']:.2f}x{span}"
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:

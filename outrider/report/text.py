@@ -36,12 +36,11 @@ def amount(num_bytes: float) -> str:
 
 
 def stats_line(stats: DecodeStats, finish_reason: str | None = None, *, lossless: bool = True) -> str:
-    """One generation in one line."""
+    """One generation, or the sum over several, in one line: counts, time to first token, speed after it, drafts."""
     parts = [
         *([] if lossless else ["LOSSY"]),
-        f"{stats.emitted} tokens in {number(stats.ttft_s + stats.decode_s)} s",
-        f"{number(stats.tokens_per_s, 0)} tokens/s",
-        f"first after {number(stats.ttft_s)} s",
+        f"{stats.emitted} {'token' if stats.emitted == 1 else 'tokens'} in {number(stats.ttft_s + stats.decode_s)} s",
+        *_speed_parts(stats),
     ]
     if stats.drafted:
         parts += [
@@ -55,6 +54,17 @@ def stats_line(stats: DecodeStats, finish_reason: str | None = None, *, lossless
             )
         )
     return " · ".join(parts)
+
+
+def _speed_parts(stats: DecodeStats) -> list[str]:
+    """Time to first token, and the speed after it where more than one step emitted something."""
+    if stats.mean_ttft_s is None:
+        return []
+    average = " on average" if stats.answers > 1 else ""
+    first = f"first token after {number(stats.mean_ttft_s)} s{average}"
+    if stats.decode_tokens_per_s is None or stats.tpot_s is None:
+        return [first]
+    return [first, f"then {number(stats.decode_tokens_per_s, 0)} tokens/s ({number(1000 * stats.tpot_s, 1)} ms per token)"]
 
 
 def to_json(value: dict[str, Any]) -> str:

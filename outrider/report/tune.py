@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.lab.result import Interval
+from outrider.lab.tune.confirm import MAX_OTHER_CPU
 from outrider.lab.tune.result import Recommendation, TuneResult
 from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.text import number
@@ -19,8 +20,8 @@ def document(result: TuneResult) -> Document:
         title=f"Tuning {result.tried.target}",
         subtitle=f"{result.created:%Y-%m-%d %H:%M} UTC · {result.machine.get('cpu', '')} · {_tried(result)}",
         blocks=(
-            *_verdict(result), *_confirmed(result), *_forecasts(result), *_acceptance(result), *_costs(result),
-            *_schedule(result), *_search(result), *_advice(result), *_spent(result), *_notes(result),
+            *_verdict(result), *_disturbed(result), *_confirmed(result), *_forecasts(result), *_acceptance(result),
+            *_costs(result), *_schedule(result), *_search(result), *_advice(result), *_spent(result), *_notes(result),
         ),
     )  # fmt: skip
 
@@ -40,6 +41,24 @@ def _sentence(one: Recommendation) -> Paragraph:
     if not one.speculate:
         return Paragraph(f"{where}do not speculate: {one.reason}.", "caution")
     return Paragraph(f"{where}use {one.configuration}: {one.reason}.", "good")
+
+
+def _disturbed(result: TuneResult) -> list[Block]:
+    """Runs beside other processes: how many, of which configurations, and how much of the processors those used."""
+    busy = [lap for lap in result.laps if lap.other_cpu > MAX_OTHER_CPU]
+    if not busy:
+        return []
+    labels = dict.fromkeys(lap.configuration for lap in busy)
+    which = "all configurations" if len(labels) == len({lap.configuration for lap in result.laps}) else ", ".join(labels)
+    shares = [lap.other_cpu for lap in result.laps]
+    return [
+        Paragraph(
+            f"Disturbed: during {len(busy)} of {len(shares)} confirming runs ({which}) other processes used more than "
+            f"{MAX_OTHER_CPU:.0%} of the processors, on average over all runs {sum(shares) / len(shares):.0%}, at most "
+            f"{max(shares):.0%}. Speeds are too low, and speedups are uncertain beyond their intervals.",
+            "caution",
+        )
+    ]
 
 
 def _confirmed(result: TuneResult) -> list[Block]:

@@ -112,6 +112,8 @@ def request_fields(request: Request, finish: Finish, model_name: str) -> dict[st
         "tokens": stats.emitted,
         "queued_s": round(finish.queued_s, 4),
         "ttft_s": round(stats.ttft_s, 4) if stats.emitted else None,
+        "tpot_s": None if stats.tpot_s is None else round(stats.tpot_s, 6),
+        "decode_tokens_per_s": _rounded(stats.decode_tokens_per_s),
         "tokens_per_s": _rounded(stats.tokens_per_s),
         "drafter": finish.drafter,
         "drafted": stats.drafted,

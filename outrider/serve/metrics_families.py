@@ -30,7 +30,7 @@ COUNTERS = {
 HISTOGRAMS = {
     "ttft_s": ("time_to_first_token_seconds", "From submission to the first token, waiting included."),
     "token_gap_s": ("inter_token_latency_seconds", "Between two steps of a running request; a step may bring several tokens."),
-    "tpot_s": ("request_time_per_output_token_seconds", "Per request: seconds per token after the first."),
+    "tpot_s": ("request_time_per_output_token_seconds", "Per request: seconds per token after those of the first step."),
     "e2e_s": ("e2e_request_latency_seconds", "From submission to the last token."),
     "queue_s": ("request_queue_time_seconds", "From submission until a request's prompt begins to be read."),
     "prefill_s": ("request_prefill_time_seconds", "Reading a request's prompt."),

@@ -151,8 +151,8 @@ class ModelTotals:
         self.e2e_s.add(stats.ttft_s + stats.decode_s)
         self.prefill_s.add(finish.prefill_s)
         self.decode_s.add(stats.decode_s)
-        if stats.emitted > 1:
-            self.tpot_s.add(stats.decode_s / (stats.emitted - 1))
+        if stats.tpot_s is not None:
+            self.tpot_s.add(stats.tpot_s)
 
     def _drafter(self, name: str) -> DrafterTotals:
         found = self.by_drafter.get(name)

@@ -136,22 +136,34 @@ class _Run:
         self.stats = DecodeStats()
         self.tokens: list[list[int]] = []
         self.seconds = 0.0
+        self.rates: list[float] = []  # tokens/s of each probe
 
     def add(self, answer: _Answer) -> None:
         stats = answer.finish.stats
         self.stats = self.stats.merge(stats)
         self.tokens.append(answer.tokens)
-        self.seconds += stats.ttft_s + stats.decode_s - answer.finish.queued_s - answer.finish.prefill_s
+        seconds = stats.ttft_s + stats.decode_s - answer.finish.queued_s - answer.finish.prefill_s
+        self.seconds += seconds
+        self.rates.append(stats.emitted / seconds if seconds > 0 else 0.0)
 
     @property
     def tokens_per_s(self) -> float | None:
         return self.stats.emitted / self.seconds if self.seconds > 0 else None
+
+    def speedup_range(self, plain: _Run) -> list[float] | None:
+        """Lowest and highest speedup of a probe; None where a probe took no time that could be measured."""
+        pairs = list(zip(self.rates, plain.rates, strict=False))
+        if not pairs or not all(mine and base for mine, base in pairs):
+            return None
+        ratios = [mine / base for mine, base in pairs]
+        return [min(ratios), max(ratios)]
 
     def as_dict(self, plain: _Run) -> dict[str, Any]:
         rate, base = self.tokens_per_s, plain.tokens_per_s
         return {
             "tokens": self.stats.emitted, "tau": self.stats.tau, "alpha": self.stats.alpha, "drafted": self.stats.drafted,
             "accepted": self.stats.accepted, "tokens_per_s": rate, "speedup": rate / base if rate and base else None,
+            "speedup_range": self.speedup_range(plain),
             "same_texts": sum(a == b for a, b in zip(self.tokens, plain.tokens, strict=False)),
         }  # fmt: skip
 
@@ -253,7 +265,9 @@ def _judge_speed(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Find
         "the server will draft less by itself (--num-draft-tokens auto)" if adapts
         else "use --num-draft-tokens auto, or settings from `outrider tune`"
     )  # fmt: skip
-    message = f"drafter '{name}' makes the probes slower: {rate:.1f} tokens/s against {base:.1f} plain; {advice}"
+    span = run.speedup_range(plain)
+    spread = "" if span is None else f", {span[0]:.2f}x to {span[1]:.2f}x over {len(run.rates)} probes"
+    message = f"drafter '{name}' makes the probes slower: {rate:.1f} tokens/s against {base:.1f} plain{spread}; {advice}"
     return [Finding("slower-than-plain", message, "note" if adapts else "warning", name)]
 
 

@@ -101,14 +101,19 @@ def _speculation(stats: DecodeStats, num_steps: int, num_spec_tokens: int | None
 
 
 def _timing(finishes: Sequence[Finish]) -> dict[str, Any]:
-    """Seconds. Answers of one request run side by side: first token of any, longest decoding, all tokens over all time."""
+    """Seconds. Answers of one request run side by side: first token of any, longest decoding, all tokens over all time.
+
+    `tpot_s` is a single answer's pace, averaged over the answers' tokens; `decode_tokens_per_s` counts all answers together.
+    """
+    stats = reduce(DecodeStats.merge, (finish.stats for finish in finishes), DecodeStats())
     first = min(finish.stats.ttft_s for finish in finishes)
     last = max(finish.stats.ttft_s + finish.stats.decode_s for finish in finishes)
-    emitted = sum(finish.stats.emitted for finish in finishes)
     return {
         "queued_s": max(finish.queued_s for finish in finishes),
         "prefill_s": max(finish.prefill_s for finish in finishes),
         "ttft_s": first,
         "decode_s": last - first,
-        "tokens_per_s": emitted / last if last > 0 else None,
+        "tpot_s": stats.tpot_s,
+        "decode_tokens_per_s": stats.decode_tokens / (last - first) if stats.decode_tokens and last > first else None,
+        "tokens_per_s": stats.emitted / last if last > 0 else None,
     }

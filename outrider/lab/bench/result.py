@@ -16,12 +16,13 @@ from outrider.lab.comparable import Comparable
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.server.types import Percentiles, ServerMeasurement
 
-Ending = Literal["precision", "prompts", "rounds", "budget"]
+Ending = Literal["precision", "prompts", "rounds", "budget", "interrupted"]
 ENDINGS: dict[Ending, str] = {
     "precision": "every interval is as narrow as asked",
     "prompts": "more rounds would not narrow the intervals: prompts differ, more of them would",
     "rounds": "the most rounds that were allowed",
     "budget": "the time budget was spent",
+    "interrupted": "you stopped it: more was to come",
 }
 
 
@@ -123,6 +124,7 @@ class Measured(Record):
     tested: int
     accepted: int
     num_disturbed: int  # runs beside busy neighbours, the repeats included
+    other_cpu: float | None = None  # mean share of the processors that others used during its runs; None: not recorded
     speedup: Speedup | None = None  # decode phase; None: plain, or nothing to compare
     end_to_end: Speedup | None = None  # prompt and queue included
     tokens_per_s: float | None  # of one row's decode phase: tokens / seconds, behind its first step
@@ -174,6 +176,17 @@ class RunLine(Record):
     attempts: int = 1  # runs that this is the calmest of
 
 
+class OtherProcesses(Record):
+    """What other processes used of the processors, 0..1, during the runs that count."""
+
+    mean: float
+    highest: float
+    allowed: float  # a run during which others used more is disturbed
+    num_runs: int
+    num_disturbed: int
+    num_repeated: int  # runs that are the calmest of several attempts
+
+
 class Cell(Record):
     """A task at a temperature, a batch size and a context length."""
 
@@ -189,6 +202,7 @@ class Cell(Record):
     prompts_for_precision: int | None = None  # about as many would be needed, where `ended_by` is "prompts"
     seconds: float  # spent on it
     failures: dict[str, str] = Field(default_factory=dict)  # configurations that could not run here, and why
+    others: OtherProcesses | None = None  # None in results before 2026-11-26
     configurations: list[Measured]
     runs: list[RunLine]
 

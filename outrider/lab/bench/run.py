@@ -10,10 +10,10 @@ from typing import Any
 from outrider.build import Options
 from outrider.lab.bench.machine import added_memory, describe_target
 from outrider.lab.bench.material import Material, digest, gather, places_that_can
-from outrider.lab.bench.plan import COUPLED, Plan
+from outrider.lab.bench.plan import COUPLED, Place, Plan
 from outrider.lab.bench.result import BenchResult, Cell, ConfigurationInfo, Measured, TargetInfo, WorkloadInfo
 from outrider.lab.bench.stages import CellState, Rounds
-from outrider.lab.bench.summary import measured, run_line
+from outrider.lab.bench.summary import measured, others_during, run_line
 from outrider.lab.bench.turn import Field
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
@@ -23,7 +23,6 @@ from outrider.lab.workload.types import Workload
 from outrider.machine import versions
 
 FEW_PROMPTS = 8  # below it an interval is rough
-MUCH_DISTURBED = 0.2  # share of runs
 
 
 def run_bench(
@@ -31,6 +30,7 @@ def run_bench(
     chat_template: bool = True, progress: Progress | None = None, status: Callable[[str], None] = lambda line: None,
 ) -> tuple[BenchResult, Journal]:  # fmt: skip
     """`options`: of models and machine; what they say about drafting plays no part. Close the journal when the result is safe.
+    After Ctrl-C the result is what was known by then (`interrupted`): keep the journal, a resumed run goes on.
 
     Raises what cannot be built or run, before anything is measured as far as that can be known.
     """
@@ -45,7 +45,11 @@ def run_bench(
     journal = journal or Journal.open(journal_path, identity, resume=False)
     rounds = Rounds(field, plan, material, places, journal, progress or Quiet())
     with journal:
-        states = rounds.run()
+        try:
+            states = rounds.run()
+        except KeyboardInterrupt:
+            if not (states := rounds.stopped()):
+                raise
     cells = [_cell(state, rounds, plan, target, runner.tokenizer) for state in states]
     result = BenchResult(
         workload=WorkloadInfo(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)),
@@ -54,7 +58,8 @@ def run_bench(
         configurations=_describe(rounds, field, failures),
         cells=cells,
         seconds=rounds.spent_s,
-        notes=[*runner.models.notes, *material.notes, *notes, *_remarks(cells, plan, material)],
+        interrupted=any(cell.ended_by == "interrupted" for cell in cells),
+        notes=[*runner.models.notes, *material.notes, *notes, *_unreached(places, states), *_remarks(cells, plan, material)],
     )
     return result, journal
 
@@ -90,6 +95,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         max_new_tokens=plan.sampling.required_max_tokens,
         rounds=state.rounds, ended_by=state.ended_by, prompts_for_precision=state.prompts_needed, seconds=state.seconds,
         failures={labels[number]: reason for number, reason in state.failures.items()},
+        others=others_during(state.notes, plan.max_other_cpu),
         configurations=found, runs=[run_line(note) for note in state.notes],
     )  # fmt: skip
 
@@ -117,6 +123,12 @@ def _describe(rounds: Rounds, field: Field, failures: dict[int, str]) -> list[Co
     return found
 
 
+def _unreached(places: list[Place], states: list[CellState]) -> list[str]:
+    """Cells that an interrupted run has not begun."""
+    reached = [state.place for state in states]
+    return [f"{place.label}: not measured, the run was stopped before" for place in places if place not in reached]
+
+
 def _remarks(cells: list[Cell], plan: Plan, material: Material) -> list[str]:
     """What a reader must know before believing a number."""
     notes = []
@@ -127,13 +139,6 @@ def _remarks(cells: list[Cell], plan: Plan, material: Material) -> list[str]:
         )
     if few := sorted({cell.task for cell in cells if len(cell.prompt_ids) < FEW_PROMPTS}):
         notes.append(f"fewer than {FEW_PROMPTS} prompts ({', '.join(few)}): intervals are rough")
-    runs = [run for cell in cells for run in cell.runs]
-    busy = sum(run.other_cpu > plan.max_other_cpu for run in runs)
-    if runs and busy > MUCH_DISTURBED * len(runs):
-        notes.append(
-            f"{busy} of {len(runs)} runs had neighbours that used more than {plan.max_other_cpu:.0%} of the processors, repeats "
-            "included: speeds are uncertain beyond their intervals"
-        )
     if any(plan.context_lengths):
         notes.append(
             "context lengths: before each prompt stand the other prompts of its task, again and again, cut to length; the end of "

@@ -34,5 +34,6 @@ def bench_servers(
         settings={**asdict(options), "prompts": prompts},
         servers=found,
         seconds=sum(level.busy_s for one in found for level in one.levels),
+        interrupted=any(one.interrupted for one in found),
     )
     return result, journal, all(one.complete for one in found)

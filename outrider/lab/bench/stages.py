@@ -1,8 +1,9 @@
 """The rounds: each goes through all cells that are not certain yet, so a bench that is cut short knows something of every cell.
 
-The budget is shared: a cell may use, in a round, what is left of it divided by the cells still to come in this round; the first
-group of prompts of a cell is always measured. Every finished group is in the journal. A resumed run reads those and goes on
-behind them; configurations that learn first go through the finished groups of the round again, untimed.
+The budget is shared: a cell may use, in a round, what is left of it divided by the cells still to come in this round. When
+that is spent the cell ends with the group that runs, in which nothing is repeated any more. However small the budget, each cell
+has one sweep and one group. Every finished group is in the journal. A resumed run reads those and goes on behind them;
+configurations that learn first go through the finished groups of the round again.
 
 What steps cost is timed in PASSES sweeps on runs of their own, spread over the first round between the groups: on the same
 prompts and in the same minutes as what they are to predict, so a machine that grows slower does so for both.
@@ -11,7 +12,8 @@ prompts and in the same minutes as what they are to predict, so a machine that g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +26,7 @@ from outrider.lab.bench.result import Ending
 from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
 from outrider.lab.bench.sweeps import PASSES, Sweep, Times, time_steps, together
 from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
+from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
@@ -76,6 +79,7 @@ class Rounds:
         }
         self.cells = [CellState(place, material.prompts(place)) for place in places]
         self._warm: set[str] = set()  # cells that this process has run
+        self._repeats = Repeats(plan.max_other_cpu, progress.say)
 
     @property
     def spent_s(self) -> float:
@@ -87,7 +91,9 @@ class Rounds:
         turn = 0
         while going_on := self._going_on(turn):
             runs = sum(self._num_runs(cell, turn) for cell in going_on)
-            self._progress.stage(f"round {turn + 1}" + (f" of at most {self._plan.max_rounds}" if turn else ""), runs)
+            left_s = max(self._plan.budget_s - self.spent_s, 0.0)
+            name = f"round {turn + 1}" + (f" of at most {self._plan.max_rounds}" if turn else "")
+            self._progress.stage(name, runs, left_s)
             for place, cell in enumerate(going_on):
                 left = (self._plan.budget_s - self.spent_s) / (len(going_on) - place)
                 self._round(cell, turn, left)
@@ -95,6 +101,12 @@ class Rounds:
                 self._progress.say(self._line(cell))
             turn += 1
         return self.cells
+
+    def stopped(self) -> list[CellState]:
+        """After Ctrl-C: the cells that are known so far, the open ones ended by it."""
+        for cell in self.cells:
+            cell.ended_by = cell.ended_by or "interrupted"
+        return [cell for cell in self.cells if cell.notes]
 
     def _going_on(self, turn: int) -> list[CellState]:
         """Cells that are not certain yet, as long as there is time."""
@@ -109,8 +121,9 @@ class Rounds:
 
     def _round(self, cell: CellState, turn: int, left: float) -> None:
         until, untaught = cell.seconds + left, []
-        self._warm_up(cell)
-        self._field.restart()
+        with self._counted(cell):
+            self._warm_up(cell)
+            self._field.restart()
         several = list(groups(cell.prompts, cell.place.batch_size, turn, self._plan.seed))
         for number, group in enumerate(several):
             key = f"{cell.place.key} / round {turn} / group {number}"
@@ -119,11 +132,13 @@ class Rounds:
             elif cell.seconds > until and (turn or number):
                 break
             elif untaught:
-                teach(self._field, self._running(cell), untaught, cell.place, self._plan, turn)
+                with self._counted(cell):
+                    teach(self._field, self._running(cell), untaught, cell.place, self._plan, turn)
                 untaught = []
             for sweep in _sweeps_before(number, len(several)) if turn == 0 else ():
-                self._unit(cell, _costs_key(cell, sweep), partial(self._costs, cell, group))
-            self._unit(cell, key, partial(self._group, cell, group, number, turn))
+                if sweep == 0 or cell.seconds <= until:
+                    self._unit(cell, _costs_key(cell, sweep), partial(self._costs, cell, group), until)
+            self._unit(cell, key, partial(self._group, cell, group, number, turn), until)
             cell.rounds = turn + 1
 
     def _warm_up(self, cell: CellState) -> None:
@@ -133,13 +148,21 @@ class Rounds:
                 self._short_run(number, cell)
         self._warm.add(cell.place.key)
 
-    def _unit(self, cell: CellState, key: str, measure: Callable[[], dict[str, Any]]) -> None:
-        """From the journal, or measured and written there."""
+    @contextmanager
+    def _counted(self, cell: CellState) -> Iterator[None]:
+        """What is no unit of its own takes time of the budget, too."""
+        start = time.perf_counter()
+        yield
+        cell.seconds += time.perf_counter() - start
+
+    def _unit(self, cell: CellState, key: str, measure: Callable[[], dict[str, Any]], until: float) -> None:
+        """From the journal, or measured and written there; nothing is repeated once the cell has used `until` seconds."""
         if key in self._journal:
             cell.take(self._journal[key])
             self._progress.advance(len(self._running(cell)))
             return
         start = time.perf_counter()
+        self._repeats.deadline_s = start + until - cell.seconds
         unit = {"notes": [], "times": {}, "failures": {}, **measure()}
         unit["seconds"] = time.perf_counter() - start
         self._journal.add(key, unit)
@@ -155,7 +178,7 @@ class Rounds:
             try:
                 times[number] = time_steps(
                     self._field.spare(number), [one.tokens for one in group], params, cell.place.batch_size,
-                    self._plan.max_other_cpu,
+                    self._repeats,
                 )  # fmt: skip
             except OutriderError as error:
                 if self.baselines[number] == number:
@@ -169,6 +192,7 @@ class Rounds:
         notes = run_group(
             self._field, order, group, cell.place, self._plan, turn, number, self.baselines,
             failed=lambda who, error: failures.update({who: one_line(error)}), done=self._progress.advance,
+            repeats=self._repeats,
         )  # fmt: skip
         return {"notes": [note.model_dump() for note in notes], "failures": failures}
 

@@ -12,7 +12,7 @@ from outrider.lab.bench.acceptance import acceptance
 from outrider.lab.bench.forecast import predicted
 from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.result import Accuracy, Divergence, Identity, Measured, RunLine, TargetInfo
+from outrider.lab.bench.result import Accuracy, Divergence, Identity, Measured, OtherProcesses, RunLine, TargetInfo
 from outrider.lab.bench.speedup import samples, speedup
 from outrider.lab.bench.sweeps import Times
 from outrider.lab.intervals import ratio_of_sums
@@ -38,6 +38,7 @@ def measured(
         tested=sum(note.tested for note in own),
         accepted=sum(note.accepted for note in own),
         num_disturbed=sum(note.other_cpu > max_other_cpu for note in own),
+        other_cpu=_mean([note.other_cpu for note in own]),
         tokens_per_s=None if rate is None else rate.value,
         tokens_per_s_interval=rate if rate is not None and math.isfinite(rate.high) else None,
         throughput_tokens_per_s=sum(note.tokens for note in own) / sum(note.wall_s / rows for note in own),
@@ -104,6 +105,17 @@ def paired_difference(only_own: int, only_plain: int, count: int, level: float =
     middle = (more - less) / total
     reach = float(norm.ppf((1 + level) / 2)) * math.sqrt(more + less - (more - less) ** 2 / total) / total
     return Interval(value=value, low=max(middle - reach, -1.0), high=min(middle + reach, 1.0), level=level)
+
+
+def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProcesses | None:
+    """What other processes used of the processors during these runs; None where there was none."""
+    shares = [note.other_cpu for note in notes]
+    if not shares:
+        return None
+    return OtherProcesses(
+        mean=_mean(shares), highest=max(shares), allowed=max_other_cpu, num_runs=len(shares),
+        num_disturbed=sum(share > max_other_cpu for share in shares), num_repeated=sum(note.attempts > 1 for note in notes),
+    )  # fmt: skip
 
 
 def run_line(note: RunNote) -> RunLine:

@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
 from outrider.lab.bench.notes import depth_of
 from outrider.lab.costs import SKIPPED, measure_passes, sweeping
-from outrider.lab.disturbance import Disturbance
+from outrider.lab.disturbance import Disturbance, Repeats
 from outrider.lab.runner import Contender, Trace
 from outrider.sampling.params import SamplingParams
 
@@ -47,14 +49,15 @@ Times = Mapping[int, Timings]  # by rows
 
 
 def time_steps(
-    contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, batch_size: int, max_other_cpu: float
+    contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, batch_size: int, repeats: Repeats
 ) -> Sweep:
     """One sweep: costs of a configuration at these prompts, with the full batch and with one row; the first is its warm-up, too.
     Beside busy neighbours the calmest of a few attempts."""
-    return {
-        str(rows): _calmest(contender, prompts[:rows], params, rows, max_other_cpu)
-        for rows in dict.fromkeys((batch_size, 1))
-    }
+    found: Sweep = {}
+    for rows in dict.fromkeys((batch_size, 1)):
+        attempt = partial(_timed, contender, prompts[:rows], params, rows)
+        (_, found[str(rows)]), _ = repeats.calmest(attempt, itemgetter(0), FURTHER_ATTEMPTS)
+    return found
 
 
 def together(sweeps: Sequence[Sweep]) -> Times:
@@ -96,21 +99,17 @@ def _scaled(sweep: dict[str, Any], factor: float) -> dict[str, Any]:
     return {"steps": steps, "passes": {width: factor * time for width, time in sweep["passes"].items()}}
 
 
-def _calmest(
-    contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, rows: int, max_other_cpu: float
-) -> dict[str, Any]:
+def _timed(
+    contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, rows: int
+) -> tuple[float, dict[str, Any]]:
+    """One attempt: the share of the processors that others used, and the times."""
     most = contender.built.options.num_draft_tokens
-    attempts: list[tuple[float, dict[str, Any]]] = []
-    while not attempts or (attempts[-1][0] > max_other_cpu and len(attempts) <= FURTHER_ATTEMPTS):
-        others = Disturbance()
-        steps = _seconds_by_shape(*_steps(contender, prompts, params, _lengths(contender, most)), rows)
-        passes = measure_passes(
-            contender.built.target.lm, _widths(contender, most), rows=rows, context=max(map(len, prompts)),
-            repeats=PASS_REPEATS,
-        )  # fmt: skip
-        attempts.append((others.share(), {"steps": steps, "passes": {str(width): s for width, s in passes.items()}}))
-    _, calmest = min(attempts, key=lambda attempt: attempt[0])
-    return calmest
+    others = Disturbance()
+    steps = _seconds_by_shape(*_steps(contender, prompts, params, _lengths(contender, most)), rows)
+    passes = measure_passes(
+        contender.built.target.lm, _widths(contender, most), rows=rows, context=max(map(len, prompts)), repeats=PASS_REPEATS
+    )
+    return others.share(), {"steps": steps, "passes": {str(width): s for width, s in passes.items()}}
 
 
 def _steps(

@@ -1,8 +1,8 @@
 """One group of prompts through every configuration, one after the other: whatever slows the machine down for a while slows all of
 them. Who begins changes from group to group and the direction from round to round, so nobody always runs behind the same one.
 
-A run beside busy neighbours is repeated, and the calmest attempt counts. Not so for configurations that learn: a second attempt
-would know the answer.
+A run beside busy neighbours is repeated within bounds (`lab/disturbance.py`), and the calmest attempt counts. Configurations that
+learn run once: a second attempt would know the answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from outrider.lab.bench.material import Prompt
 from outrider.lab.bench.notes import RunNote, notes_of, pair
 from outrider.lab.bench.plan import Place, Plan
 from outrider.lab.configuration import Configuration
+from outrider.lab.disturbance import Repeats
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.grade import grade
 from outrider.sampling.params import SamplingParams
@@ -74,6 +75,7 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
 def run_group(
     field: Field, numbers: Sequence[int], group: Sequence[Prompt], place: Place, plan: Plan, turn: int,
     group_number: int, baselines: Mapping[int, int], failed: Callable[[int, OutriderError], None], done: Callable[[], None],
+    repeats: Repeats,
 ) -> list[RunNote]:  # fmt: skip
     """All `numbers`, in this order. One that fails is told to `failed` and has no notes; a plain one raises."""
     params = [plan.params(place.temperature, one.number, turn, one.max_tokens) for one in group]
@@ -81,7 +83,7 @@ def run_group(
     attempts: dict[int, int] = {}
     for number in numbers:
         try:
-            traces[number], attempts[number] = _calmest(field[number], group, params, place, plan)
+            traces[number], attempts[number] = _calmest(field[number], group, params, place, repeats)
         except OutriderError as error:
             if baselines[number] == number:
                 raise
@@ -111,14 +113,14 @@ def one_line(error: OutriderError) -> str:
 
 
 def _calmest(
-    contender: Contender, group: Sequence[Prompt], params: Sequence[SamplingParams], place: Place, plan: Plan
+    contender: Contender, group: Sequence[Prompt], params: Sequence[SamplingParams], place: Place, repeats: Repeats
 ) -> tuple[list[Trace], int]:
     """The attempt with the fewest neighbours, and how many there were."""
     prompts = [one.tokens for one in group]
-    attempts = [contender.run(prompts, params, place.batch_size)]
-    while attempts[-1][0].other_cpu > plan.max_other_cpu and len(attempts) <= REPEATS and not contender.keeps_learning:
-        attempts.append(contender.run(prompts, params, place.batch_size))
-    return min(attempts, key=lambda traces: traces[0].other_cpu), len(attempts)
+    most = 0 if contender.keeps_learning else REPEATS
+    return repeats.calmest(
+        lambda: contender.run(prompts, params, place.batch_size), lambda traces: traces[0].other_cpu, most
+    )
 
 
 def _paired(note: RunNote, own: Trace, plain: Sequence[Trace] | None, row: int) -> RunNote:

@@ -43,8 +43,9 @@ def explain(
 ) -> tuple[ExplainResult, Journal]:  # fmt: skip
     """`questions`: from the loaded models, whose tokenizer they need. Sampled prompts get the seeds params.seed (0), + 1, ...
 
-    Close the journal when the result is safe. Raises ConfigError for plain decoding or a journal of another plan, CapabilityError
-    where causes cannot be told apart, RequestError for a prompt that cannot run.
+    Close the journal when the result is safe. After Ctrl-C the result is of the prompts that were finished (`interrupted`), or
+    KeyboardInterrupt is raised where none was. Raises ConfigError for plain decoding or a journal of another plan,
+    CapabilityError where causes cannot be told apart, RequestError for a prompt that cannot run.
     """
     progress = progress or Quiet()
     check(configuration, params, lossy=options.lossy)
@@ -55,8 +56,18 @@ def explain(
     if not asked:
         raise ConfigError("there is no prompt to explain")
     journal = Journal.open(journal_path, _identity(options, configuration, asked, params), resume=resume)
-    analyst.read(asked, journal, progress)
-    return summarise(analyst.found, options, workload, max_shown, progress), journal
+    stopped = False
+    try:
+        analyst.read(asked, journal, progress)
+    except KeyboardInterrupt:
+        stopped = True
+        if not analyst.found.texts:
+            raise
+    result = summarise(analyst.found, options, workload, max_shown, progress)
+    if stopped:
+        result.interrupted = True
+        result.notes.append(f"the run was stopped: {result.texts_read} of {len(asked)} prompts were explained")
+    return result, journal
 
 
 def check(configuration: Configuration, params: SamplingParams, *, lossy: bool = False) -> None:

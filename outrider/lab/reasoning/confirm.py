@@ -48,11 +48,19 @@ def confirm(
     runner: Runner, entries: Sequence[Entry], best: Configuration, plan: Plan, material: Material, journal: Journal,
     progress: Progress,
 ) -> Confirmed:  # fmt: skip
-    """`plan`: of one temperature, its configurations those of `entries`, `best` among them. Raises what plain decoding raises."""
+    """`plan`: of one temperature, its configurations those of `entries`, `best` among them.
+
+    After Ctrl-C: what was known by then, KeyboardInterrupt where that is nothing. Raises what plain decoding raises.
+    """
     configurations = plan.all_configurations
     field, failures = Field.open(runner, configurations)
     rounds = Rounds(field, plan, material, plan.places([TASK]), journal, progress)
-    state = rounds.run()[0]
+    try:
+        states = rounds.run()
+    except KeyboardInterrupt:
+        if not (states := rounds.stopped()):
+            raise
+    state = states[0]
     reference = state.of(configurations.index(best))
     found = []
     for entry in entries:

@@ -112,7 +112,7 @@ def run_study(
     journal = journal or Journal.open(journal_path, identity, resume=False)
     began = time.perf_counter()
     study = _Study(runner, plan, prompts, journal, progress)
-    studies = [study.at(temperature) for temperature in plan.temperatures]
+    studies = study.all()
     resolved = runner.models.options
     return ReasoningResult(
         target=options.target, draft=options.draft,
@@ -120,7 +120,7 @@ def run_study(
         problems=len(prompts), max_new_tokens=plan.max_tokens, longest=plan.longest, compiled=resolved.compile == "on",
         dtype=str(runner.models.target.lm.dtype).removeprefix("torch."), device=str(runner.models.target.lm.device),
         threads=torch.get_num_threads(), studies=studies, example=study.example, seconds=time.perf_counter() - began,
-        notes=[*runner.models.notes, *notes],
+        notes=[*runner.models.notes, *notes, *_left_out(plan, studies)], interrupted=_is_cut(plan, studies),
     ), journal  # fmt: skip
 
 
@@ -154,6 +154,17 @@ class _Study:
         self._runner, self._plan, self._prompts = runner, plan, prompts
         self._journal, self._progress = journal, progress
         self.example: Example | None = None
+
+    def all(self) -> list[TemperatureStudy]:
+        """One for each temperature; after Ctrl-C those that are known, KeyboardInterrupt where none is."""
+        found: list[TemperatureStudy] = []
+        try:
+            while len(found) < len(self._plan.temperatures) and not _is_stopped(found):
+                found.append(self.at(self._plan.temperatures[len(found)]))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+        return found
 
     def at(self, temperature: float) -> TemperatureStudy:
         """All stages."""
@@ -199,6 +210,20 @@ class _Study:
         found = [Entry(Configuration(CHAIN, one), "length") for one in [*lengths, f"auto:{self._plan.longest}"]]
         layers = self._runner.models.target.config.get_text_config().num_hidden_layers
         return found + [Entry(one.configuration, "idea", one.what) for one in _ideas(self._plan, temperature, best, layers)]
+
+
+def _is_stopped(studies: Sequence[TemperatureStudy]) -> bool:
+    return bool(studies) and studies[-1].ended_by == "interrupted"
+
+
+def _is_cut(plan: StudyPlan, studies: Sequence[TemperatureStudy]) -> bool:
+    """Whether Ctrl-C ended the study before all of it was done."""
+    return len(studies) < len(plan.temperatures) or _is_stopped(studies)
+
+
+def _left_out(plan: StudyPlan, studies: Sequence[TemperatureStudy]) -> list[str]:
+    missing = plan.temperatures[len(studies) :]
+    return [f"not studied, the run was stopped before: T = {', '.join(f'{one:g}' for one in missing)}"] if missing else []
 
 
 def _ideas(plan: StudyPlan, temperature: float, best: int, num_layers: int) -> list[Idea]:

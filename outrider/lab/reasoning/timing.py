@@ -11,7 +11,7 @@ from statistics import median
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.costs import measure_steps
-from outrider.lab.disturbance import Disturbance
+from outrider.lab.disturbance import Disturbance, Repeats
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner
 from outrider.sampling.params import SamplingParams
@@ -27,13 +27,15 @@ def calmest_step_seconds(
     """Draft tokens, 0 .. `longest` -> median seconds of a step, of the calmest of a few attempts."""
     progress.stage("timing steps of every length", ATTEMPTS)
     plain, drafting = runner.open(Configuration()), runner.open(chain)
-    attempts: list[tuple[float, dict[int, float]]] = []
-    while not attempts or (attempts[-1][0] > max_other_cpu and len(attempts) < ATTEMPTS):
+
+    def attempt() -> tuple[float, dict[int, float]]:
         others = Disturbance()
         found = step_seconds(plain, drafting, prompts, params, longest)
-        attempts.append((others.share(), found))
         progress.advance()
-    return min(attempts, key=lambda attempt: attempt[0])[1]
+        return others.share(), found
+
+    (_, calmest), _ = Repeats(max_other_cpu, progress.say).calmest(attempt, lambda found: found[0], ATTEMPTS - 1)
+    return calmest
 
 
 def step_seconds(

@@ -49,7 +49,8 @@ def measure_servers(
     """By label, the first being the baseline of the others. The journal stays open: close it when all are `complete`.
 
     Raises ServerError where a server is not there or nothing was answered at all, RequestError where no request was usable,
-    ConfigError for options that do not fit. A server that fails later is reported in its measurement, and ends the run.
+    ConfigError for options that do not fit. A server that fails later is reported in its measurement, and ends the run. After
+    Ctrl-C: what was answered by then (`interrupted`), KeyboardInterrupt where nothing was.
     """
     if not endpoints or any(SEPARATOR in label for label in endpoints):
         raise ConfigError(f"servers have labels without '{SEPARATOR}', and there is at least one; got {list(endpoints)}")
@@ -73,9 +74,14 @@ async def _measure(
             notes = [*info.notes, *(note for note, is_so in said.items() if is_so)]
             servers.append(_Server(label, client, info, info.metrics and alone, notes))
         run = _Run(servers, requests, options, kept, progress)
-        for level in options.levels:
-            if not run.given_up:
-                await run.level(level)
+        try:
+            for level in options.levels:
+                if not run.given_up:
+                    await run.level(level)
+        except asyncio.CancelledError:  # Ctrl-C, by way of `asyncio.run`
+            if not run.has_answers:
+                raise
+            run.stopped = True
     return run.results()
 
 
@@ -103,6 +109,7 @@ class _Run:
         self, servers: Sequence[_Server], requests: Sequence[Request], options: LoadOptions, kept: Kept, progress: Progress
     ) -> None:
         self.given_up: _Server | None = None
+        self.stopped = False  # by Ctrl-C
         self._cold: Failure | None = None  # that ended a warm-up
         self._servers, self._requests, self._options = servers, requests, options
         self._kept, self._progress = kept, progress
@@ -124,6 +131,10 @@ class _Run:
         numbers = await self._take_turns(level, todo, number)
         for server, reading in zip(self._servers, before, strict=True):
             await self._close_window(server, level, reading, numbers)
+
+    @property
+    def has_answers(self) -> bool:
+        return any(self._kept.answers(server.label, level) for server in self._servers for level in self._options.levels)
 
     def results(self) -> list[ServerMeasurement]:
         """Raises the first failure when there is nothing else to tell, or when a server refused everything."""
@@ -219,6 +230,8 @@ class _Run:
         if self.given_up:
             others = "" if server is self.given_up else f"the run ended with {self.given_up.label}: "
             server.notes.append(f"{others}{unanswered} requests are without an answer")
+        elif self.stopped:
+            server.notes.append(f"the run was stopped: {unanswered} requests are without an answer")
         greedy, first = self._options.sampling.is_greedy, self._servers[0]
         pairs = [] if server is first else zip(baseline, levels, strict=True)
         return ServerMeasurement(
@@ -229,6 +242,7 @@ class _Run:
             baseline=None if server is first else first.label,
             comparisons=[compare(theirs, mine, greedy=greedy) for theirs, mine in pairs],
             complete=unanswered == len(refused),
+            interrupted=self.stopped,
             notes=server.notes,
         )
 

@@ -210,4 +210,5 @@ class ServerMeasurement(Record):
     baseline: str | None = None
     comparisons: list[LevelComparison] = Field(default_factory=list)
     complete: bool  # every request of every level was sent and answered or refused by the server
+    interrupted: bool = False  # Ctrl-C ended the run
     notes: list[str] = Field(default_factory=list)

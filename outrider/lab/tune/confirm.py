@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from outrider.lab.configuration import Configuration
+from outrider.lab.disturbance import Repeats
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
 from outrider.lab.result import Interval, Record
@@ -55,16 +56,21 @@ class Confirmed(Record):
     texts: int
 
 
-def run_lap(contender: Contender, number: int, group: Sequence[Sample], batch_size: int, journal: Journal) -> Lap:
+def run_lap(
+    contender: Contender, number: int, group: Sequence[Sample], batch_size: int, journal: Journal, repeats: Repeats
+) -> Lap:
     """From the journal, or run now; beside busy neighbours the calmest of a few attempts."""
     label = contender.configuration.label
     key = f"lap {label} / {number}"
     if key in journal:
         return Lap.model_validate(journal[key])
-    attempts = [_run(contender, number, group, batch_size)]
-    while attempts[-1].other_cpu > MAX_OTHER_CPU and len(attempts) <= REPEATS and not contender.keeps_learning:
+    attempts: list[Lap] = []
+
+    def attempt() -> Lap:
         attempts.append(_run(contender, number, group, batch_size))
-    best = min(attempts, key=lambda lap: lap.other_cpu)
+        return attempts[-1]
+
+    best, _ = repeats.calmest(attempt, lambda lap: lap.other_cpu, 0 if contender.keeps_learning else REPEATS)
     best = best.model_copy(update={"wall_s": sum(lap.wall_s for lap in attempts)})
     journal.add(key, best.model_dump())
     return best

@@ -18,11 +18,12 @@ from scipy.stats import norm
 
 from outrider.errors import OutriderError
 from outrider.lab.configuration import PLAIN
+from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender
 from outrider.lab.tune.beliefs import Belief, Member, believe
-from outrider.lab.tune.confirm import Lap, log_seconds, run_lap
+from outrider.lab.tune.confirm import MAX_OTHER_CPU, Lap, log_seconds, run_lap
 from outrider.lab.tune.probe import Sample
 
 LOOK = 2  # groups between two looks, of every task at least one
@@ -51,6 +52,7 @@ class Race:
         """`members`: of the whole space, plain decoding included; `open_one`: makes one of them ready, by its label."""
         self._members, self._open_one, self._groups, self._batch_size = members, open_one, groups, batch_size
         self._journal, self._progress, self._rules = journal, progress, rules
+        self._repeats = Repeats(MAX_OTHER_CPU, progress.say)
         self._contenders: dict[str, Contender] = {}
         self._num_tasks = len({group[0].task for group in groups})
         self.laps: list[Lap] = []
@@ -70,7 +72,7 @@ class Race:
         for number, group in enumerate(self._groups):
             for place in range(len(track)):
                 contender = self._contenders[track[(place + number) % len(track)]]
-                self.laps.append(run_lap(contender, number, group, self._batch_size, self._journal))
+                self.laps.append(run_lap(contender, number, group, self._batch_size, self._journal, self._repeats))
                 self._progress.advance()
             done = number + 1
             if done >= self._at_least(LEAST_GROUPS) and sum(lap.wall_s for lap in self.laps) >= self._rules.budget_s:

@@ -17,7 +17,7 @@ def summarise_tuning(
     costs = step_costs(found.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
     return TuneResult(
-        notes=notes, tried=tried, families=[_family(family, found) for family in space.families],
+        notes=notes, interrupted=found.interrupted, tried=tried, families=[_family(family, found) for family in space.families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall, laps=found.laps,
         confirmed=found.confirmed, recommendations=recommendations(found, found.finalists, tried.draft),
         schedule=found.schedule, by_load=found.by_load, stages=found.stages,

@@ -73,6 +73,7 @@ class Findings:
     by_load: dict[str, list[LoadStep]] = field(default_factory=dict)  # family -> its best size, at each load
     stages: list[Stage] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
+    interrupted: bool = False  # Ctrl-C ended it after the forecasts
 
 
 class Tuner:
@@ -83,20 +84,29 @@ class Tuner:
         self._journal, self._progress = journal, progress
 
     def run(self) -> Findings:
-        """All stages. Raises OutriderError only where plain decoding itself fails."""
+        """All stages; after Ctrl-C behind the forecasts what is known by then.
+
+        Raises OutriderError only where plain decoding itself fails.
+        """
         found = Findings(plain=self._probe(PLAIN_FAMILY, self._plan.batch_size))
         steps = {task: len(notes) for task, notes in found.plain.steps.items()}
         found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
         with self._timed(found, "probe"):
             self._probe_all(found)
         self._forecast(found)
+        try:
+            self._measure(found)
+        except KeyboardInterrupt:
+            found.interrupted = True
+        return found
+
+    def _measure(self, found: Findings) -> None:
         with self._timed(found, "search"):
             self._search(found)
         with self._timed(found, "confirm"):
             self._confirm(found)
         with self._timed(found, "load"):
             self._load(found)
-        return found
 
     # ---------------------------------------------------------------- stages
 
@@ -157,7 +167,14 @@ class Tuner:
             groups, self._plan.batch_size, self._journal, self._progress,
             Rules(self._plan.num_finalists, self._budget_s(found)),
         )  # fmt: skip
-        found.laps = race.run(self._invited(found, known))
+        try:
+            race.run(self._invited(found, known))
+        finally:
+            self._judge(found, race, known)
+
+    def _judge(self, found: Findings, race: Race, known: Mapping[str, tuple[Member, Configuration]]) -> None:
+        """What the laps say, all of them or those before Ctrl-C."""
+        found.laps = race.laps
         found.failures |= race.failures
         tasks = list(found.shares) if len(found.shares) > 1 else []
         beliefs = {ALL: race.belief(), **{task: race.belief(task) for task in tasks}}
@@ -256,8 +273,10 @@ class Tuner:
     def _timed(self, found: Findings, name: str) -> Iterator[None]:
         """Seconds of a stage go into the findings (of this run: what the journal had costs nothing)."""
         began = time.perf_counter()
-        yield
-        found.stages.append(Stage(name=name, seconds=time.perf_counter() - began, tokens=0))
+        try:
+            yield
+        finally:
+            found.stages.append(Stage(name=name, seconds=time.perf_counter() - began, tokens=0))
 
 
 def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:

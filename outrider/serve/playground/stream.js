@@ -128,14 +128,16 @@ class Tally {
 
   get firstAfter() { return this.firstAt === null ? null : (this.firstAt - this.startedAt) / 1000; }
 
-  get perSecond() { return this.lastAt > this.startedAt ? this.tokens / ((this.lastAt - this.startedAt) / 1000) : null; }
+  /** Tokens per second behind the first chunk; null where the answer came in one. */
+  get perSecond() {
+    return this.lastAt > this.firstAt ? (this.tokens - this.atFirst) / ((this.lastAt - this.firstAt) / 1000) : null;
+  }
 }
 
 /** How many times the tokens per second of `other` `one` had, once each had begun: reading the prompt, which the second of
     two finds cached, is left out. null where an answer came in one piece. */
 function timesAsFast(one, other) {
-  const rate = (tally) => (tally.tokens - tally.atFirst) / (tally.lastAt - tally.firstAt);
-  const times = rate(one) / rate(other);
+  const times = one.perSecond / other.perSecond;
   return Number.isFinite(times) && times > 0 ? times : null;
 }
 

@@ -60,6 +60,8 @@ class Timing(Part):
     prefill_s: float
     ttft_s: float
     decode_s: float
+    tpot_s: float | None
+    decode_tokens_per_s: float | None
     tokens_per_s: float | None
 
 

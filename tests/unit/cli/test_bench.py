@@ -25,6 +25,8 @@ from outrider.lab.bench import run, servers
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.result import BenchResult, WorkloadInfo
 from outrider.lab.journal import Journal
+from outrider.lab.result import read_result
+from tests.unit.report.test_bench import cell, measured, result, speedup
 
 
 @pytest.fixture
@@ -224,3 +226,24 @@ def test_numbers_with_commas() -> None:
     assert numbers("--x", "", int) == []
     with pytest.raises(ConfigError, match="--x takes whole numbers"):
         numbers("--x", "1,", int)
+
+
+def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report, the result file and the code of an interrupted command; the same command can go on."""
+
+    def run_bench(options: Any, plan: Any, workload: Any, path: Path, **more: Any) -> Any:
+        known = cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), ended_by="interrupted")
+        return result(known, interrupted=True), Journal.open(path, {"plan": 1}, resume=False)
+
+    monkeypatch.setattr(run, "run_bench", run_bench)
+    found = cli("bench", "demo", "--out", "r.json")
+    assert found.code == 130
+    assert "1.90x [1.80, 2.00]" in found.out
+    assert "you stopped it" in found.out
+    assert "interrupted; what is finished is in r.unfinished.jsonl: the same command with --resume goes on" in found.err
+    assert Path("r.unfinished.jsonl").exists()
+    written = read_result(Path("r.json"))
+    assert isinstance(written, BenchResult)
+    assert written.interrupted

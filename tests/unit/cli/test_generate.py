@@ -18,7 +18,7 @@ TEXT = "Paris is the capital.\n"
 KEYS = ["text", "token_ids", "finish_reason", "lossless", "stats", "control", "config", "versions", "notes"]
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
-    "accepted_per_position", "ttft_s", "decode_s", "tokens_per_s", "time_s",
+    "accepted_per_position", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s", "time_s",
 ]  # fmt: skip
 EVERY_OPTION = (
     "--drafter draft-model --draft d --drafter-option max_ngram=3 --tree t --exit-layer 2 --corpus c --num-draft-tokens 3 "
@@ -60,6 +60,9 @@ def test_json_is_one_object_with_the_promised_keys(cli: Callable[..., Any], fake
         "the seed that was drawn, so that the run can be repeated"
     )
     assert found["stats"]["tau"] == pytest.approx(5 / 3)
+    assert found["stats"]["first_tokens"] == 2
+    assert found["stats"]["decode_tokens_per_s"] == pytest.approx(3 / 0.5)
+    assert found["stats"]["tpot_s"] == pytest.approx(0.5 / 3)
 
 
 def test_json_with_logprobs_and_origins(cli: Callable[..., Any], fake: Any) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider import LLM
 from outrider.drafters.reading import Turns
+from outrider.engine import live as live_module
+from outrider.engine.live import Live
 from outrider.engine.request import Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.grammar import Grammars, regex
 from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
 from tests.helpers import byte_tokenizer
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
 
@@ -286,6 +290,23 @@ def test_a_stream_adds_up(engine_of: MakeEngine) -> None:
     assert sum(len(update.origins) for update in answer.updates) == len(answer.token_ids) == finish.stats.emitted == 50
     assert finish.prompt_tokens == 30
     assert finish.stats.ttft_s > 0
+    first = answer.updates[0]
+    assert finish.stats.first_tokens == len(first.token_ids), "the time to first token pays for the whole first step"
+
+
+def test_waiting_after_the_last_token_is_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is cancelled a minute after its last token decoded until that token."""
+    row = SimpleNamespace(
+        stats=DecodeStats(), origins=["plain"], pieces=["a"], output=[1], logprobs=[], num_prompt=1, finish_reason=None
+    )
+    clock = iter([10.0, 11.0, 14.0, 74.0])
+    monkeypatch.setattr(live_module.time, "perf_counter", lambda: next(clock))
+    live = Live(None, lambda update: None, row, 0, "none", True, True, submitted=next(clock))  # type: ignore[arg-type]
+    live.show()
+    row.origins, row.pieces, row.output = ["plain"] * 3, ["a"] * 3, [1, 2, 3]
+    live.show()
+    live.show()
+    assert (row.stats.ttft_s, row.stats.decode_s) == (1.0, 3.0)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from outrider.lab.bench.result import (
     Divergence,
     Identity,
     Measured,
+    OtherProcesses,
     Predicted,
     Speedup,
     WorkloadInfo,
@@ -29,6 +30,7 @@ from outrider.report.console import print_document
 from outrider.report.document import Paragraph, Plot, Table
 from outrider.report.html import to_html
 from outrider.report.markdown import to_markdown
+from outrider.report.render import render
 from tests.unit.lab.bench.test_machine import target
 
 TIMES = {"prompt": 0.2, "draft": 0.3, "target": 0.4, "verify": 0.06, "other": 0.04}
@@ -89,6 +91,42 @@ def test_a_gain_is_said_with_its_interval_and_place() -> None:
     text, tone = advice(result(GAIN), GAIN)
     assert text == "draft-model k=5: 1.90x [1.80, 2.00] on reasoning, T = 0 (slower than plain: suffix)"
     assert tone == "good"
+
+
+def test_disturbed_cells_are_named_with_the_share_that_others_used() -> None:
+    """In the console, Markdown and HTML: which cells, how much, what was repeated; calm cells are not called disturbed."""
+    others = OtherProcesses(mean=0.48, highest=0.6, allowed=0.1, num_runs=27, num_disturbed=26, num_repeated=9)
+    busy = cell(
+        measured(0, other_cpu=0.44, num_disturbed=8), measured(1, speedup(1.9, 1.8, 2.0), other_cpu=0.55, num_disturbed=9),
+        others=others, task="busy",
+    )  # fmt: skip
+    calm = cell(measured(0, other_cpu=0.01), others=others.model_copy(update={"num_disturbed": 0, "mean": 0.01}), task="calm")
+    found = result(busy, calm)
+    line = (
+        "busy, T = 0: 26 of 27 runs disturbed (others used more than 10% of the processors); others used 48% on average over all "
+        "runs, at most 60%; 9 runs are the calmest of several attempts"
+    )
+    assert line in printed(found, width=400)
+    assert line in to_markdown(document(found))
+    assert line in to_html(document(found))
+    assert "calm, T = 0: 0 of" not in printed(found, width=400)
+    speed = next(block for block in document(found).blocks if isinstance(block, Table) and block.title == "Speed")
+    assert [column.heading for column in speed.columns][-1] == "others"
+    assert [row[-1] for row in speed.rows] == ["44%", "55%", "1%"]
+    assert BenchResult.model_validate_json(found.model_dump_json()).cells[0].others == others
+
+
+def test_a_calm_machine_is_not_spoken_of() -> None:
+    found = printed(result(GAIN))
+    assert "Disturbed" not in found
+    assert "others" not in found
+
+
+def test_an_interrupted_run_says_so() -> None:
+    found = result(cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), ended_by="interrupted"), interrupted=True)
+    assert "ended by: you stopped it" in printed(found, width=200)
+    assert "this is what was known when the run was stopped" in to_markdown(render(found))
+    assert "stopped" not in to_markdown(render(result(GAIN)))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from outrider.report.text import amount, printable, stats_line, to_json
 from outrider.stats import DecodeStats
 
 ROW = {
-    "drafter": "none", "tokens_per_s": 100.0, "speedup": 1.0, "tau": 1.0, "alpha": None, "num_identical": 3,
-    "num_problems": 3, "num_correct": 2,
+    "drafter": "none", "decode_tokens_per_s": 100.0, "speedup": 1.0, "speedup_interval": [1.0, 1.0], "tau": 1.0, "alpha": None,
+    "num_identical": 3, "num_problems": 3, "num_correct": 2,
 }  # fmt: skip
 
 
@@ -81,18 +81,65 @@ def test_amount(size: int, text: str) -> None:
 
 def test_stats_line_without_drafts_has_no_ratios() -> None:
     """Plain decoding has no acceptance to speak of."""
-    stats = DecodeStats(ttft_s=1.0, decode_s=1.0)
-    stats.count_step(0, 0, 4, rejected=False)
-    assert "α" not in stats_line(stats)
-    assert "2 tokens/s" in stats_line(stats)
+    stats = DecodeStats(ttft_s=1.0, decode_s=0.5)
+    for _ in range(4):
+        stats.count_step(0, 0, 1, rejected=False)
+    assert stats_line(stats) == "4 tokens in 1.50 s · first token after 1.00 s · then 6 tokens/s (166.7 ms per token)"
+
+
+def test_reading_the_prompt_is_no_part_of_the_speed() -> None:
+    """64 tokens, 5 of them in the first step, 0.35 s and 0.32 s: 59 tokens are decoded in 0.32 s, not 64 in 0.67 s."""
+    stats = DecodeStats(ttft_s=0.35, decode_s=0.32)
+    stats.count_step(5, 4, 5, rejected=True)
+    stats.count_step(60, 58, 59, rejected=True)
+    line = stats_line(stats)
+    assert "64 tokens in 0.67 s · first token after 0.35 s · then 184 tokens/s (5.4 ms per token)" in line
+
+
+@pytest.mark.parametrize("emitted", [1, 4])
+def test_an_answer_of_one_step_has_no_decode_speed(emitted: int) -> None:
+    stats = DecodeStats(ttft_s=0.25)
+    stats.count_step(4, emitted - 1, emitted, rejected=False)
+    assert "tokens/s" not in stats_line(stats)
+    assert "first token after 0.25 s" in stats_line(stats)
+    found = stats.as_dict()
+    assert (found["first_tokens"], found["tpot_s"], found["decode_tokens_per_s"]) == (emitted, None, None)
+
+
+def test_nothing_emitted_has_no_times() -> None:
+    assert stats_line(DecodeStats(), "abort") == "0 tokens in 0.00 s · stopped by you"
+
+
+def test_times_of_several_answers_are_per_answer() -> None:
+    """`/stats` of a chat: the time to first token is a mean, the speed that of all tokens behind first steps."""
+    total = DecodeStats()
+    for ttft_s in (0.2, 0.4):
+        stats = DecodeStats(ttft_s=ttft_s, decode_s=0.5)
+        stats.count_step(3, 2, 3, rejected=True)
+        stats.count_step(3, 3, 4, rejected=False)
+        total = total.merge(stats)
+    assert (total.answers, total.first_tokens, total.decode_tokens) == (2, 6, 8)
+    assert "14 tokens in 1.60 s · first token after 0.30 s on average · then 8 tokens/s (125.0 ms per token)" in stats_line(total)
 
 
 def test_demo_table_shows_a_difference() -> None:
     """'identical: no' is the one cell nobody may overlook."""
     out, raw = console()
-    other = {**ROW, "drafter": "ngram", "speedup": 1.5, "num_identical": 2}
+    other = {**ROW, "drafter": "ngram", "speedup": 1.5, "speedup_interval": [1.2, 1.849], "num_identical": 2}
     out.print(demo_table("title", [ROW, other], "caption"))
     text = raw.getvalue().decode()
     assert "no (2/3)" in text
-    assert "1.50x" in text
+    assert "1.50x [1.20, 1.85]" in text
+    assert "1.00x [" not in text, "plain decoding is what the others are compared with"
     assert "none (plain)" in text
+
+
+def test_demo_table_fits_a_terminal_of_80_columns() -> None:
+    """No number is cut off beside the longest label and the widest cells."""
+    out, raw = console()
+    longest = {**ROW, "drafter": "draft-model, auto length", "speedup": 2.66, "speedup_interval": [2.31, 2.8], "alpha": 0.99}
+    out.print(demo_table("title", [ROW, {**longest, "decode_tokens_per_s": 12213.0, "num_identical": 2}], "caption"))
+    text = raw.getvalue().decode()
+    assert "…" not in text
+    assert "2.66x [2.31, 2.80]" in text
+    assert "no (2/3)" in text

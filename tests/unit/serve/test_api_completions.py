@@ -41,7 +41,10 @@ def test_speculation_is_counted_in_vllms_names() -> None:
         "mean_acceptance_length": 1 + 6 / 7, "draft_acceptance_rate": 6 / 21, "acceptance_histogram": [1, 6, 0, 0],
         "num_spec_steps": 7, "num_accepted_draft_tokens": 6, "num_draft_tokens": 21, "num_spec_tokens": 3,
     }  # fmt: skip
-    timing = {"queued_s": 0.0, "prefill_s": 0.0, "ttft_s": 0.25, "decode_s": 0.75, "tokens_per_s": 13.0}
+    timing = {
+        "queued_s": 0.0, "prefill_s": 0.0, "ttft_s": 0.25, "decode_s": 0.75, "tpot_s": 0.75 / 11,
+        "decode_tokens_per_s": 11 / 0.75, "tokens_per_s": 13.0,
+    }  # fmt: skip
     assert answer["metrics"]["timing"] == timing
 
 

@@ -31,7 +31,9 @@ def request() -> Request:
 
 
 def finish(**facts: Any) -> Finish:
-    stats = DecodeStats(emitted=9, steps=3, drafted=10, tested=8, accepted=6, ttft_s=0.5, decode_s=1.5)
+    stats = DecodeStats(
+        emitted=9, steps=3, drafted=10, tested=8, accepted=6, answers=1, first_tokens=3, ttft_s=0.5, decode_s=1.5
+    )
     fields = {"reason": "stop", "stats": stats, "seed": 1, "lossless": True, "drafter": "ngram", "prompt_tokens": 2}
     return Finish(**{**fields, **facts})
 
@@ -116,7 +118,7 @@ def test_request_is_one_line_of_json() -> None:
     wanted = {
         "event": "request", "level": "info", "logger": "outrider.requests", "request_id": "cmpl-1", "model": "m",
         "finish": "stop", "tokens": 9, "prompt_tokens": 2, "ttft_s": 0.5, "tau": 3.0, "drafted": 10, "accepted": 6,
-        "tokens_per_s": 4.5, "drafter": "ngram",
+        "tpot_s": 0.25, "decode_tokens_per_s": 4.0, "tokens_per_s": 4.5, "drafter": "ngram",
     }  # fmt: skip
     assert {name: entry.get(name) for name in wanted} == wanted
     assert entry["timestamp"].endswith("Z")

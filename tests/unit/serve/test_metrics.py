@@ -77,7 +77,7 @@ def step(asked: list[int], drafted: list[int], accepted: list[int], emitted: lis
 
 
 def finish(**facts: Any) -> Finish:
-    stats = DecodeStats(emitted=9, steps=3, drafted=10, accepted=6, ttft_s=0.5, decode_s=1.6)
+    stats = DecodeStats(emitted=9, steps=3, drafted=10, accepted=6, answers=1, first_tokens=4, ttft_s=0.5, decode_s=1.6)
     fields = {"reason": "stop", "stats": stats, "seed": 1, "lossless": True, "drafter": "draft-model", "prompt_tokens": 5}
     return Finish(**{**fields, **facts})
 
@@ -165,7 +165,7 @@ def test_request_times_go_into_their_histograms() -> None:
     for name, wanted in (
         ("time_to_first_token_seconds", 0.5), ("e2e_request_latency_seconds", 2.1), ("request_queue_time_seconds", 0.25),
         ("request_prefill_time_seconds", 0.2), ("request_decode_time_seconds", 1.6),
-        ("request_time_per_output_token_seconds", 0.2), ("request_prompt_tokens", 5), ("request_generation_tokens", 9),
+        ("request_time_per_output_token_seconds", 0.32), ("request_prompt_tokens", 5), ("request_generation_tokens", 9),
     ):  # fmt: skip
         assert value(metrics, f"{name}_count") == 1, name
         assert value(metrics, f"{name}_sum") == pytest.approx(wanted), name

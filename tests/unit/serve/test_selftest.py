@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -172,6 +173,7 @@ def test_slow_draft_is_a_warning_unless_the_server_adapts() -> None:
     found = only(self_test(Scripted(seconds=1.3)))
     assert (found.code, found.severity) == ("slower-than-plain", "warning")
     assert "outrider tune" in found.message
+    assert re.search(r"against [\d.]+ plain, 0\.77x to 0\.77x over \d probes;", found.message), "every speed with its spread"
     assert only(self_test(Scripted(seconds=1.3, num_draft_tokens="auto:8"))).severity == "note"
 
 

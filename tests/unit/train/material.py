@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Interrupting:
     name: str = ""
     said: tuple[str, ...] = ()
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
         self.name = name
 
     def advance(self, units: int = 1) -> None:

@@ -14,6 +14,7 @@ from outrider.lab.bench.notes import RunNote, notes_of
 from outrider.lab.bench.sweeps import HELD, LEAST_STEPS, ROUNDS, Timings, time_steps, together
 from outrider.lab.configuration import Configuration
 from outrider.lab.costs import SKIPPED
+from outrider.lab.disturbance import Repeats
 from outrider.lab.estimate.curves import StepCosts, predict
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import trace_of
@@ -160,7 +161,7 @@ def passes_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def timed(contender: Sweeper, batch_size: int = 1, max_other_cpu: float = 2.0) -> dict[str, Any]:
     prompts = [[number] for number in range(4)]
-    return time_steps(contender, prompts, SamplingParams(stop=["x"]), batch_size, max_other_cpu)  # type: ignore[arg-type]
+    return time_steps(contender, prompts, SamplingParams(stop=["x"]), batch_size, Repeats(max_other_cpu))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

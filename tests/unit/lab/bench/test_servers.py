@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from outrider.lab.server import Endpoint, LoadOptions
 from outrider.lab.workload.types import BadLine, Request, Workload
 from outrider.report.bench import document
 from outrider.report.markdown import to_markdown
+from outrider.report.render import render
 from tests.unit.lab.server.fake_server import Fake
 
 WORKLOAD = Workload(
@@ -50,3 +54,26 @@ def test_other_prompts_are_another_plan(tmp_path: Path) -> None:
         run(tmp_path, one)
         with pytest.raises(ConfigError, match="another plan"):
             run(tmp_path, one, resume=True, prompts=3)
+
+
+def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
+    """The signal comes with the fourth request, one of them a warm-up: two answers are told, and the rest can be asked for."""
+
+    def stop(number: int) -> None:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    with Fake(on_request=stop) as one:
+        result, journal, complete = run(tmp_path, one)
+        assert result.interrupted
+        assert not complete
+        assert [answer.id for answer in result.servers[0].levels[0].answers] == ["r0", "r1"]
+        assert "the run was stopped: 2 requests are without an answer" in result.servers[0].notes
+        assert "this is what was known" in to_markdown(render(result))
+        assert len(journal) > 0
+        one.on_request = None
+        again, _, complete = run(tmp_path, one, resume=True)
+    assert complete
+    assert not again.interrupted
+    assert len(again.servers[0].levels[0].answers) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,72 @@ def test_the_budget_is_shared_by_the_cells(tmp_path: Path, monkeypatch: pytest.M
 def test_however_small_the_budget_every_cell_knows_one_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = using(Setting(tmp_path, tasks=3, budget_s=1e-6), monkeypatch).run()
     assert [len(cell.of(1)) for cell in cells] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("budget_s", [1e-6, 2.0, 20.0])
+def test_a_busy_machine_does_not_outrun_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float
+) -> None:
+    """Others use 60 % all the time. What is over the budget is one sweep and one group of each cell, once each."""
+    setting = using(Setting(tmp_path, prompts=40, tasks=2, budget_s=budget_s, max_rounds=99), monkeypatch)
+    for label in ("none", FAST.label, LEARNER.label):
+        setting[label].other_cpu = [0.6] * 10_000
+    times = stages.time_steps(None)
+
+    def time_steps(*arguments: Any) -> Any:
+        setting.clock.now += 0.1
+        return times
+
+    monkeypatch.setattr(stages, "time_steps", time_steps)
+    began = setting.clock.now
+    cells = setting.run()
+    group_s, sweep_s = 0.6, 3 * 0.1
+    assert setting.clock.now - began <= budget_s + 2 * (group_s + sweep_s)
+    assert {cell.ended_by for cell in cells} == {"budget"}
+    assert all(cell.of(number) for cell in cells for number in range(3))
+    assert all(note.other_cpu == 0.6 for cell in cells for note in cell.notes)
+
+
+def test_opening_what_learns_is_paid_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = using(Setting(tmp_path, prompts=8, budget_s=3.0), monkeypatch)
+    own_open = FakeRunner.open
+
+    def open_slowly(self: FakeRunner, configuration: Configuration) -> FakeContender:
+        setting.clock.now += 2.0
+        return own_open(self, configuration)
+
+    rounds = setting.rounds()
+    monkeypatch.setattr(FakeRunner, "open", open_slowly)
+    (cell,) = rounds.run()
+    assert cell.ended_by == "budget"
+    assert rounds.spent_s >= 2.0 + 0.5
+    assert len(cell.of(0)) < 4
+
+
+def test_ctrl_c_leaves_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second cell's first group: the first cell is kept and says why it ended, the second knows nothing."""
+    setting = using(Setting(tmp_path, prompts=4, tasks=2), monkeypatch)
+    own_run = FakeContender.run
+
+    def run(self: FakeContender, *arguments: Any, **more: Any) -> Any:
+        if len(setting.log) == 4 * 3 + 1:
+            raise KeyboardInterrupt
+        return own_run(self, *arguments, **more)
+
+    monkeypatch.setattr(FakeContender, "run", run)
+    rounds = setting.rounds()
+    with pytest.raises(KeyboardInterrupt):
+        rounds.run()
+    (cell,) = rounds.stopped()
+    assert (cell.place.task, cell.ended_by, len(cell.of(1))) == ("t0", "interrupted", 4)
+
+
+def test_progress_knows_what_bounds_a_round(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages_of_it: list[tuple[str, int, float]] = []
+    monkeypatch.setattr(Quiet, "stage", lambda self, *stage: stages_of_it.append(stage))
+    setting.plan = replace(setting.plan, budget_s=90.0)
+    setting.run()
+    assert stages_of_it[0] == ("round 1", 30, 90.0)
 
 
 def test_plain_alone_has_nothing_to_be_uncertain_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,9 +111,12 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
         return record(contender, witness, question, params)  # type: ignore[arg-type]
 
     monkeypatch.setattr(explain_module, "record", counted)
-    with pytest.raises(KeyboardInterrupt):
-        explained(pair, "draft-model k=4", WARM, tmp_path)
+    options = Options(pair[0], draft=pair[1], dtype="float32", compile="off", threads=1)
+    known, _ = explain(options, Configuration.parse("draft-model k=4"), questions, WARM, tmp_path / "journal")
     assert decoded == ["q0", "q1"]
+    assert known.interrupted
+    assert known.texts == whole.texts[:2], "what was finished before Ctrl-C is explained"
+    assert "the run was stopped: 2 of 3 prompts were explained" in known.notes
     monkeypatch.setattr(explain_module, "record", lambda *a: decoded.append(a[2].id) or record(*a))
     with pytest.raises(ConfigError, match="another plan"):
         explained(pair, "draft-model k=3", WARM, tmp_path, resume=True)
@@ -121,6 +124,17 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
     assert decoded == ["q0", "q1", "q2"]
     assert result.texts == whole.texts
     assert [row.tokens for row in result.causes] == [row.tokens for row in whole.causes]
+
+
+def test_ctrl_c_in_the_first_prompt_is_passed_on(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object) -> Recording:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explain_module, "record", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        explained(pair, "draft-model k=4", WARM, tmp_path)
 
 
 def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from outrider.build import Options
 from outrider.errors import ConfigError
+from outrider.lab.bench import stages
+from outrider.lab.bench.turn import run_group
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.reasoning.acceptance import ALL
@@ -35,7 +38,7 @@ class Interrupting(Quiet):
     def __init__(self, stage: str) -> None:
         self._stage = stage
 
-    def stage(self, name: str, total: int) -> None:
+    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
         if name.startswith(self._stage):
             raise KeyboardInterrupt
 
@@ -152,6 +155,29 @@ def test_an_interrupted_study_goes_on(options: Options, tmp_path: Path) -> None:
     assert isinstance(journal, Journal)
     journal.close()
     assert not path.exists()
+
+
+def test_ctrl_c_while_confirming_leaves_what_is_known(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second of three problems: the first one's speeds are told, and the temperature that was to come is named."""
+    plan = replace(PLAN, temperatures=(0.0, 0.7), problems=3)
+    groups: list[int] = []
+
+    def counted(*arguments: object, **more: object) -> object:
+        groups.append(1)
+        if len(groups) == 2:
+            raise KeyboardInterrupt
+        return run_group(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stages, "run_group", counted)
+    result, _ = run_study(options, plan, problems("reasoning", "reasoning", "reasoning"), tmp_path / "journal.jsonl")
+    assert result.interrupted
+    (study,) = result.studies
+    assert study.ended_by == "interrupted"
+    assert {one.num_problems for one in study.contestants} == {1}
+    assert "not studied, the run was stopped before: T = 0.7" in result.notes
+    assert "this is what was known" in to_markdown(render(result))
 
 
 def test_the_demo_pair(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from outrider.build import Options, choose
 from outrider.cli.options import ModelOptions
 from outrider.control import LengthByRows
 from outrider.lab.result import Interval
+from outrider.lab.tune.confirm import Lap
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.result import Recommendation, Tried, TuneResult
 from outrider.report.tune import document
@@ -104,3 +105,20 @@ def test_the_report_says_what_a_server_does() -> None:
     found = result({"ngram": [step(4, 3), step(16, 0)]}, schedule=[step(4, 3), step(16, 0)])
     texts = [getattr(block, "text", "") for block in document(found).blocks]
     assert "With --settings, serve drafts by ngram: 5 from 1 row on, 3 from 4 rows on, none from 16 rows on." in texts
+
+
+def test_disturbed_runs_are_named_with_the_share_that_others_used() -> None:
+    def lap(label: str, group: int, share: float) -> Lap:
+        return Lap(
+            configuration=label, group=group, task="t", seconds=1, tokens=9, steps=3, texts=["a"], other_cpu=share, wall_s=1
+        )
+
+    calm = result({})
+    laps = [lap("none", 0, 0.02), lap("ngram k=3", 0, 0.5), lap("none", 1, 0.1), lap("ngram k=3", 1, 0.3)]
+    busy = calm.model_copy(update={"laps": laps})
+    sentence = (
+        "during 2 of 4 confirming runs (ngram k=3) other processes used more than 15% of the processors, on average over all "
+        "runs 23%, at most 50%"
+    )
+    assert any(sentence in getattr(block, "text", "") for block in document(busy).blocks)
+    assert not any("Disturbed" in getattr(block, "text", "") for block in document(calm).blocks)

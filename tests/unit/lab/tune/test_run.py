@@ -11,11 +11,15 @@ from outrider import LLM, SamplingParams
 from outrider.build import Options
 from outrider.cli.app import run
 from outrider.errors import ConfigError
+from outrider.lab.tune import race
+from outrider.lab.tune.confirm import Lap, run_lap
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.options import options_of
 from outrider.lab.tune.result import TuneResult
 from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
 from outrider.lab.workload.types import Request, Workload
+from outrider.report.markdown import to_markdown
+from outrider.report.render import render
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
@@ -111,3 +115,29 @@ def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err
     assert "one draft model at a time" in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("laps", [0, 3])
+def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laps: int
+) -> None:
+    """Forecasts, and the laps that were run, as a result that says that it was cut short; the same command can go on."""
+    done: list[int] = []
+
+    def counted(*arguments: Any) -> Lap:
+        if len(done) == laps:
+            raise KeyboardInterrupt
+        done.append(1)
+        return run_lap(*arguments)
+
+    monkeypatch.setattr(race, "run_lap", counted)
+    request = TuneRequest(
+        SamplingParams(max_tokens=16, ignore_eos=True), prompts=4, load_sizes=(), finalists=1, drafters=frozenset({"ngram"})
+    )
+    result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
+    assert result.interrupted
+    assert result.forecasts
+    assert len(result.laps) == laps
+    assert bool(result.confirmed) == bool(laps)
+    assert "this is what was known" in to_markdown(render(result))
+    assert journal.path.exists()
