@@ -30,7 +30,7 @@ class Chat:
     def __init__(self, body: ChatBody, exchange: Exchange, use: ToolUse | None) -> None:
         self._body = body
         self._exchange = exchange
-        self._choices = [Choice(number, body, exchange.served, use) for number in range(len(exchange.requests))]
+        self._choices = [Choice(number, body, exchange, use) for number in range(len(exchange.requests))]
 
     @classmethod
     async def prepared(cls, state: ServerState, body: ChatBody) -> Chat:
@@ -102,9 +102,11 @@ class Chat:
 class Choice:
     """One answer, written piece by piece."""
 
-    def __init__(self, index: int, body: ChatBody, served: Served, use: ToolUse | None) -> None:
+    def __init__(self, index: int, body: ChatBody, exchange: Exchange, use: ToolUse | None) -> None:
+        served = exchange.served
         self._index, self._body, self._use = index, body, use
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
+        self._answer = served.answer_text(exchange.requests[index])
         self._reader: Reader = PlainText() if use is None else use.reader()
 
     def opening(self) -> dict[str, Any]:
@@ -145,7 +147,9 @@ class Choice:
         """What was asked for beside the text."""
         body, count = self._body, self._body.num_logprobs
         about: dict[str, Any] = {
-            "logprobs": None if count is None else chat_logprobs(self._name, update.token_ids, update.logprobs, count)
+            "logprobs": None
+            if count is None
+            else chat_logprobs(self._name, self._answer, update.token_ids, update.logprobs, count)
         }
         if body.return_token_ids:
             about["token_ids"] = update.token_ids

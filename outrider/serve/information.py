@@ -39,7 +39,7 @@ def information_routes(state: ServerState) -> APIRouter:
         """Token ids of a text or of a conversation."""
         served = _served(state, body.model)
         tokens = await _tokens(served, body)
-        names = [served.texts.bytes.text(token) for token in tokens] if body.return_token_strs else None
+        names = [served.texts.bytes.name(token) for token in tokens] if body.return_token_strs else None
         return TokenizeAnswer(count=len(tokens), max_model_len=served.engine.context, tokens=tokens, token_strs=names)
 
     @router.post("/detokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
