@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = [
     "▁", "▁▁", "▁the", "▁there", "there", "s", "▁cat", ".", ",", "'", "é", "日", "▁日本", "🎉", "\u0301", "\u200d", "a", "b",
-    "▁a", "\ufffd", "<0x0g>", "▁▁a", "a▁b",
+    "▁a", "\ufffd", "x<0x41>", "▁▁a", "a▁b",
 ]  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from outrider.errors import CapabilityError
 from outrider.models.token_bytes import token_bytes
 
-BYTES_OF_WORDS = "implies the spaces between its words, so a grammar cannot be applied to it"
+SPACES = "implies the spaces between its words, so a grammar cannot be applied to it"
+NO_BYTES = "does not say which bytes its tokens add to a text, so a grammar cannot be applied to it"
 
 
 def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> Any:
@@ -55,7 +56,8 @@ class _Bytes:
 
 def _bytes_of(tokenizer: Any, vocab_size: int, eos: int) -> _Bytes:
     known = token_bytes(tokenizer)
-    if known is None or known.shape.implies_spaces or not known.is_joined:
-        raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {BYTES_OF_WORDS}")
+    if known is None or not known.is_joined or known.shape.implies_spaces:
+        reason = SPACES if known is not None and known.shape.implies_spaces else NO_BYTES
+        raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {reason}")
     special = frozenset(tokenizer.all_special_ids) | known.special_ids
     return _Bytes([known.bytes_of(token) for token in range(vocab_size)], sorted(special), eos, tokenizer)

@@ -15,7 +15,7 @@ from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.published_tokenizers import ALL, JOINED, PythonBytes, bert, gemma, gpt_2, llama_2, phi_3, t5, words
 
 CASES = [
-    (llama_2, "▁there", b" there"), (llama_2, "<0xF0>", b"\xf0"), (llama_2, "<0x0g>", b"<0x0g>"), (llama_2, "</s>", b"</s>"),
+    (llama_2, "▁there", b" there"), (llama_2, "<0xF0>", b"\xf0"), (llama_2, "x<0x41>", b"x<0x41>"), (llama_2, "</s>", b"</s>"),
     (phi_3, "▁there", b" there"), (gemma, "▁▁", b"  "), (t5, "▁there", b" there"), (t5, "a▁b", b"a b"),
     (gpt_2, "Ġthe", b" the"), (gpt_2, "aâ", b"a\xe2"), (gpt_2, "<｜tool▁sep｜>", "<｜tool▁sep｜>".encode()),
     (gpt_2, "two words", b"two words"), (bert, "the", b" the"), (bert, "##re", b"re"), (bert, ".", b"."), (bert, "##", b""),
