@@ -121,7 +121,9 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, special: bool) -> str:
 def token_name(tokenizer: Any, token: int) -> str:
     """One token for people: its text, the bytes of an unfinished character, or '#N' for an id without a name."""
     found = token_bytes(tokenizer)
-    text = str(tokenizer.convert_ids_to_tokens(token) or "") if found is None else found.name(token)
+    text = decoded(tokenizer, [token], special=True) if found is None else found.name(token)
+    if found is None and (not text or "\ufffd" in text):
+        text = str(tokenizer.convert_ids_to_tokens(token) or "")
     return text or f"#{token}"
 
 

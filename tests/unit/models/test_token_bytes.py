@@ -53,7 +53,7 @@ def test_names_are_for_people() -> None:
     assert names == [" there", "bytes:\\xf0", "</s>"]
     assert token_name(tokenizer, 9999) == "#9999"
     assert token_name(bert(), bert().eos_token_id) == "</s>"
-    assert token_name(PythonBytes(), 97) == "b97"
+    assert [token_name(PythonBytes(), token) for token in (97, 255)] == ["a", "b255"]
     assert token_name(word_tokenizer(5), 3) == " w3"
     assert show_bytes("é".encode()) == "é"
 
