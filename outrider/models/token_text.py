@@ -1,12 +1,13 @@
 """What the tokens of one tokenizer say: the text of a few of them in their place, the tokens of a text, a token's own bytes.
 
-Three habits of tokenizers are kept in here, so that whoever translates between two of them need not know:
+Two habits of tokenizers are kept in here, so that whoever translates between two of them need not know:
 
 * a leading space may belong to the token (byte-level BPE), be stripped from the first token of a text (SentencePiece), or
   be implied between words: text is decoded behind the tokens before it, and what those say is taken off;
 * SentencePiece puts a space before every text it encodes: a continuation is encoded behind a line end, whose tokens are
-  then taken off;
-* a token's string is a code for its bytes: `Ġ` is a space in one vocabulary, `▁` in another, `<0x0A>` a line end.
+  then taken off.
+
+What a token's string means (`Ġ`, `▁`, `<0x0A>`) is read from the decoder by `token_bytes.py`.
 """
 
 from __future__ import annotations

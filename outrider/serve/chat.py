@@ -139,7 +139,7 @@ class Choice:
 
     def _text(self, update: Update) -> str:
         """With the special tokens that begin calls, where there are tools and the text does not show them anyway."""
-        if self._use is None or self._body.skip_special_tokens is False:
+        if self._use is None or self._body.skip_special_tokens is False or not update.token_ids:
             return update.text
         return self._use.text_of(update.token_ids, update.pieces)
 
