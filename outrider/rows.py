@@ -88,10 +88,18 @@ class Row:
             self.finish_reason = "stop"
         elif self.room <= 0:
             self.finish_reason = "length"
-        if self.finish_reason and not self.stops.found and self.detokenizer is not None:
-            piece += self.stops.push(self.detokenizer.flush()) + self.stops.flush()
         self.text += piece
         self.pieces.append(piece)
+        if self.finish_reason:
+            self.pieces[-1] += self.release()
+
+    def release(self) -> str:
+        """The text that was held back, once no more tokens will come: a row may be ended from outside, too."""
+        if self.stops.found or self.detokenizer is None:
+            return ""
+        rest = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+        self.text += rest
+        return rest
 
 
 class Rows:

@@ -60,9 +60,10 @@ class Live:
             row.stats.ttft_s = self.first_token - self.submitted
             row.stats.decode_s = now - self.first_token
         pieces = row.pieces[new]
+        rest = row.release() if finish is not None else ""  # a time limit may end a row while text is held back
         self.listener(
             Update(
-                text="".join(pieces), token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
+                text="".join(pieces) + rest, token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
                 logprobs=row.logprobs[new], prompt_logprobs=None if self.shown else self.prompt_logprobs, finish=finish,
             )
         )  # fmt: skip

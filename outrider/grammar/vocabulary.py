@@ -1,7 +1,7 @@
 """The bytes of a model's tokens, as llguidance wants them.
 
 It reads the common fast tokenizers by itself (byte-level BPE, SentencePiece with bytes). For others the tokens' bytes come
-from `models/token_text.py`, which knows every vocabulary that codes them; one that only implies the spaces between words
+from `models/token_bytes.py`, which reads them from the decoder; a vocabulary that only implies the spaces between words
 cannot be held to a grammar, for no token says where its word ends.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import CapabilityError
-from outrider.models.token_text import TokenText
+from outrider.models.token_bytes import token_bytes
 
-BYTES_OF_WORDS = "implies the spaces between its words, so a grammar cannot be applied to it"
+SPACES = "implies the spaces between its words, so a grammar cannot be applied to it"
+NO_BYTES = "does not say which bytes its tokens add to a text, so a grammar cannot be applied to it"
 
 
 def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> Any:
@@ -54,10 +55,9 @@ class _Bytes:
 
 
 def _bytes_of(tokenizer: Any, vocab_size: int, eos: int) -> _Bytes:
-    text = TokenText(tokenizer)
-    implied = [key for key in text.keys.values() if isinstance(key, tuple) and key[0] != "special"]
-    if implied:
-        raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {BYTES_OF_WORDS} (token {implied[0][1]!r})")
-    keys = (text.keys.get(token, b"") for token in range(vocab_size))
-    tokens = [key if isinstance(key, bytes) else key[1].encode() for key in keys]
-    return _Bytes(tokens, sorted(text.specials), eos, tokenizer)
+    known = token_bytes(tokenizer)
+    if known is None or not known.is_joined or known.shape.implies_spaces:
+        reason = SPACES if known is not None and known.shape.implies_spaces else NO_BYTES
+        raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {reason}")
+    special = frozenset(tokenizer.all_special_ids) | known.special_ids
+    return _Bytes([known.bytes_of(token) for token in range(vocab_size)], sorted(special), eos, tokenizer)

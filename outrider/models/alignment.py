@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.models.token_text import MAX_UNFINISHED, UNFINISHED, TokenText
+from outrider.models.bytes_text import MAX_UNFINISHED, UNFINISHED
+from outrider.models.token_text import TokenText
 
 MIN_CHUNK, MAX_CHUNK = 32, 64  # target tokens
 BEFORE = 4  # tokens decoded along, so that leading spaces come out right

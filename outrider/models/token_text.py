@@ -1,12 +1,13 @@
 """What the tokens of one tokenizer say: the text of a few of them in their place, the tokens of a text, a token's own bytes.
 
-Three habits of tokenizers are kept in here, so that whoever translates between two of them need not know:
+Two habits of tokenizers are kept in here, so that whoever translates between two of them need not know:
 
 * a leading space may belong to the token (byte-level BPE), be stripped from the first token of a text (SentencePiece), or
   be implied between words: text is decoded behind the tokens before it, and what those say is taken off;
 * SentencePiece puts a space before every text it encodes: a continuation is encoded behind a line end, whose tokens are
-  then taken off;
-* a token's string is a code for its bytes: `Ġ` is a space in one vocabulary, `▁` in another, `<0x0A>` a line end.
+  then taken off.
+
+What a token's string means (`Ġ`, `▁`, `<0x0A>`) is read from the decoder by `token_bytes.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete character
-MAX_UNFINISHED = 3  # tokens of a character that has no last byte yet
+from outrider.models.bytes_text import MAX_UNFINISHED, UNFINISHED, BytesText
+from outrider.models.token_bytes import decoded, token_bytes
+
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
-
-PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-# GPT-2's code: printable Latin-1 characters are their own bytes, the other 68 are the characters from 256 on
-BYTE_OF_LETTER = {
-    **{chr(byte): byte for byte in PRINTABLE},
-    **{chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)},
-}
 
 
 class TokenText:
@@ -32,6 +27,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._bytes = token_bytes(tokenizer)
         self.specials = _special_ids(tokenizer)
         self.keys = token_keys(tokenizer, self.specials)
         self._guard = self._encode(GUARD)
@@ -42,6 +38,12 @@ class TokenText:
     def text(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """What `ids` add to the text of the tokens before them. `UNFINISHED` stands where bytes make no character, and at
         the beginning when the tokens before end in the middle of one."""
+        if self._bytes is not None and self._bytes.is_joined:
+            text = BytesText(self._bytes, before)
+            begun = UNFINISHED if text.is_unfinished else ""
+            if begun:
+                text.flush()
+            return begun + "".join([text.push(token) for token in ids]) + text.flush()
         if not before or not ids:
             return self._decode(ids)
         known, whole = self._decode(before), self._decode([*before, *ids])
@@ -78,9 +80,7 @@ class TokenText:
         return isinstance(key, bytes) and key[-1:] != b"" and key[-1:] in SPACES
 
     def _decode(self, ids: Sequence[int]) -> str:
-        if not ids:
-            return ""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return decoded(self._tokenizer, ids, special=True) if ids else ""
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -92,47 +92,21 @@ Key = bytes | tuple[str, str]
 def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
     """Token id -> what it says: equal keys say the same in any two vocabularies.
 
-    The bytes where the vocabulary's code for them is known, else (kind, string): special tokens, and tokens of
-    vocabularies that imply the space between words.
+    The bytes inside a text where the decoder can be read, else (kind, string): special tokens, and all tokens of a tokenizer
+    in Python code.
     """
-    decoder = _decoder_of(tokenizer)
-    added = tokenizer.added_tokens_decoder
+    known = token_bytes(tokenizer)
     keys: dict[int, Key] = {}
     for string, token in tokenizer.get_vocab().items():
         if token in specials:
             keys[token] = ("special", string)
-        elif token in added:
-            keys[token] = string.encode()  # written out, not coded
-        elif "ByteLevel" in decoder:
-            keys[token] = _byte_level(string)
-        elif "▁" in decoder or "Metaspace" in decoder:
-            keys[token] = _sentencepiece(string)
-        else:
+        elif known is None:
             keys[token] = ("part" if string.startswith("##") else "word", string)
+        else:
+            keys[token] = known.bytes_of(token)
     return keys
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
     added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
     return frozenset([*tokenizer.all_special_ids, *added])
-
-
-def _decoder_of(tokenizer: Any) -> str:
-    """The decoder's configuration as JSON; empty where there is none to look at."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = None if backend is None else backend.decoder
-    return "" if decoder is None else decoder.__getstate__().decode()
-
-
-def _byte_level(string: str) -> bytes:
-    try:
-        return bytes([BYTE_OF_LETTER[letter] for letter in string])
-    except KeyError:  # no code: written out
-        return string.encode()
-
-
-def _sentencepiece(string: str) -> bytes:
-    """`▁` is a space, `<0x0A>` a byte."""
-    if len(string) == 6 and string.startswith("<0x") and string.endswith(">"):
-        return bytes([int(string[3:5], 16)])
-    return string.replace("▁", " ").encode()

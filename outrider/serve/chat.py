@@ -32,7 +32,7 @@ class Chat:
     def __init__(self, body: ChatBody, exchange: Exchange, use: ToolUse | None) -> None:
         self._body = body
         self._exchange = exchange
-        self._choices = [Choice(number, body, exchange.served, use) for number in range(len(exchange.requests))]
+        self._choices = [Choice(number, body, exchange, use) for number in range(len(exchange.requests))]
 
     @classmethod
     async def prepared(cls, state: ServerState, body: ChatBody, ignored: IgnoredFields) -> Chat:
@@ -107,9 +107,11 @@ class Chat:
 class Choice:
     """One answer, written piece by piece."""
 
-    def __init__(self, index: int, body: ChatBody, served: Served, use: ToolUse | None) -> None:
+    def __init__(self, index: int, body: ChatBody, exchange: Exchange, use: ToolUse | None) -> None:
+        served = exchange.served
         self._index, self._body, self._use = index, body, use
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
+        self._answer = served.answer_text(exchange.requests[index])
         self._reader: Reader = PlainText() if use is None else use.reader()
 
     def opening(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Choice:
 
     def _text(self, update: Update) -> str:
         """With the special tokens that begin calls, where there are tools and the text does not show them anyway."""
-        if self._use is None or self._body.skip_special_tokens is False:
+        if self._use is None or self._body.skip_special_tokens is False or not update.token_ids:
             return update.text
         return self._use.text_of(update.token_ids, update.pieces)
 
@@ -150,7 +152,9 @@ class Choice:
         """What was asked for beside the text."""
         body, count = self._body, self._body.num_logprobs
         about: dict[str, Any] = {
-            "logprobs": None if count is None else chat_logprobs(self._name, update.token_ids, update.logprobs, count)
+            "logprobs": None
+            if count is None
+            else chat_logprobs(self._name, self._answer, update.token_ids, update.logprobs, count)
         }
         if body.return_token_ids:
             about["token_ids"] = update.token_ids

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from outrider.engine.request import Update
+from outrider.engine.request import Request, Update
 from outrider.sampling.params import SamplingParams
 from outrider.serve.answer import finish_reason, stop_reason
 from outrider.serve.constraints import form_of
@@ -18,6 +18,7 @@ from outrider.serve.rules import Asked
 from outrider.serve.schema.completion import CompletionBody
 from outrider.serve.served import Served, ServerState
 from outrider.serve.usage import no_usage, so_far
+from outrider.text import Detokenizer
 
 KIND = "text_completion"
 
@@ -30,7 +31,7 @@ class Completion:
         self._exchange = exchange
         served = exchange.served
         self._choices = [
-            Choice(number, body, served, exchange.prompts[exchange.prompt_of(number)], texts[exchange.prompt_of(number)])
+            Choice(number, body, served, exchange.requests[number], texts[exchange.prompt_of(number)])
             for number in range(len(exchange.requests))
         ]
 
@@ -57,7 +58,11 @@ class Completion:
             prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
         )  # fmt: skip
         texts = [
-            None if not body.echo else prompt if isinstance(prompt, str) else route.served.texts.decode(prompt)
+            None
+            if not body.echo
+            else prompt
+            if isinstance(prompt, str)
+            else route.served.texts.decode(prompt, flush=not body.limit)  # the answer begins with an unfinished character
             for prompt in body.prompts()
         ]
         return cls(body, exchange, texts)
@@ -106,11 +111,12 @@ class Completion:
 class Choice:
     """One answer, written piece by piece."""
 
-    def __init__(self, index: int, body: CompletionBody, served: Served, prompt: list[int], echo: str | None) -> None:
-        self._index, self._body, self._prompt, self._echo = index, body, prompt, echo
+    def __init__(self, index: int, body: CompletionBody, served: Served, request: Request, echo: str | None) -> None:
+        self._index, self._body, self._prompt, self._echo = index, body, request.prompt, echo
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
-        self._logprobs = CompletionLogprobs(self._name, body.logprobs or 0)
-        self._begun = False
+        self._logprobs = CompletionLogprobs(self._name, body.logprobs or 0, served.answer_text(request))
+        self._tokenizer = served.texts.tokenizer
+        self._begun, self._length = False, 0  # characters of the text up to now
 
     def shows(self, update: Update) -> bool:
         """Whether a client would learn anything: text may be held back while it could become a stop string."""
@@ -125,9 +131,11 @@ class Choice:
         finish = update.finish
         if not body.limit:  # one token was generated because a prompt alone cannot be asked for
             update = Update(prompt_logprobs=update.prompt_logprobs)
+        text = (self._echo or "") + update.text if first else update.text
+        self._length += len(text)
         choice: dict[str, Any] = {
             "index": self._index,
-            "text": (self._echo or "") + update.text if first else update.text,
+            "text": text,
             "logprobs": self._laws(update, first) if body.logprobs is not None else None,
             "finish_reason": finish_reason(finish) if body.limit or finish is None else "length",
             "stop_reason": stop_reason(finish),
@@ -145,8 +153,9 @@ class Choice:
         parts = []
         if first and self._echo is not None:
             laws = update.prompt_logprobs or [None] * len(self._prompt)
-            parts.append(self._logprobs.prompt(self._prompt, laws, self._echo))
-        parts.append(self._logprobs.answer(update.token_ids, update.logprobs, update.pieces))
+            parts.append(self._logprobs.prompt(self._prompt, laws, self._echo, Detokenizer(self._tokenizer, [], special=True)))
+        end = None if update.finish is None else self._length
+        parts.append(self._logprobs.answer(update.token_ids, update.logprobs, end))
         return joined(parts)
 
 

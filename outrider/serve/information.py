@@ -42,7 +42,7 @@ def information_routes(state: ServerState) -> APIRouter:
         served = _served(state, body.model)
         ignored.add(unread_thoughts(body.messages, served))
         tokens = await _tokens(served, body)
-        names = [served.texts.bytes.text(token) for token in tokens] if body.return_token_strs else None
+        names = [served.texts.bytes.name(token) for token in tokens] if body.return_token_strs else None
         return TokenizeAnswer(count=len(tokens), max_model_len=served.engine.context, tokens=tokens, token_strs=names)
 
     @router.post("/detokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})

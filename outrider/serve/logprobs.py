@@ -1,14 +1,19 @@
-"""Log-probabilities in the two shapes of OpenAI's API. They are the target's own: temperature 1, no filters."""
+"""Log-probabilities in the two shapes of OpenAI's API. They are the target's own: temperature 1, no filters.
+
+A token is named by the text it adds where it stands, so the tokens' bytes joined are the bytes of the answer. Only tokens that
+the text does not show (an end token) are named all the same, without bytes.
+"""
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.serve.token_bytes import TokenBytes
+from outrider.models.token_bytes import TokenBytes, show_bytes
+from outrider.text import Detokenizer
 
 LEAST = -9999.0  # what OpenAI writes for minus infinity, which JSON does not have
+NEAR = 8  # characters of a prompt that its tokenizer may have dropped before a token
 
 Law = dict[int, float]  # token id -> log-probability, likeliest first
 
@@ -17,51 +22,65 @@ class Namer:
     """How tokens are called: by their text, or as 'token_id:N' where asked for."""
 
     def __init__(self, tokens: TokenBytes, *, as_ids: bool) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._as_ids = as_ids
 
-    def __call__(self, token: int) -> str:
-        return f"token_id:{token}" if self._as_ids else self._tokens.text(token)
-
-    def bytes_of(self, token: int) -> bytes:
-        return self._tokens.of(token)
+    def __call__(self, token: int, text: Detokenizer | None = None) -> str:
+        """`text`: the text that the token continues; None: any."""
+        if self._as_ids:
+            return f"token_id:{token}"
+        return self.tokens.name(token) if text is None or text.hides(token) else show_bytes(text.bytes_of(token))
 
 
 class CompletionLogprobs:
     """`logprobs` of a completion's choice: parallel lists, with each token's place in the choice's text."""
 
-    def __init__(self, name: Namer, count: int) -> None:
-        self._name, self._count = name, count
-        self._offset = 0
+    def __init__(self, name: Namer, count: int, text: Detokenizer) -> None:
+        """`text`: the answer's, at its beginning."""
+        self._name, self._count, self._text = name, count, text
+        self._begin = 0  # of the answer, behind an echoed prompt
 
-    def prompt(self, token_ids: Sequence[int], laws: Sequence[Law | None], text: str) -> dict[str, Any]:
-        """Of an echoed prompt. Nothing comes before its first token, so that has no probability."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pieces, offset = [], 0
-        for token in token_ids:
-            piece = decoder.decode(self._name.bytes_of(token))
-            pieces.append(piece if text.startswith(piece, offset) else "")  # begin tokens are not in the text
-            offset += len(pieces[-1])
-        found = self.answer(token_ids, laws, pieces)
-        self._offset = len(text)
+    def prompt(self, token_ids: Sequence[int], laws: Sequence[Law | None], shown: str, text: Detokenizer) -> dict[str, Any]:
+        """Lists for an echoed prompt. `shown`: how it is echoed; `text`: an empty text that shows special tokens."""
+        found, offset = self._empty(), 0
+        for token, law in zip(token_ids, laws, strict=True):
+            special = token in self._name.tokens.special_ids
+            if special and not shown.startswith(text.bytes_of(token).decode(errors="replace"), offset):
+                self._add(found, token, law, offset)  # a begin token, which is not in the text
+                continue
+            piece = self._add(found, token, law, offset, text)
+            if piece and (near := shown.find(piece, offset, offset + len(piece) + NEAR)) >= 0:
+                found["text_offset"][-1] = offset = near
+            offset += len(piece)
+        self._begin = len(shown)
         return found
 
-    def answer(self, token_ids: Sequence[int], laws: Sequence[Law | None], pieces: Sequence[str]) -> dict[str, Any]:
-        """Of new tokens, `pieces` being the text that each released."""
-        offsets = []
-        for piece in pieces:
-            offsets.append(self._offset)
-            self._offset += len(piece)
-        return {
-            "tokens": [self._name(token) for token in token_ids],
-            "token_logprobs": [None if law is None else finite(law[token]) for token, law in zip(token_ids, laws, strict=True)],
-            "top_logprobs": [None if law is None else self._top(law) for law in laws] if self._count else None,
-            "text_offset": offsets,
-        }
+    def answer(self, token_ids: Sequence[int], laws: Sequence[Law | None], end: int | None = None) -> dict[str, Any]:
+        """Lists for new tokens. `end`: length of the whole text, where it is known: tokens behind a stop string stand there."""
+        found = self._empty()
+        for token, law in zip(token_ids, laws, strict=True):
+            offset = self._begin + self._text.num_characters
+            self._add(found, token, law, offset if end is None else min(offset, end), self._text)
+        return found
 
-    def _top(self, law: Law) -> dict[str, float]:
-        """Up to `count` + 1: the token that was said is always there."""
-        return {self._name(token): finite(value) for token, value in law.items()}
+    def _empty(self) -> dict[str, Any]:
+        return {"tokens": [], "token_logprobs": [], "top_logprobs": [] if self._count else None, "text_offset": []}
+
+    def _add(self, found: dict[str, Any], token: int, law: Law | None, offset: int, text: Detokenizer | None = None) -> str:
+        """Write one token into the lists and push it; returns the text it completes."""
+        found["tokens"].append(self._name(token, text))
+        found["token_logprobs"].append(None if law is None else finite(law[token]))
+        found["text_offset"].append(offset)
+        if self._count:
+            found["top_logprobs"].append(None if law is None else self._top(token, law, text))
+        return "" if text is None else text.push(token)
+
+    def _top(self, token: int, law: Law, text: Detokenizer | None) -> dict[str, float]:
+        """Up to `count` + 1: the emitted token is always there, and of other tokens with equal names the likeliest."""
+        found: dict[str, float] = {}
+        for other, value in law.items():
+            found.setdefault(self._name(other, text), finite(value))
+        return found | {self._name(token, text): finite(law[token])}
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -73,12 +92,15 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def chat_logprobs(name: Namer, token_ids: Sequence[int], laws: Sequence[Law], count: int) -> dict[str, Any]:
-    """`logprobs` of a chat choice: one entry a token, with its bytes and exactly the `count` likeliest."""
+def chat_logprobs(
+    name: Namer, text: Detokenizer, token_ids: Sequence[int], laws: Sequence[Law], count: int
+) -> dict[str, Any]:
+    """`logprobs` of a chat choice: one entry a token, with its bytes and exactly the `count` likeliest. Pushes to `text`."""
     content = []
     for token, law in zip(token_ids, laws, strict=True):
-        top = [_entry(name, other, value) for other, value in list(law.items())[:count]]
-        content.append({**_entry(name, token, law[token]), "top_logprobs": top})
+        top = [_entry(name, text, other, value) for other, value in list(law.items())[:count]]
+        content.append({**_entry(name, text, token, law[token]), "top_logprobs": top})
+        text.push(token)
     return {"content": content, "refusal": None}
 
 
@@ -90,8 +112,8 @@ def prompt_logprobs(name: Namer, laws: Sequence[Law | None]) -> list[dict[str, A
     ]
 
 
-def _entry(name: Namer, token: int, value: float) -> dict[str, Any]:
-    return {"token": name(token), "logprob": finite(value), "bytes": list(name.bytes_of(token))}
+def _entry(name: Namer, text: Detokenizer, token: int, value: float) -> dict[str, Any]:
+    return {"token": name(token, text), "logprob": finite(value), "bytes": list(text.bytes_of(token))}
 
 
 def finite(value: float) -> float:

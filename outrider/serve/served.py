@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from outrider.admission import detokenizer_for
 from outrider.engine.observer import EngineSnapshot
+from outrider.engine.request import Request
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
 from outrider.models.generation_config import SamplingDefaults
@@ -16,6 +18,7 @@ from outrider.serve.rules import Rule
 from outrider.serve.selftest import SelfTest, Tested
 from outrider.serve.settings import ServerSettings
 from outrider.serve.texts import Texts
+from outrider.text import Detokenizer
 
 
 class Serves(Tested, Protocol):
@@ -57,6 +60,11 @@ class Served:
     def of(cls, engine: Serves, created: int) -> Served:
         texts = Texts(engine.tokenizer, engine.name)
         return cls(engine, texts, Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids), created)
+
+    def answer_text(self, request: Request) -> Detokenizer:
+        """The text of a request's answer, at its beginning, as the engine releases it."""
+        eos = frozenset() if request.params.ignore_eos else self.engine.eos_token_ids
+        return detokenizer_for(self.texts.tokenizer, request.prompt, request.params, eos)
 
     @property
     def name(self) -> str:

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.errors import OutriderError
+from outrider.errors import CapabilityError, OutriderError
+from outrider.models.token_bytes import token_bytes
 from outrider.serve.errors import ApiError
 from outrider.serve.fim import FillInTheMiddle
-from outrider.serve.token_bytes import TokenBytes
+from outrider.text import decode
 
 LONG = 4096  # characters; longer texts are read in a thread, for the loop has other requests to serve
 
@@ -23,8 +24,15 @@ class Texts:
     """A tokenizer behind a lock."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
+        """Raises CapabilityError for a tokenizer that does not say how its vocabulary is written."""
         self.tokenizer = copy.deepcopy(tokenizer)
-        self.bytes = TokenBytes(self.tokenizer)
+        known = token_bytes(self.tokenizer)
+        if known is None:
+            raise CapabilityError(
+                f"the server reads vocabularies of the tokenizers library, but this model's {type(tokenizer).__name__} is Python "
+                "code of its own: put a tokenizer.json beside the weights (transformers' convert_slow_tokenizer makes many)"
+            )
+        self.bytes = known
         self._name = name
         self._lock = threading.Lock()
         self._fim = FillInTheMiddle.of(self.tokenizer)
@@ -70,7 +78,7 @@ class Texts:
         except Exception as error:  # templates are programs that come with the model
             raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+    def decode(self, tokens: Sequence[int], *, flush: bool = True) -> str:
+        """The text of token ids, special tokens included. Without `flush` an unfinished character at the end is left out."""
         with self._lock:
-            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+            return decode(self.tokenizer, tokens, special=True, flush=flush)

@@ -18,6 +18,7 @@ from outrider.lab.bench.sweeps import Times
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
 from outrider.lab.server.summary import percentiles
+from outrider.text import decode
 
 
 def measured(
@@ -73,7 +74,7 @@ def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Iden
     parting = pairing.parting
     first = Divergence(
         prompt=ids[parted[0].prompt], position=parting.position, plain=parting.plain, own=parting.own,
-        plain_text=tokenizer.decode(parting.plain), own_text=tokenizer.decode(parting.own),
+        plain_text=decode(tokenizer, parting.plain, special=True), own_text=decode(tokenizer, parting.own, special=True),
     )  # fmt: skip
     return found.model_copy(update={"first": first})
 

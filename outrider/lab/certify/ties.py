@@ -21,6 +21,7 @@ from torch import Tensor
 from outrider.lab.certify.result import Cause, Difference
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.models.lm import LM
+from outrider.models.token_bytes import token_name
 from outrider.rows import Rows
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import BatchSampling, History, distribution
@@ -164,4 +165,4 @@ def _text(subject: Subject, token: int | None) -> str:
     tokenizer = subject.built.target.tokenizer
     if token is None:
         return "(end)"
-    return str(token) if tokenizer is None else tokenizer.decode([token])
+    return str(token) if tokenizer is None else token_name(tokenizer, token)

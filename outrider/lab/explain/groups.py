@@ -12,10 +12,11 @@ from scipy.stats import binomtest
 
 from outrider.lab.explain.annotate import NONE
 from outrider.lab.explain.causes import CAUSES, LUCK
-from outrider.lab.explain.labelled import Labelled, one_token
+from outrider.lab.explain.labelled import Labelled
 from outrider.lab.explain.regions import KINDS, SECTIONS
 from outrider.lab.explain.result import CauseRow, Confusion, GroupRow, LevelRow, RankRow, Times
 from outrider.lab.result import Interval
+from outrider.models.token_bytes import token_name
 
 ENTROPIES = (0.01, 0.1, 0.3, 1.0, 2.0)  # nats: ends of the ranges
 RANKS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4-8": (4, 8), "9-64": (9, 64), "65 and beyond": (65, float("inf"))}
@@ -88,7 +89,7 @@ class Pool:
         here = (self.kept == 0) & (draft != NONE) & (draft != token)
         pairs = Counter(zip(draft[here].tolist(), token[here].tolist(), strict=True))
         return [
-            Confusion(draft=one_token(tokenizer, wrong), text=one_token(tokenizer, right), count=count)
+            Confusion(draft=token_name(tokenizer, wrong), text=token_name(tokenizer, right), count=count)
             for (wrong, right), count in pairs.most_common(MOST_CONFUSIONS)
             if count >= FEWEST_CONFUSIONS
         ]

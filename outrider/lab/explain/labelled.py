@@ -12,7 +12,8 @@ from outrider.lab.explain.annotate import NONE, Annotated
 from outrider.lab.explain.causes import CAUSES, LENGTH, LUCK, STOPPED
 from outrider.lab.explain.regions import token_kinds, token_sections
 from outrider.lab.explain.result import LETTERS, TextColumns
-from outrider.text import Detokenizer
+from outrider.models.token_bytes import token_name
+from outrider.text import Detokenizer, decode
 
 PROMPT_END = 400  # characters of the prompt that decide about sections and sentences
 LEAST_LOST = 0.005  # tokens; what is smaller has no cause
@@ -54,7 +55,7 @@ class Labelled:
 def labelled(annotated: Annotated, tokenizer: Any, origins: Sequence[str], *, id: str = "", task: str = "other") -> Labelled:
     """`origins`: `Completion.origins`."""
     text = annotated.text
-    prompt = tokenizer.decode(list(text.prompt), skip_special_tokens=False)
+    prompt = decode(tokenizer, text.prompt, special=True, flush=False)  # the answer begins with an unfinished character
     pieces = token_pieces(tokenizer, text.prompt, text.output)
     end = prompt[-PROMPT_END:]
     kinds, sections = token_kinds(end, pieces), token_sections(end, pieces)
@@ -70,18 +71,12 @@ def token_pieces(tokenizer: Any, prompt: Sequence[int], output: Sequence[int]) -
     return pieces
 
 
-def one_token(tokenizer: Any, token: int) -> str:
-    """A token by itself, as the tokenizer writes it; the end of text by its name."""
-    text = tokenizer.decode([token], skip_special_tokens=False)
-    return text if text and "\ufffd" not in text else str(tokenizer.convert_ids_to_tokens(token) or f"#{token}")
-
-
 def as_columns(one: Labelled, tokenizer: Any) -> TextColumns:
     """For the result."""
     positions, ledger = one.annotated.positions, one.annotated.ledger
     rejected = ledger.kept == 0
     draft = [
-        one_token(tokenizer, token) if no and token != NONE else ""
+        token_name(tokenizer, token) if no and token != NONE else ""
         for token, no in zip(positions.draft.tolist(), rejected.tolist(), strict=True)
     ]
     letters = {name: {word: letter for letter, word in table.items()} for name, table in LETTERS.items()}
@@ -111,5 +106,5 @@ def _named_ends(one: Labelled, tokenizer: Any) -> list[str]:
     """The pieces; a last token that adds no text (the end of text) shows its name."""
     pieces = list(one.pieces)
     if pieces and not pieces[-1]:
-        pieces[-1] = one_token(tokenizer, one.annotated.text.output[-1])
+        pieces[-1] = token_name(tokenizer, one.annotated.text.output[-1])
     return pieces

@@ -21,12 +21,12 @@ import numpy as np
 
 from outrider.lab.explain.annotate import NONE
 from outrider.lab.explain.causes import CAUSES
-from outrider.lab.explain.labelled import one_token
 from outrider.lab.explain.result import Confusion
 from outrider.lab.reasoning.acceptance import ALL
 from outrider.lab.reasoning.kinds import KINDS
 from outrider.lab.reasoning.result import KindRejections
 from outrider.lab.reasoning.solved import Solved
+from outrider.models.token_bytes import token_name
 
 NEAR_TIE, SECOND_GUESS, DOUBT, SURE = "near tie", "second guess", "doubt", "sure"
 REASONS = (NEAR_TIE, SECOND_GUESS, DOUBT, SURE)
@@ -86,7 +86,7 @@ def _confusions(pool: _Pool, rejected: np.ndarray, tokenizer: Any) -> list[Confu
     apart = (draft != NONE) & (draft != token)
     pairs = Counter(zip(draft[apart].tolist(), token[apart].tolist(), strict=True))
     return [
-        Confusion(draft=one_token(tokenizer, wrong), text=one_token(tokenizer, right), count=count)
+        Confusion(draft=token_name(tokenizer, wrong), text=token_name(tokenizer, right), count=count)
         for (wrong, right), count in pairs.most_common(MOST_PAIRS)
         if count >= FEWEST_PAIRS
     ]

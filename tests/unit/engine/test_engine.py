@@ -150,6 +150,15 @@ def test_a_late_request_keeps_what_it_has(engine_of: MakeEngine) -> None:
     assert answer.finish.stats.emitted == len(answer.token_ids)
 
 
+def test_text_held_back_for_a_stop_string_is_sent_when_time_is_up(engine_of: MakeEngine) -> None:
+    """Catches the end of an answer lost because it could still have become a stop string."""
+    letter = byte_tokenizer()("a")["input_ids"]
+    late = request(prompt(9), max_tokens=1900, timeout_s=0.3, allowed_token_ids=letter, stop=["a" * 1950])
+    answer = ask(engine_of(), late)[0]
+    assert answer.finish.reason == "timeout"
+    assert answer.text == "a" * len(answer.token_ids)
+
+
 def test_a_request_is_told_whether_its_text_can_be_had_again(engine_of: MakeEngine) -> None:
     """Greedy and seeded ones always; sampled ones that asked for the usual verification never."""
     engine = engine_of(lossy=("typical",))

@@ -12,7 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from outrider.demo.tokenizer import as_transformers, train_tokenizer
 from outrider.errors import CapabilityError, RequestError
 from outrider.grammar import Grammars, Spec, choice, ebnf, json_object, json_schema, lark, regex
+from outrider.grammar.vocabulary import index_vocabulary
+from outrider.models.token_bytes import token_bytes
 from tests.helpers import EOS, byte_tokenizer, word_tokenizer
+from tests.published_tokenizers import OTHERS, WITH_BYTE_FALLBACK, gpt_2, t5
 
 BYTES = byte_tokenizer()
 GRAMMARS = Grammars(BYTES, 300, [EOS])  # 43 rows of logits stand for no token, as in padded vocabularies
@@ -137,6 +140,23 @@ def test_other_tokenizers(make: Any) -> None:
 def test_a_tokenizer_that_implies_spaces_is_refused() -> None:
     with pytest.raises(CapabilityError, match="implies the spaces between its words"):
         Grammars(word_tokenizer(10), 10, [EOS]).constraint(json_object())
+
+
+@pytest.mark.parametrize("make", OTHERS.values())
+def test_a_tokenizer_without_bytes_of_tokens_is_refused(make: Any) -> None:
+    with pytest.raises(CapabilityError, match="does not say which bytes its tokens add to a text"):
+        Grammars(make(), 10, [EOS]).constraint(json_object())
+
+
+@pytest.mark.parametrize("make", [*WITH_BYTE_FALLBACK.values(), t5, gpt_2])
+def test_a_grammar_sees_the_bytes_that_the_text_gets(make: Any) -> None:
+    """Catches a grammar that reads a token as other bytes than the answer will have."""
+    tokenizer = make()
+    known, index = token_bytes(tokenizer), index_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    assert known is not None
+    for token in set(range(len(tokenizer))) - known.special_ids:
+        if known.bytes_of(token) != b"\xff":  # which begins the names of special tokens in llguidance
+            assert index.decode_bytes([token]) == known.bytes_of(token)
 
 
 def test_a_model_without_tokenizer_or_end_is_refused() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from outrider.models.alignment import MAX_CHUNK, DraftContext, TokenizerPair
-from outrider.models.token_text import UNFINISHED, TokenText
+from outrider.models.bytes_text import UNFINISHED
+from outrider.models.token_text import TokenText
 from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.subword import byte_level_bpe, sentencepiece_bpe
 

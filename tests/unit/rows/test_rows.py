@@ -48,6 +48,17 @@ def test_origins() -> None:
     assert stats.accepted_per_position == [2, 1]
 
 
+def test_text_that_was_held_back_is_released_once() -> None:
+    """Catches text lost, or doubled, where a row is ended from outside while it waits for a stop string."""
+    row = make_row([1], SamplingParams(max_tokens=20, stop=["w3 w9"]), tokenizer=TOKENIZER)
+    for token in (2, 3):
+        row.add(token, "plain")
+    assert row.text == " w2 "
+    assert [row.release(), row.release(), row.text] == ["w3", "", " w2 w3"]
+    row.add(9, "plain")
+    assert row.text == " w2 w3 w9"
+
+
 @pytest.mark.parametrize(
     ("params", "expected", "text", "reason"),
     [

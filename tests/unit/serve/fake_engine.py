@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% if tools %}[{{ tools | length }} tools]{% endif %}{% if shout %}!{% endif %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-Reply = str | Callable[[Request], str] | OutriderError  # the text, or how its request fails
+Reply = str | list[int] | Callable[[Request], str] | OutriderError  # the text or its tokens, or how its request fails
 
 
 @dataclass
@@ -104,7 +104,7 @@ class FakeEngine:
         if isinstance(reply, OutriderError):
             speech.end("error", reply)
             return
-        tokens = [*self.tokenizer(reply)["input_ids"], EOS]
+        tokens = [*(self.tokenizer(reply)["input_ids"] if isinstance(reply, str) else reply), *self.eos_token_ids]
         size = 1 if request.speculation.mode == "off" else 2
         for start in range(0, len(tokens), size):
             self._wait(request)
@@ -133,7 +133,8 @@ class _Speech:
     def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
         self._engine, self._request, self._listener = engine, request, listener
         special = not request.params.skip_special_tokens
-        self._text = Detokenizer(engine.tokenizer, request.prompt, special=special, silent=frozenset({EOS} if special else ()))
+        silent = engine.eos_token_ids if special else frozenset()
+        self._text = Detokenizer(engine.tokenizer, request.prompt, special=special, silent=silent)
         self._stops = StopStrings(request.params.stop, include=request.params.include_stop_str_in_output)
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
         self._said = 0
@@ -147,7 +148,8 @@ class _Speech:
             said.append(token)
             pieces.append(self._stops.push(self._text.push(token)))
             self._said += 1
-            if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids or self._stops.found:
+            is_end = token in self._engine.eos_token_ids and not params.ignore_eos
+            if is_end or token in params.stop_token_ids or self._stops.found:
                 reason = "stop"
             elif self._said >= params.max_tokens:
                 reason = "length"

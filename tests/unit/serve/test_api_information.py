@@ -8,9 +8,8 @@ import pytest
 
 from outrider.errors import CapabilityError
 from outrider.serve.rules import Rule
-from outrider.serve.token_bytes import TokenBytes
+from outrider.serve.texts import Texts
 from outrider.version import __version__
-from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 from tests.unit.serve.written_tools import TOOLS
@@ -139,13 +138,6 @@ class TestRoutes:
             assert "no route fits" in lost["message"]
 
 
-def test_bytes_of_tokens() -> None:
-    """A token may be half a character, and some vocabularies are plain words."""
-    tokenizer = byte_tokenizer()
-    (first, second) = tokenizer("é")["input_ids"]
-    assert TokenBytes(tokenizer).of(first) + TokenBytes(tokenizer).of(second) == "é".encode()
-    assert TokenBytes(tokenizer).text(0) == "<|end|>"
-    assert TokenBytes(tokenizer).of(100_000) == b""
-    assert TokenBytes(word_tokenizer(5)).of(3) == b"w3"
+def test_a_tokenizer_without_a_vocabulary_to_read_is_refused() -> None:
     with pytest.raises(CapabilityError, match="this model's SimpleNamespace is Python code of its own"):
-        TokenBytes(SimpleNamespace(added_tokens_decoder={}))
+        Texts(SimpleNamespace(added_tokens_decoder={}), "odd")

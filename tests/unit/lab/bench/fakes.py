@@ -134,7 +134,7 @@ def fake_tokenizer() -> Any:
         return {"input_ids": [0, *(int(word) for word in text.split())]}
 
     encode.bos_token_id = 0  # type: ignore[attr-defined]
-    encode.decode = lambda ids: " ".join(map(str, ids))  # type: ignore[attr-defined]
+    encode.decode = lambda ids, **_: " ".join(map(str, ids))  # type: ignore[attr-defined]
     return encode
 
 

@@ -18,7 +18,7 @@ from outrider.lab.runner import Trace
 from tests.unit.lab.bench.fakes import trace_of
 from tests.unit.lab.bench.test_machine import target
 
-TOKENIZER = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+TOKENIZER = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)))
 
 
 def note(
