@@ -336,7 +336,7 @@ class _Loader:
         self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         lm = build_lm(module, name, dtype, self.device)
-        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer))
+        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer, lm.shape.vocab_size))
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab)
         finish(lm, module, pack=not compiled)
         if self._is_target(name) and self.needs.module:

@@ -229,16 +229,20 @@ def _projection_sizes(module: nn.Module) -> set[int]:
     return {size for size in sizes if isinstance(size, int)}
 
 
-def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    """Every token id that ends a text, from generation_config, config and tokenizer."""
-    found: set[int] = set()
-    sources = (module.generation_config, module.config, tokenizer)
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or [])
-        if found:
-            break
-    return frozenset(found)
+def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:
+    """Every token id that ends a text: generation_config's (config's where that names none) and the tokenizer's eos_token.
+
+    This is vLLM's rule. Fine-tunes often name the end of a turn in one place and the end of a document in the other. Ids outside
+    the vocabulary, as some configs have them (-1), are left out.
+    """
+    named, fallback, own = (_eos_ids(source, vocab_size) for source in (module.generation_config, module.config, tokenizer))
+    return (named or fallback) | own
+
+
+def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
+    value = getattr(source, "eos_token_id", None)
+    ids = [value] if isinstance(value, int) else value or []
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
 def _context_length(config: Any) -> int:
