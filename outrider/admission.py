@@ -44,7 +44,8 @@ def new_row(
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         max_tokens=min(limit, len(tokens) + params.max_tokens),
         stop_tokens=ends,
-        detokenizer=detokenizer_for(built.target.tokenizer, tokens, params, eos) if with_text or params.stop else None,
+        named_stops=ends - eos,
+        detokenizer=detokenizer_for(built.target.tokenizer, tokens, params) if with_text or params.stop else None,
         stops=StopStrings(params.stop, after=params.min_tokens, include=params.include_stop_str_in_output),
         constraint=constraint_for(built, params, constraint),
     )
@@ -76,10 +77,6 @@ def _ends(built: Built, params: SamplingParams) -> tuple[frozenset[int], frozens
     return eos, eos | frozenset(params.stop_token_ids)
 
 
-def detokenizer_for(
-    tokenizer: Any, prompt: Sequence[int], params: SamplingParams, eos: frozenset[int] = frozenset()
-) -> Detokenizer:
-    """As the request wants its text; the token that ended it is no part of it, unless what ends it is wanted."""
-    special = not params.skip_special_tokens
-    silent = eos if special and not params.include_stop_str_in_output else frozenset()
-    return Detokenizer(tokenizer, prompt, special=special, silent=silent)
+def detokenizer_for(tokenizer: Any, prompt: Sequence[int], params: SamplingParams) -> Detokenizer:
+    """A detokenizer that shows special tokens where the request wants them."""
+    return Detokenizer(tokenizer, prompt, special=not params.skip_special_tokens)

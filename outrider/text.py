@@ -18,13 +18,10 @@ UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete character
 class Detokenizer:
     """Text of one row, token by token."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], *, special: bool = False,
-        silent: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
-        """`special`: the text shows special tokens, but for those in `silent`."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], *, special: bool = False) -> None:
+        """`special`: the text shows special tokens."""
         self._tokenizer = tokenizer
-        self._special, self._silent = special, silent
+        self._special = special
         self._ids = list(prompt[-CONTEXT:])
         self._window = 0  # start of the decoded window
         self._done = len(self._ids)  # ids before this have been released
@@ -32,8 +29,6 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text this token completes; empty while a character is unfinished."""
-        if token in self._silent:
-            return ""
         self._ids.append(token)
         text = self._decode(self._window, len(self._ids))
         if text.endswith(UNFINISHED):
@@ -66,10 +61,15 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._ignored, self._include = after, include
         self._held = ""
-        self.found = False
+        self.match: str | None = None  # the stop string that was found
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop string was found."""
+        return self.match is not None
 
     def push(self, text: str) -> str:
-        """Text that is safe to show. After a stop string is found, `found` is set and nothing more comes out."""
+        """Text that is safe to show. After a stop string is found, `match` names it and nothing more comes out."""
         if self.found:
             return ""
         if self._ignored > 0:
@@ -78,8 +78,8 @@ class StopStrings:
         self._held += text
         hits = [(at, at + len(stop)) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
-            self.found = True
             begin, end = min(hits)
+            self.match = self._held[begin:end]
             safe, self._held = self._held[: end if self._include else begin], ""
             return safe
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)

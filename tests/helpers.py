@@ -113,6 +113,7 @@ def make_row(
         seed=0 if chosen is None else chosen,
         max_tokens=len(prompt) + params.max_tokens,
         stop_tokens=stop_tokens | frozenset(params.stop_token_ids),
+        named_stops=frozenset(params.stop_token_ids) - stop_tokens,
         detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
         stops=StopStrings(params.stop),
     )

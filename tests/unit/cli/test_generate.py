@@ -15,7 +15,7 @@ from outrider.cli.options import ModelOptions
 from outrider.errors import NumericalError
 
 TEXT = "Paris is the capital.\n"
-KEYS = ["text", "token_ids", "finish_reason", "lossless", "stats", "control", "config", "versions"]
+KEYS = ["text", "token_ids", "finish_reason", "stop_reason", "lossless", "stats", "control", "config", "versions"]
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
     "accepted_per_position", "ttft_s", "decode_s", "tokens_per_s", "time_s",
