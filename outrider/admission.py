@@ -8,12 +8,15 @@ from typing import Any
 
 from outrider.build import Built
 from outrider.errors import ConfigError, RequestError
+from outrider.models.load import LoadedModel
 from outrider.rows import Row
-from outrider.sampling.bans import Bans, word_ids
+from outrider.sampling.bans import Bans
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.words import BadWords
 from outrider.text import Detokenizer, StopStrings
+from outrider.wellformed import checked_text
 
 
 def new_row(
@@ -67,8 +70,19 @@ def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | N
     if not (params.min_tokens or params.bad_words):
         return grammar
     vocab_size = built.target.lm.shape.vocab_size
-    words = word_ids(built.target.tokenizer, params.bad_words, vocab_size)
+    words = bad_words(built.target, params)
     return Bans(vocab_size, min_tokens=params.min_tokens, ends=_ends(built, params)[1], words=words, inner=grammar)
+
+
+def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
+    """The words that the answer may not hold. Raises ConfigError for one that this vocabulary cannot write."""
+    if not params.bad_words:
+        return None
+    words = [checked_text("bad_words", word.lstrip() or word) for word in params.bad_words]
+    made = BadWords(target.spelling, words, silent=target.specials if params.skip_special_tokens else ())
+    if made.unwritten:
+        raise ConfigError(f"bad_words holds {made.unwritten[0]!r}, which no tokens of this model's vocabulary write")
+    return made
 
 
 def _ends(built: Built, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:

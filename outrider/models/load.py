@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from outrider.models.draft_loop import DraftLoop
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.probe import Seen, check_against_plain, find_layers, find_pass_limits
+from outrider.models.token_text import special_ids, token_bytes
+from outrider.sampling.words import Spelling
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -59,6 +62,18 @@ class LoadedModel:
     draft_loop: DraftLoop | None = None  # when it drafts and is compiled
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What each token of the model writes. Raises ConfigError where there is no tokenizer to tell."""
+        if self.tokenizer is None:
+            raise ConfigError(f"'{self.name}' has no tokenizer, so nobody knows what its tokens write")
+        return Spelling(token_bytes(self.tokenizer, self.lm.shape.vocab_size))
+
+    @cached_property
+    def specials(self) -> frozenset[int]:
+        """Tokens that a text leaves out unless it shows special tokens."""
+        return special_ids(self.tokenizer)
 
     def twin(self) -> LoadedModel:
         """The same weights and programs with an empty cache of its own."""

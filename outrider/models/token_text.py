@@ -18,6 +18,7 @@ UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete character
 MAX_UNFINISHED = 3  # tokens of a character that has no last byte yet
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
+END_OF_WORD = "</w>"  # what vocabularies of the first BPE put behind a word's last letters
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 # GPT-2's code: printable Latin-1 characters are their own bytes, the other 68 are the characters from 256 on
@@ -32,7 +33,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.specials = _special_ids(tokenizer)
+        self.specials = special_ids(tokenizer)
         self.keys = token_keys(tokenizer, self.specials)
         self._guard = self._encode(GUARD)
         bos = tokenizer.bos_token_id
@@ -112,7 +113,31 @@ def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
     return keys
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
+def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
+    """What each of the first `vocab_size` tokens writes in the middle of a text; nothing for ids without a name.
+
+    Words of vocabularies that imply the spaces between them are written with the space before them, or behind them where they
+    end in `</w>`.
+    """
+    keys = token_keys(tokenizer, special_ids(tokenizer))
+    ends_words = any(isinstance(key, tuple) and key[1].endswith(END_OF_WORD) for key in keys.values())
+    found = [b""] * vocab_size
+    for token, key in keys.items():
+        if token < vocab_size:
+            found[token] = key if isinstance(key, bytes) else _implied(*key, ends_words).encode()
+    return found
+
+
+def _implied(kind: str, string: str, ends_words: bool) -> str:
+    if kind == "special":
+        return string
+    if ends_words:
+        return string.removesuffix(END_OF_WORD) + " " * string.endswith(END_OF_WORD)
+    return string.removeprefix("##") if kind == "part" else " " + string
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that are left out of a text that is decoded without special ones."""
     added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
     return frozenset([*tokenizer.all_special_ids, *added])
 
