@@ -80,6 +80,8 @@ def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
         return None
     words = [checked_text("bad_words", word.lstrip() or word) for word in params.bad_words]
     made = BadWords(target.spelling, words, silent=target.specials if params.skip_special_tokens else ())
+    if params.allowed_token_ids and made.anywhere.issuperset(params.allowed_token_ids):
+        raise ConfigError("bad_words forbid every token of allowed_token_ids: no token could be emitted")
     if made.unwritten:
         raise ConfigError(f"bad_words holds {made.unwritten[0]!r}, which no tokens of this model's vocabulary write")
     return made

@@ -179,3 +179,13 @@ def test_what_ends_an_answer_is_part_of_it_where_it_is_wanted(llm_for: Callable[
     assert [one.text for one in found] == [letter * 2, "", "<|end|>", ""]
     assert [one.finish_reason for one in found] == ["stop"] * 4
     assert ["".join(chunk.text for chunk in llm.stream(prompt, params)) for params in wanted] == [one.text for one in found]
+
+
+def test_words_that_leave_none_of_the_allowed_tokens_are_refused(llm_for: Callable[..., LLM]) -> None:
+    """Before the request runs, and by both names."""
+    x, y = TOKENIZER("xy")["input_ids"]
+    llm = llm_for("none", {})
+    with pytest.raises(ConfigError, match=r"bad_words .* allowed_token_ids"):
+        llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x]))
+    [one] = llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x, y], max_tokens=2))
+    assert one.text == "yy"
