@@ -18,6 +18,7 @@ UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete character
 MAX_UNFINISHED = 3  # tokens of a character that has no last byte yet
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
+ANSWER = "Outrider's answer"  # looked for in what a chat template writes
 END_OF_WORD = "</w>"  # what vocabularies of the first BPE put behind a word's last letters
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -140,6 +141,21 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     """Tokens that are left out of a text that is decoded without special ones."""
     added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
     return frozenset([*tokenizer.all_special_ids, *added])
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The token that the chat template writes behind an answer, which may be another than the eos_token; else that one."""
+    eos: int | None = tokenizer.eos_token_id
+    if not getattr(tokenizer, "chat_template", None):
+        return eos
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # noqa: BLE001  templates are programs, and some refuse such a conversation
+        return eos
+    _, found, behind = text.rpartition(ANSWER)
+    ends = [token for token, entry in tokenizer.added_tokens_decoder.items() if behind.lstrip().startswith(entry.content)]
+    return max(ends, key=lambda token: len(tokenizer.added_tokens_decoder[token].content)) if found and ends else eos
 
 
 def _decoder_of(tokenizer: Any) -> str:

@@ -11,8 +11,13 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.grammar import Grammars, regex
+from outrider.lab.replay.texts import read_log
+from outrider.lab.workload.types import Request, Workload
+from outrider.models.alignment import TokenizerPair
 from outrider.models.load import eos_token_ids
+from outrider.models.token_text import end_of_turn
 from tests.helpers import EOS, byte_tokenizer, save_checkpoint, tiny_llama
+from tests.subword import byte_level_bpe
 
 TURN = 200  # the end of a turn, which generation_config names
 
@@ -70,3 +75,48 @@ def test_a_grammar_may_end_with_each_of_them(folder: Path) -> None:
     ends = LLM(folder, drafter="none", compile="off", threads=1)._built.target.eos_token_ids
     mask = Grammars(byte_tokenizer(), 257, ends).constraint(regex("a?")).allowed([[]])[0]
     assert [bool(mask[token]) for token in (EOS, TURN)] == [True, True]
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def chatml(template: str | None = CHATML) -> Any:
+    """A fine-tune's tokenizer: its eos_token ends documents, its template ends turns with another token."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHATML, "<|im_end|>"),
+        (None, "<|end|>"),
+        ("{% for m in messages %}{{ m.content }} <|end|>{% endfor %}", "<|end|>"),
+        ("{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}", "<|end|>"),
+        ("{{ raise_exception('no') }}", "<|end|>"),
+        ("nothing", "<|end|>"),
+    ],
+)
+def test_the_end_of_a_turn_is_the_templates(template: str | None, end: str) -> None:
+    tokenizer = chatml(template)
+    assert end_of_turn(tokenizer) == tokenizer.convert_tokens_to_ids(end)
+
+
+def test_recorded_answers_end_as_the_model_ends_them() -> None:
+    """Those of conversations with the template's token. Catches a draft trained on, or replayed with, an end that never comes."""
+    tokenizer, asked = chatml(), ({"role": "user", "content": "hi"},)
+    requests = (Request("a", messages=asked, answer="ho"), Request("b", prompt="hi", answer="ho"))
+    log = read_log(Workload("log", requests), tokenizer)
+    plain = read_log(Workload("log", requests), tokenizer, chat_template=False)
+    ends = [tokenizer.convert_tokens_to_ids("<|im_end|>"), EOS]
+    assert [text.answer[-1] for text in log.texts] == ends
+    assert [text.answer[-1] for text in plain.texts] == [EOS, EOS]
+
+
+def test_the_drafts_end_of_a_turn_is_the_targets() -> None:
+    """Of two tokenizers that name it otherwise: <|im_end|> here, the eos_token there."""
+    target, draft = chatml(), byte_level_bpe(300, end="<eos>")
+    pair = TokenizerPair(target, draft, len(target), len(draft))
+    assert pair.to_target[draft.eos_token_id] == target.convert_tokens_to_ids("<|im_end|>")
