@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from outrider.build import Built
 from outrider.errors import ConfigError, RequestError
+from outrider.models.load import LoadedModel
 from outrider.rows import Row
-from outrider.sampling.bans import Bans, word_ids
+from outrider.sampling.bans import Bans
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.words import BadWords
 from outrider.text import Detokenizer, StopStrings
+from outrider.wellformed import checked_text
 
 
 def new_row(
@@ -46,7 +49,8 @@ def new_row(
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         max_tokens=len(tokens) + params.limit(limit - len(tokens)),
         stop_tokens=ends,
-        detokenizer=detokenizer_for(built.target.tokenizer, tokens, params, eos) if with_text or params.stop else None,
+        named_stops=ends - eos,
+        detokenizer=detokenizer_for(built.target.tokenizer, tokens, params) if with_text or params.stop else None,
         stops=StopStrings(params.stop, after=params.min_tokens, include=params.include_stop_str_in_output),
         constraint=constraint_for(built, params, constraint),
     )
@@ -68,8 +72,21 @@ def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | N
     if not (params.min_tokens or params.bad_words):
         return grammar
     vocab_size = built.target.lm.shape.vocab_size
-    words = word_ids(built.target.tokenizer, params.bad_words, vocab_size)
+    words = bad_words(built.target, params)
     return Bans(vocab_size, min_tokens=params.min_tokens, ends=_ends(built, params)[1], words=words, inner=grammar)
+
+
+def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
+    """The words that the answer may not hold. Raises ConfigError for one that this vocabulary cannot write."""
+    if not params.bad_words:
+        return None
+    words = [checked_text("bad_words", word.lstrip() or word) for word in params.bad_words]
+    made = BadWords(target.spelling, words, silent=target.specials if params.skip_special_tokens else ())
+    if params.allowed_token_ids and made.anywhere.issuperset(params.allowed_token_ids):
+        raise ConfigError("bad_words forbid every token of allowed_token_ids: no token could be emitted")
+    if made.unwritten:
+        raise ConfigError(f"bad_words holds {made.unwritten[0]!r}, which no tokens of this model's vocabulary write")
+    return made
 
 
 def _ends(built: Built, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
@@ -79,9 +96,8 @@ def _ends(built: Built, params: SamplingParams) -> tuple[frozenset[int], frozens
 
 
 def detokenizer_for(
-    tokenizer: Any, prompt: Sequence[int], params: SamplingParams, eos: frozenset[int] = frozenset()
+    tokenizer: Any, prompt: Sequence[int], params: SamplingParams, ends: Collection[int] = ()
 ) -> Detokenizer:
-    """As the request wants its text; the token that ended it is no part of it, unless what ends it is wanted."""
-    special = not params.skip_special_tokens
-    silent = eos if special and not params.include_stop_str_in_output else frozenset()
-    return Detokenizer(tokenizer, prompt, special=special, silent=silent)
+    """A detokenizer that shows special tokens, and the tokens in `ends`, where the request wants them."""
+    silent = () if params.include_stop_str_in_output else ends
+    return Detokenizer(tokenizer, prompt, special=not params.skip_special_tokens, silent=silent)

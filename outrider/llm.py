@@ -310,13 +310,13 @@ class LLM:
             seed=row.seed,
             prompt=prompt,
             index=index,
+            stop_reason=row.stop_reason,
         )
 
     def _decode_all(self, row: Row) -> str:
         """The text of a row nobody watched: the same pieces a stream would have released."""
-        ends = row.stop_tokens & self._built.target.eos_token_ids
-        detokenizer = detokenizer_for(self.tokenizer, row.tokens[: row.num_prompt], row.params, ends)
-        return "".join([*(detokenizer.push(token) for token in row.output), detokenizer.flush()])
+        detokenizer = detokenizer_for(self.tokenizer, row.tokens[: row.num_prompt], row.params)
+        return "".join([*(detokenizer.push(token) for token in row.shown), detokenizer.flush()])
 
 
 def _time(row: Row, now_s: float) -> None:

@@ -86,7 +86,8 @@ class ModelLoader:
         is_whole = self._is_target(name) or self._limit(module, tokenizer, self._labels[name])
         lm = build_lm(module, name, dtype, self.device)
         generation_config = getattr(module, "generation_config", None)
-        loaded = LoadedModel(name, lm, config, tokenizer, eos_token_ids(module, tokenizer), generation_config=generation_config)
+        ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
+        loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=generation_config)
         can_help = is_whole and not options.trust_remote_code
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab, can_help)
         finish(lm, module, pack=not compiled)

@@ -12,7 +12,7 @@ class Completion:
     """One finished (or interrupted) answer."""
 
     prompt_token_ids: list[int]
-    text: str  # without special tokens and the stop string that ended it, where they were not asked for
+    text: str  # without special tokens and the stop string or stop token that ended it, where they were not asked for
     token_ids: list[int]  # everything generated, an end-of-text token included
     finish_reason: str  # "stop" (end token or stop string), "length" (max_tokens or context), "abort" (interrupted)
     origins: list[str]  # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted
@@ -20,6 +20,7 @@ class Completion:
     stats: DecodeStats
     lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own law
     seed: int  # the one used, also when none was asked for: give it again to repeat a sampled answer
+    stop_reason: int | str | None = None  # the stop string or stop_token_ids entry that ended it; None: anything else did
     prompt: str | None = None  # the text that was given; None where token ids were
     index: int = 0  # which of the `n` answers to its prompt
     others: list[Completion] = field(default_factory=list)  # the further answers that `n` asked for

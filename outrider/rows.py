@@ -46,7 +46,7 @@ class Row:
     params: SamplingParams
     seed: int
     max_tokens: int  # total length at which the row ends: prompt + max_tokens, or the context
-    stop_tokens: frozenset[int]
+    stop_tokens: frozenset[int]  # tokens that end the row; no part of its text unless the request wants them shown
     detokenizer: Detokenizer | None  # None when nobody needs text before the end
     stops: StopStrings
     verifier: RowVerifier | None = None  # None: the decoder's. As little as `params` may it change while in the batch
@@ -55,7 +55,9 @@ class Row:
     drafter: str | None = None  # who drafts for it, where there are several; None: whoever does usually
     draft_bound: int | None = None  # most nodes a step may draft for this row; 0: none
     draft_fixed: bool = False  # `draft_bound` is the number itself, whatever the control would choose
+    named_stops: frozenset[int] = frozenset()  # the stop tokens that the request named; the others end any text
     finish_reason: str | None = None
+    stop_reason: int | str | None = None  # the stop string or the named stop token that ended the row
     text: str = ""
     pieces: list[str] = field(default_factory=list)  # text released by each output token
     origins: list[str] = field(default_factory=list)  # "accepted", "correction", "bonus" or "plain", per output token
@@ -65,6 +67,12 @@ class Row:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt :]
+
+    @property
+    def shown(self) -> list[int]:
+        """The output tokens that are text: without a stop token at the end, unless it is to be shown."""
+        output = self.output
+        return output[:-1] if output and not self._is_shown(output[-1]) else output
 
     @property
     def room(self) -> int:
@@ -81,25 +89,36 @@ class Row:
         """Append one token and decide whether the row ends with it."""
         self.tokens.append(token)
         self.origins.append(origin)
-        piece = "" if self.detokenizer is None else self.stops.push(self.detokenizer.push(token))
+        piece = ""
+        if self.detokenizer is not None and self._is_shown(token):
+            piece = self.stops.push(self.detokenizer.push(token))
         if self.constraint is not None:
             self.constraint.commit([token])
-        if token in self.stop_tokens or self.stops.found or (self.constraint is not None and self.constraint.is_over):
-            self.finish_reason = "stop"
+        is_over = token in self.stop_tokens or (self.constraint is not None and self.constraint.is_over)
+        if is_over or self.room <= 0:
+            piece += self._held_back()
+        if self.stops.found:
+            self.finish_reason, self.stop_reason = "stop", self.stops.match
+        elif is_over:
+            self.finish_reason, self.stop_reason = "stop", token if token in self.named_stops else None
         elif self.room <= 0:
             self.finish_reason = "length"
         self.text += piece
         self.pieces.append(piece)
-        if self.finish_reason:
-            self.pieces[-1] += self.release()
 
     def release(self) -> str:
         """The text that was held back, once no more tokens will come: a row may be ended from outside, too."""
-        if self.stops.found or self.detokenizer is None:
-            return ""
-        rest = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+        rest = self._held_back()
         self.text += rest
         return rest
+
+    def _held_back(self) -> str:
+        if self.stops.found or self.detokenizer is None:
+            return ""
+        return self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+
+    def _is_shown(self, token: int) -> bool:
+        return token not in self.stop_tokens or self.params.include_stop_str_in_output
 
 
 class Rows:

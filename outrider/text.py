@@ -27,10 +27,10 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Any, prompt: Sequence[int], *, special: bool = False, silent: Collection[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """`special`: the text shows special tokens, but for those in `silent`."""
+        """`special`: the text shows special tokens; it never shows those in `silent`."""
         known = token_bytes(tokenizer)
         own = frozenset(tokenizer.all_special_ids) if known is None else known.special_ids
-        self._hidden = frozenset(silent) if special else own
+        self._hidden = frozenset(silent) if special else own.union(silent)
         self._text: _Text
         if known is not None and known.is_joined:
             self._text = BytesText(known, prompt, self._hidden)
@@ -129,10 +129,15 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._ignored, self._include = after, include
         self._held = ""
-        self.found = False
+        self.match: str | None = None  # the stop string that was found
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop string was found."""
+        return self.match is not None
 
     def push(self, text: str) -> str:
-        """Text that is safe to show. After a stop string is found, `found` is set and nothing more comes out."""
+        """Text that is safe to show. After a stop string is found, `match` names it and nothing more comes out."""
         if self.found:
             return ""
         if self._ignored > 0:
@@ -141,8 +146,8 @@ class StopStrings:
         self._held += text
         hits = [(at, at + len(stop)) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
-            self.found = True
             begin, end = min(hits)
+            self.match = self._held[begin:end]
             safe, self._held = self._held[: end if self._include else begin], ""
             return safe
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)

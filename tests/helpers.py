@@ -21,6 +21,7 @@ from outrider.kv.cache import BLOCK, KVCache
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.words import BadWords, Spelling
 from outrider.text import Detokenizer, StopStrings
 
 LARGE_BYTES = 64 << 20  # glibc hands blocks beyond 32 MiB back to the system, however many it has seen
@@ -113,9 +114,16 @@ def make_row(
         seed=0 if chosen is None else chosen,
         max_tokens=len(prompt) + params.max_tokens,
         stop_tokens=stop_tokens | frozenset(params.stop_token_ids),
+        named_stops=frozenset(params.stop_token_ids) - stop_tokens,
         detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
         stops=StopStrings(params.stop),
     )
+
+
+def bad_words(words: Sequence[Sequence[int]], vocab_size: int) -> BadWords:
+    """Words as token ids. Every token is one Chinese letter, so a word counts wherever its tokens follow one another."""
+    letters = [chr(0x4E00 + token) for token in range(vocab_size)]
+    return BadWords(Spelling([letter.encode() for letter in letters]), ["".join(letters[t] for t in word) for word in words])
 
 
 def run_to_end(decoder: Decoder) -> list[Row]:

@@ -113,6 +113,7 @@ def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_ori
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
         "lossless": completion.lossless,
         "stats": completion.stats.as_dict(),
         "control": llm.control,

@@ -50,17 +50,16 @@ def _placed(rows: Rows) -> list[bool]:
 def _may_wait(row: Row, placed: bool) -> bool:
     """Whether what the row may not say can be looked at afterwards. A drawn row's first law must be whole already."""
     bans = row.constraint
-    return bans is None or (isinstance(bans, Bans) and not bans.has_grammar and (placed or not bans.forbidden([])))
+    return bans is None or (isinstance(bans, Bans) and not bans.has_grammar and (placed or not bans.bite([])))
 
 
 def _bites(row: Row, chain: list[int], placed: bool) -> bool:
     bans = row.constraint
     if not isinstance(bans, Bans):
         return False
-    forbidden = (bans.forbidden(chain[:node]) for node in range(len(chain)))
     if placed:
-        return any(token in tokens for token, tokens in zip(chain, forbidden, strict=True))
-    return any(forbidden)
+        return any(bans.forbids(chain[:node], token) for node, token in enumerate(chain))
+    return any(bans.bite(chain[:node]) for node in range(len(chain)))
 
 
 def draws_of(rows: Rows, num_tokens: int) -> Draws:

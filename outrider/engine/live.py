@@ -76,7 +76,7 @@ class Live:
         joined = started if self.joined is None else self.joined
         return Finish(
             reason=reason, stats=self.row.stats, seed=self.row.seed, lossless=self.lossless, drafter=self.drafter,
-            reproducible=self.reproducible,
+            reproducible=self.reproducible, stop_reason=self.row.stop_reason,
             queued_s=started - self.submitted, prefill_s=joined - started, prompt_tokens=self.row.num_prompt,
             cached_tokens=self.cached_tokens, preemptions=self.preemptions, error=error,
         )  # fmt: skip

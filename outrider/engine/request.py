@@ -82,6 +82,7 @@ class Finish:
     seed: int
     lossless: bool
     drafter: str
+    stop_reason: int | str | None = None  # with reason "stop": the stop string or stop_token_ids entry that ended it
     reproducible: bool = True  # the text follows from prompt, parameters and seed, whatever ran beside it
     queued_s: float = 0.0  # from submission to the first prompt chunk
     prefill_s: float = 0.0  # of reading the prompt

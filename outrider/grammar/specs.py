@@ -10,7 +10,10 @@ from typing import Any, Literal
 from outrider.errors import RequestError
 
 Form = Literal["json_schema", "regex", "choice", "ebnf", "lark"]
-SPACE = r"[ \t\r\n]{0,32}"  # between JSON's parts. Room for indented text; without an end a weak model writes nothing else
+# Between the parts of JSON. With more room a model that is not sure what comes next writes blanks; with none at the end of a
+# number one that would go on with a blank writes digits without end
+SPACE = "[ ]?"
+WHITESPACE = ("whitespace_pattern", "whitespace_flexible", "item_separator", "key_separator")  # llguidance's options about it
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,25 @@ class Spec:
 
 
 def json_schema(schema: Mapping[str, Any] | bool, name: str = "schema", *, whitespace: str | None = None) -> Spec:
-    """JSON that a schema describes. `whitespace`: a regex for what may stand between its parts, "" for nothing (None: SPACE)."""
+    """JSON that a schema describes. `whitespace`: a regex for what may stand between its parts, "" for nothing.
+
+    None: as the schema's own `x-guidance` says, else at most one blank in each place (SPACE).
+    """
     if not isinstance(schema, Mapping | bool):
         raise RequestError(f"{name} must be a JSON schema (an object), got {json.dumps(schema)[:80]}")
     text = dict(schema) if isinstance(schema, Mapping) else {} if schema else {"not": {}}
-    spaced = {"whitespace_flexible": False} if whitespace == "" else {"whitespace_pattern": whitespace or SPACE}
-    if whitespace is not None or "x-guidance" not in text:
-        text["x-guidance"] = spaced
+    options = text.get("x-guidance", {})
+    if isinstance(options, Mapping):
+        text["x-guidance"] = _spaced(options, whitespace)
     return Spec("json_schema", json.dumps(text), name)
+
+
+def _spaced(options: Mapping[str, Any], whitespace: str | None) -> dict[str, Any]:
+    """A schema's options for llguidance with white space as it was asked for."""
+    if whitespace is None and any(name in options for name in WHITESPACE):
+        return dict(options)
+    others = {name: value for name, value in options.items() if name not in WHITESPACE}
+    return {**others, **({"whitespace_flexible": False} if whitespace == "" else {"whitespace_pattern": whitespace or SPACE})}
 
 
 def json_object(name: str = "response_format") -> Spec:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.models.bytes_text import MAX_UNFINISHED, UNFINISHED
-from outrider.models.token_text import TokenText
+from outrider.models.token_text import TokenText, end_of_turn
 
 MIN_CHUNK, MAX_CHUNK = 32, 64  # target tokens
 BEFORE = 4  # tokens decoded along, so that leading spaces come out right
@@ -31,6 +31,7 @@ class TokenizerPair:
         self.to_target = _shared(self.draft, self.target, draft_size, target_size)
         self.to_draft = {ours: theirs for theirs, ours in self.to_target.items()}
         self._add_role(target.bos_token_id, draft.bos_token_id)
+        self._add_role(end_of_turn(target), end_of_turn(draft))
         self._add_role(target.eos_token_id, draft.eos_token_id)
         self.coverage = len(self.to_target) / len(self.draft.keys)  # share of the draft's vocabulary
 

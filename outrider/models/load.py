@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_li
 from outrider.models.pass_limits import find_pass_limits
 from outrider.models.probe import Seen, check_against_plain, find_layers
 from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
+from outrider.models.token_text import special_ids, vocabulary_bytes
+from outrider.sampling.words import Spelling
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -63,6 +66,18 @@ class LoadedModel:
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # transformers' GenerationConfig
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What each token of the model writes. Raises ConfigError where there is no tokenizer to tell."""
+        if self.tokenizer is None:
+            raise ConfigError(f"'{self.name}' has no tokenizer, so nobody knows what its tokens write")
+        return Spelling(vocabulary_bytes(self.tokenizer, self.lm.shape.vocab_size))
+
+    @cached_property
+    def specials(self) -> frozenset[int]:
+        """Tokens that a text leaves out unless it shows special tokens."""
+        return special_ids(self.tokenizer)
 
     def twin(self) -> LoadedModel:
         """The same weights and programs with an empty cache of its own."""
@@ -245,16 +260,20 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
     lm.limits = find_pass_limits(lm, module, is_compiled=not pack)
 
 
-def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    """Every token id that ends a text, from generation_config, config and tokenizer."""
-    found: set[int] = set()
-    sources = (module.generation_config, module.config, tokenizer)
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or [])
-        if found:
-            break
-    return frozenset(found)
+def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:
+    """Every token id that ends a text: generation_config's (config's where that names none) and the tokenizer's eos_token.
+
+    This is vLLM's rule. Fine-tunes often name the end of a turn in one place and the end of a document in the other. Ids outside
+    the vocabulary, as some configs have them (-1), are left out.
+    """
+    named, fallback, own = (_eos_ids(source, vocab_size) for source in (module.generation_config, module.config, tokenizer))
+    return (named or fallback) | own
+
+
+def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
+    value = getattr(source, "eos_token_id", None)
+    ids = [value] if isinstance(value, int) else value or []
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
 def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:

@@ -20,6 +20,8 @@ from outrider.models.token_bytes import decoded, token_bytes
 
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
+ANSWER = "Outrider's answer"  # looked for in what a chat template writes
+END_OF_WORD = "</w>"  # what vocabularies of the first BPE put behind a word's last letters
 
 
 class TokenText:
@@ -28,7 +30,7 @@ class TokenText:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._bytes = token_bytes(tokenizer)
-        self.specials = _special_ids(tokenizer)
+        self.specials = special_ids(tokenizer)
         self.keys = token_keys(tokenizer, self.specials)
         self._guard = self._encode(GUARD)
         bos = tokenizer.bos_token_id
@@ -107,6 +109,45 @@ def token_keys(tokenizer: Any, specials: frozenset[int]) -> dict[int, Key]:
     return keys
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
+def vocabulary_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
+    """What each of the first `vocab_size` tokens writes in the middle of a text; nothing for ids without a name.
+
+    Words of vocabularies that imply the spaces between them are written with the space before them, or behind them where they
+    end in `</w>`.
+    """
+    keys = token_keys(tokenizer, special_ids(tokenizer))
+    ends_words = any(isinstance(key, tuple) and key[1].endswith(END_OF_WORD) for key in keys.values())
+    found = [b""] * vocab_size
+    for token, key in keys.items():
+        if token < vocab_size:
+            found[token] = key if isinstance(key, bytes) else _implied(*key, ends_words).encode()
+    return found
+
+
+def _implied(kind: str, string: str, ends_words: bool) -> str:
+    if kind == "special":
+        return string
+    if ends_words:
+        return string.removesuffix(END_OF_WORD) + " " * string.endswith(END_OF_WORD)
+    return string.removeprefix("##") if kind == "part" else " " + string
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that are left out of a text that is decoded without special ones."""
     added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
     return frozenset([*tokenizer.all_special_ids, *added])
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The token that the chat template writes behind an answer, which may be another than the eos_token; else that one."""
+    eos: int | None = tokenizer.eos_token_id
+    if not getattr(tokenizer, "chat_template", None):
+        return eos
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # noqa: BLE001  templates are programs, and some refuse such a conversation
+        return eos
+    _, found, behind = text.rpartition(ANSWER)
+    ends = [token for token, entry in tokenizer.added_tokens_decoder.items() if behind.lstrip().startswith(entry.content)]
+    return max(ends, key=lambda token: len(tokenizer.added_tokens_decoder[token].content)) if found and ends else eos

@@ -1,58 +1,87 @@
-"""What a request wants left unsaid: end tokens before its answer is long enough, and words that it may not hold.
+"""What a request does not want emitted: end tokens before its answer is long enough, and words that it may not hold.
 
-A `Constraint` like a grammar, so it reaches every law along every draft path, the target's and the drafters'; it may stand around
-a grammar. Names and meaning are vLLM's: `min_tokens` holds back end of text and `stop_token_ids`, `bad_words` looks at the
-answer, not at the prompt, and keeps the last token of a word from following those before it.
+A `Constraint` like a grammar, so it reaches every distribution along every draft path, the target's and the drafters'; it may
+stand around a grammar. Names are vLLM's: `min_tokens` holds back end of text and `stop_token_ids`; `bad_words` looks at the
+answer, not at the prompt, and keeps a word from being completed, in whatever tokens it is written (`words.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.errors import ConfigError
+from outrider.errors import RequestError
 from outrider.sampling.constraint import Constraint
+from outrider.sampling.words import BadWords, Tail
 
 
 class Bans:
-    """Of one row. `ends`: tokens that end its answer; `words`: token ids of each bad word; `inner`: the row's grammar."""
+    """The bans of one row. `ends`: tokens that end its answer; `inner`: the row's grammar."""
 
     def __init__(
-        self, vocab_size: int, *, min_tokens: int = 0, ends: Collection[int] = (), words: Sequence[Sequence[int]] = (),
+        self, vocab_size: int, *, min_tokens: int = 0, ends: Collection[int] = (), words: BadWords | None = None,
         inner: Constraint | None = None,
     ) -> None:  # fmt: skip
-        self._vocab_size, self._min_tokens, self._inner = vocab_size, min_tokens, inner
-        self._ends = [token for token in ends if token < vocab_size]
-        self._words = [tuple(word) for word in words]
-        self._longest = max((len(word) for word in self._words), default=1)
-        self._num_said = 0
-        self._last: list[int] = []  # of what was said, as many as a word may need
+        self._min_tokens, self._words, self._inner = min_tokens, words, inner
+        self._ends = frozenset(token for token in ends if token < vocab_size)
+        self._free = torch.ones(vocab_size, dtype=torch.bool)
+        self._never = frozenset[int]() if words is None else words.anywhere
+        self._free[list(self._never)] = False
+        self._num_emitted = 0
+        self._tail = Tail()
+        self._dead_ends: set[tuple[int, ...]] = set()  # draft paths behind which nothing was allowed
+        self._since: list[int] = []  # committed since they were asked about
+        self._is_stuck = False  # the committed text went through one of them
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """A grammar that has come to its end ends the answer even if it is short: nothing else could follow."""
-        free = torch.ones(len(paths), self._vocab_size, dtype=torch.bool)
-        masks = free if self._inner is None else self._inner.allowed(paths).clone()
+        """A grammar that has come to its end ends the answer even if it is short: nothing else could follow.
+
+        Raises RequestError where words and grammar leave nothing to go on with behind the committed text. A draft path that leads
+        there may still be accepted: behind it some token is emitted that completes no word, and the next call raises.
+        """
+        if self._is_stuck:
+            raise self._failure()
+        if self._since:
+            self._dead_ends, self._since = set(), []
+        masks = self._free.expand(len(paths), -1).clone() if self._inner is None else self._free & self._inner.allowed(paths)
         for mask, path in zip(masks, paths, strict=True):
-            mask[self._banned_words(path)] = False
-            banned_ends = self._banned_ends(path)
+            mask[list(self._completing(path))] = False
+            banned_ends = list(self._banned_ends(path))
             ends = mask[banned_ends]
             mask[banned_ends] = False
-            if not mask.any():
+            if not _any(mask):
                 mask[banned_ends] = ends
+            if not _any(mask):
+                mask[:] = self._at_dead_end(path)
         return masks
 
-    def forbidden(self, path: Sequence[int]) -> set[int]:
-        """Tokens that may not follow committed + path because of the bans alone, whatever a grammar says."""
-        return {*self._banned_words(path), *self._banned_ends(path)}
+    def _at_dead_end(self, path: Sequence[int]) -> Tensor:
+        if not path:
+            raise self._failure()
+        self._dead_ends.add(tuple(path))
+        mask = self._free.clone()
+        mask[[*self._completing(path), *self._ends]] = False
+        return mask if _any(mask) else torch.ones_like(mask)
+
+    def forbids(self, path: Sequence[int], token: int) -> bool:
+        """Whether the bans alone, whatever a grammar says, keep the token from following committed + path."""
+        return token in self._never or token in self._banned_ends(path) or token in self._completing(path)
+
+    def bite(self, path: Sequence[int]) -> bool:
+        """Whether the bans alone keep any token from following committed + path."""
+        return bool(self._never or self._banned_ends(path) or self._completing(path))
 
     def commit(self, tokens: Sequence[int]) -> None:
-        self._num_said += len(tokens)
-        self._last = [*self._last, *tokens][-self._longest :]
-        if self._inner is not None:
-            self._inner.commit(tokens)
+        self._num_emitted += len(tokens)
+        if self._words is not None:
+            self._tail = self._words.after(self._tail, tokens)
+        for token in tokens:
+            self._is_stuck = self._is_stuck or tuple(self._since) in self._dead_ends
+            self._since.append(token)
+            if self._inner is not None and not self._is_stuck:
+                self._inner.commit([token])
 
     @property
     def is_over(self) -> bool:
@@ -63,28 +92,17 @@ class Bans:
         """Whether they stand around a grammar."""
         return self._inner is not None
 
-    def _banned_words(self, path: Sequence[int]) -> list[int]:
-        said = [*self._last, *path]
-        return [last for *begin, last in self._words if not begin or said[-len(begin) :] == begin]
+    def _completing(self, path: Sequence[int]) -> set[int]:
+        """Tokens that would complete a word."""
+        return set() if self._words is None else self._words.completing(self._words.after(self._tail, path))
 
-    def _banned_ends(self, path: Sequence[int]) -> list[int]:
-        return self._ends if self._num_said + len(path) < self._min_tokens else []
+    def _banned_ends(self, path: Sequence[int]) -> Collection[int]:
+        return self._ends if self._num_emitted + len(path) < self._min_tokens else ()
 
-
-def word_ids(tokenizer: Any, words: Sequence[str], vocab_size: int) -> list[list[int]]:
-    """Each word's token ids, as it stands alone and as it stands behind a space where that is as many tokens (vLLM's rule).
-    Raises ConfigError for one that this vocabulary cannot write."""
-    found: list[list[int]] = []
-    for word in words:
-        bare = word.lstrip() or word
-        alone, spaced = ([] if tokenizer is None else _ids(tokenizer, prefix + bare) for prefix in ("", " "))
-        if not alone or max(alone) >= vocab_size:
-            raise ConfigError(f"bad_words holds {word!r}, of which this model's tokenizer makes no tokens")
-        found.append(alone)
-        if len(spaced) == len(alone) and spaced[0] != alone[0]:
-            found.append(spaced)
-    return found
+    def _failure(self) -> RequestError:
+        why = "; its grammar asks for text that they forbid" if self.has_grammar else ""
+        return RequestError(f"bad_words leave no token that the answer could go on with{why}")
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _any(mask: Tensor) -> bool:
+    return bool(mask.numpy().any())  # a sixtieth of what torch takes

@@ -255,7 +255,7 @@ def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
         raise NumericalError(
             f"row {row}, output {first_node + output}: the logits are NaN, infinite or all masked out: no"
             " law to sample from; check the model's dtype and weights, or the tokens that allowed_token_ids,"
-            " logit_bias and a grammar leave"
+            " logit_bias, bad_words and a grammar leave"
         )
     return broken
 

@@ -47,7 +47,7 @@ class SamplingParams:
     min_tokens: int = 0  # the answer does not end before it has so many
     bad_words: list[str] = field(default_factory=list)  # not to be said
     skip_special_tokens: bool = True  # whether special tokens are left out of the text
-    include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or an end token
+    include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or a stop token
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
     n: int = 1  # answers to one prompt; number i of them uses seed + i
 

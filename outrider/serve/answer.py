@@ -64,6 +64,8 @@ def finish_reason(finish: Finish | None) -> str | None:
     return None if finish is None else FINISH_REASONS[finish.reason]
 
 
-def stop_reason(finish: Finish | None) -> str | None:
-    """Says what `finish_reason` cannot: that the server's time limit ended the text."""
-    return "timeout" if finish is not None and finish.reason == "timeout" else None
+def stop_reason(finish: Finish | None) -> int | str | None:
+    """The stop string or stop token id that ended the text, as in vLLM; "timeout" where the server's time limit did."""
+    if finish is None:
+        return None
+    return "timeout" if finish.reason == "timeout" else finish.stop_reason

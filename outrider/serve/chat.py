@@ -144,9 +144,12 @@ class Choice:
 
     def _text(self, update: Update) -> str:
         """With the special tokens that begin calls, where there are tools and the text does not show them anyway."""
-        if self._use is None or self._body.skip_special_tokens is False or not update.token_ids:
+        if self._use is None or not update.token_ids:
             return update.text
-        return self._use.text_of(update.token_ids, update.pieces)
+        body = self._body
+        stopped = isinstance(stop_reason(update.finish), int) and not body.include_stop_str_in_output
+        shown = body.skip_special_tokens is False
+        return self._use.text_of(update.token_ids, update.pieces, shown=shown, stopped=stopped)
 
     def _about(self, update: Update) -> dict[str, Any]:
         """What was asked for beside the text."""

@@ -138,7 +138,7 @@ class Choice:
             "text": text,
             "logprobs": self._laws(update, first) if body.logprobs is not None else None,
             "finish_reason": finish_reason(finish) if body.limit or finish is None else "length",
-            "stop_reason": stop_reason(finish),
+            "stop_reason": stop_reason(finish) if body.limit else None,
         }
         if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = prompt_logprobs(self._name, update.prompt_logprobs or [])

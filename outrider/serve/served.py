@@ -64,7 +64,8 @@ class Served:
     def answer_text(self, request: Request) -> Detokenizer:
         """The text of a request's answer, at its beginning, as the engine releases it."""
         eos = frozenset() if request.params.ignore_eos else self.engine.eos_token_ids
-        return detokenizer_for(self.texts.tokenizer, request.prompt, request.params, eos)
+        ends = eos.union(request.params.stop_token_ids)
+        return detokenizer_for(self.texts.tokenizer, request.prompt, request.params, ends)
 
     @property
     def name(self) -> str:

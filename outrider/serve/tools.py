@@ -40,6 +40,7 @@ class ToolUse:
     parallel: bool
     format: ToolFormat
     written: Mapping[int, str]  # special tokens that count as text here
+    closing: int | None = None  # the token of the format's closing mark, where it is one
 
     @property
     def rendered(self) -> list[Mapping[str, Any]] | None:
@@ -83,9 +84,17 @@ class ToolUse:
         called = "stop" if self.choice.startswith("=") else "tool_calls"  # OpenAI: what had to be this one call simply stops
         return ToolReader(self.format, schemas, parallel=self.parallel, called=called)
 
-    def text_of(self, token_ids: Sequence[int], pieces: Sequence[str]) -> str:
-        """Text released by each token, with the special tokens of `written` written out."""
-        return "".join(self.written.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True))
+    def text_of(
+        self, token_ids: Sequence[int], pieces: Sequence[str], *, shown: bool = False, stopped: bool = False
+    ) -> str:
+        """Text released by each token, with the special tokens of `written` written out unless the pieces have them (`shown`).
+
+        `stopped`: the last token is a stop token, whose text nobody sees; a closing mark still ends its call."""
+        if stopped:
+            mark = self.format.closing if token_ids[-1] == self.closing else ""
+            return self.text_of(token_ids[:-1], pieces[:-1], shown=shown) + pieces[-1] + mark
+        marks = {} if shown else self.written
+        return "".join(marks.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True))
 
 
 def tool_use(
@@ -106,10 +115,11 @@ def tool_use(
     if not re.search(r"\btools\b", template or ""):
         raise CapabilityError("tools: this model's chat template does not render them, so the model would never see them")
     found = format_of(template or "", format)
-    known = {entry.content: token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
-    written = {known[marker]: marker for marker in found.markers if marker in known}
+    known = {entry.content: (token, entry.special) for token, entry in tokenizer.added_tokens_decoder.items()}
+    written = {known[marker][0]: marker for marker in found.markers if marker in known and known[marker][1]}
+    closing = known[found.closing][0] if found.closing in known else None
     parallel = True if parallel_tool_calls is None else parallel_tool_calls
-    return ToolUse(tuple(tools), _choice(tool_choice, [_name(tool) for tool in tools]), parallel, found, written)
+    return ToolUse(tuple(tools), _choice(tool_choice, [_name(tool) for tool in tools]), parallel, found, written, closing)
 
 
 def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SPACE = {"x-guidance": {"whitespace_pattern": "[ ]?"}}  # calls are written on one line
+from outrider.grammar import json_schema
+
 ANY = r"/(.|\n)*/"
 
 
@@ -22,7 +23,7 @@ def written(text: str, specials: Mapping[str, int]) -> str:
 
 def json_of(schema: Mapping[str, Any]) -> str:
     """JSON that a schema describes."""
-    return "%json " + json.dumps({**schema, **SPACE})
+    return "%json " + json_schema(schema).text
 
 
 def without(texts: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from outrider.errors import CapabilityError, ConfigError, OutriderError, Request
 from outrider.lab.progress import Progress
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.load import load_workload
-from outrider.lab.workload.prompts import Prompt, to_tokens
+from outrider.lab.workload.prompts import Prompt, end_of_answer, to_tokens
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.texts import Text
@@ -163,7 +163,6 @@ def recorded_texts(
 ) -> list[Text]:  # fmt: skip
     """Requests of a log that have an answer, as the target's tokens; the answer ends with the end token. Raises ConfigError."""
     workload = load_workload(spec, limit=limit, on_bad=on_bad, data=data, turns="all")
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     texts = []
     for request in workload.requests:
         if not request.answer:
@@ -175,7 +174,8 @@ def recorded_texts(
                 raise ConfigError(str(error)) from error
             continue
         response = tokenizer(request.answer, add_special_tokens=False)["input_ids"]
-        texts.append(Text(request.id, prompt, [*response, *end], request.task))
+        end = end_of_answer(request, tokenizer, chat_template=chat_template)
+        texts.append(Text(request.id, prompt, response if end is None else [*response, end], request.task))
     if not texts:
         raise ConfigError(f"none of the {len(workload.requests)} requests of {spec} has an answer; use it with --prompts instead")
     return texts

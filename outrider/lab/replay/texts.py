@@ -2,7 +2,7 @@
 
 The tokens of a log are the tokenizer's for its text. They can differ from those the model said, which may write a word in pieces
 that a tokenizer would not cut it into; that is rare. Nor does a log have the token that ended an answer: an answer that was not
-cut by its limit gets the tokenizer's end token, as the model must have said one.
+cut by its limit gets the end token of the chat template or the tokenizer, as the model must have emitted one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.bad import OnBad, listing
-from outrider.lab.workload.prompts import to_tokens
+from outrider.lab.workload.prompts import end_of_answer, to_tokens
 from outrider.lab.workload.types import Request, Workload
 from outrider.models.token_text import TokenText
 
@@ -65,7 +65,7 @@ def _text(request: Request, tokenizer: Any, pieces: TokenText, chat_template: bo
     prompt = to_tokens(request, tokenizer, chat_template=chat_template)
     answer = pieces.ids(request.answer, continues=True)
     was_cut = request.max_tokens is not None and len(answer) >= request.max_tokens
-    end = tokenizer.eos_token_id
+    end = end_of_answer(request, tokenizer, chat_template=chat_template)
     if not was_cut and end is not None and answer[-1:] != [end]:
         answer.append(end)
     if not answer:

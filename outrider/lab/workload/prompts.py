@@ -12,6 +12,7 @@ from typing import Any
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.bad import OnBad, listing
 from outrider.lab.workload.types import Request, Workload
+from outrider.models.token_text import end_of_turn
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def to_tokens(request: Request, tokenizer: Any, *, chat_template: bool = True) -
     if not tokens:
         raise RequestError(f"request '{request.id}' is empty: its prompt has no tokens")
     return list(tokens)
+
+
+def end_of_answer(request: Request, tokenizer: Any, *, chat_template: bool = True) -> int | None:
+    """The token with which a model ends its answer to a request: the chat template's where it is used, else the eos_token."""
+    by_template = request.messages is not None and chat_template
+    found: int | None = end_of_turn(tokenizer) if by_template else tokenizer.eos_token_id
+    return found
 
 
 def fit(tokens: list[int], context: int, max_tokens: int) -> str | None:

@@ -80,7 +80,7 @@ class Choice(Part):
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
-    stop_reason: str | None = None
+    stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     token_origins: list[tuple[str, Literal["accepted", "correction", "bonus", "plain"]]] | None = None
 

@@ -15,7 +15,7 @@ from outrider.cli.options import ModelOptions
 from outrider.errors import NumericalError
 
 TEXT = "Paris is the capital.\n"
-KEYS = ["text", "token_ids", "finish_reason", "lossless", "stats", "control", "config", "versions", "notes"]
+KEYS = ["text", "token_ids", "finish_reason", "stop_reason", "lossless", "stats", "control", "config", "versions", "notes"]
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
     "accepted_per_position", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s", "time_s",

@@ -27,7 +27,7 @@ from outrider.rows import Row, Rows
 from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, TargetOutput, Verdict
-from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
+from tests.helpers import bad_words, byte_tokenizer, make_row, save_checkpoint, tiny_llama
 from tests.unit.drafters.test_block import tiny_head
 
 V, SIZE = 257, 4
@@ -142,7 +142,7 @@ def test_bans_change_a_programs_draft_where_they_bite(root: Path) -> None:
     compiled.drafter.program = Program(counted, SIZE)
 
     def bind(row: Row) -> None:
-        words = [[begin, last] for begin in range(0, V, 9) for last in range(0, V, 2)]
+        words = bad_words([[begin, last] for begin in range(0, V, 9) for last in range(0, V, 2)], V)
         row.constraint = Bans(V, min_tokens=50, ends=range(0, V, 5)) if row.params.is_greedy else Bans(V, words=words)
 
     assert compiled.run([GREEDY, WARM, GREEDY, HOT], bind) == general.run([GREEDY, WARM, GREEDY, HOT], bind)

@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
-from tests.helpers import EOS, byte_tokenizer, disturbed, make_row, tiny_llama
+from tests.helpers import EOS, bad_words, byte_tokenizer, disturbed, make_row, tiny_llama
 from tests.unit.models.heads.test_eagle_loop import NODES, VOCAB, Beside, loop_of, models
 
 GREEDY, WARM = SamplingParams(max_tokens=90), SamplingParams(max_tokens=90, temperature=0.8)
@@ -36,7 +36,7 @@ def bound_rows() -> list[Row]:
     kinds = [GREEDY, WARM, WARM] * 2
     made = [make_row([5 + seed, 6, 7], params, seed=seed, number=seed) for seed, params in enumerate(kinds)]
     made[0].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
-    made[1].constraint = Bans(VOCAB, words=WORDS)
+    made[1].constraint = Bans(VOCAB, words=bad_words(WORDS, VOCAB))
     made[2].constraint = Bans(VOCAB, min_tokens=60, ends=range(0, VOCAB, 5))
     made[2].verifier = made[5].verifier = CoupledVerifier()
     return made
@@ -120,7 +120,7 @@ def bound(params: SamplingParams, bans: Any) -> Row:
 
 def test_which_bans_a_program_may_wait_for() -> None:
     """A grammar never; of rows that draw, only bans that leave the first law whole."""
-    word, pair = {"words": [[3]]}, {"words": [[3, 4]]}
+    word, pair = {"words": bad_words([[3]], 257)}, {"words": bad_words([[3, 4]], 257)}
     grammar = Grammars(byte_tokenizer(), 257, [EOS]).constraint(choice(["yes", "no"]))
     cases: list[tuple[SamplingParams, dict[str, Any], bool]] = [
         (GREEDY, word, True), (WARM, word, False), (WARM, pair, True), (GREEDY, {"min_tokens": 3, "ends": [0]}, True),
@@ -135,7 +135,7 @@ def test_which_bans_a_program_may_wait_for() -> None:
 
 def test_bans_of_rows_that_share_noise_may_wait() -> None:
     """Their tokens are placed: each may be looked at, as a greedy row's."""
-    word = Bans(257, words=[[3]])
+    word = Bans(257, words=bad_words([[3]], 257))
     assert programs_serve(batch(bound(WARM, word), coupled=True))
     assert not programs_serve(batch(bound(WARM, word)))
     assert bans_bite(batch(bound(WARM, word), coupled=True), Draft(torch.tensor([[4, 3]]), torch.tensor([2])))
@@ -144,7 +144,7 @@ def test_bans_of_rows_that_share_noise_may_wait() -> None:
 
 def test_where_bans_bite() -> None:
     """A greedy row: where its own token is forbidden. One that draws: wherever anything is, but not behind the chain's end."""
-    pair = Bans(257, words=[[3, 4]])
+    pair = Bans(257, words=bad_words([[3, 4]], 257))
     draft = Draft(torch.tensor([[3, 5, 3]]), torch.tensor([3]))
     assert not bans_bite(batch(bound(GREEDY, pair)), draft)
     assert bans_bite(batch(bound(WARM, pair)), draft), "after 3 it may not draw 4"

@@ -35,9 +35,17 @@ def accepts(grammars: Grammars, tokenizer: Any, spec: Spec, text: str) -> bool:
     return all(masks[at, token] for at, token in enumerate(tokens)) and bool(masks[-1, tokenizer.eos_token_id])
 
 
+LINES = {"x-guidance": {"whitespace_pattern": "[\n]?"}}
 CASES = [
     (json_schema(PERSON), ['{"name": "Ann", "age": 3}', '{"name":"A\\n"}'], ['{"age": 3}', '{"name": "A", "age": -1}', "[]"]),
+    (json_schema(PERSON), ['{"name":"A", "age":3}', '{ "name" : "A" }'], ['{  "name": "A"}', '{"name":  "A"}']),
+    (json_schema(PERSON), [], ['{\n"name": "A"}', '{"name":\n"A"}', '{"name": "A",  "age": 3}', '{"name": "A"}\n']),
     (json_schema(PERSON, whitespace=""), ['{"name":"Ann"}'], ['{"name": "Ann"}']),
+    (json_schema(PERSON, whitespace="[ \n]*"), ['{\n  "name" : "Ann"\n}', '{"name":"A"}'], ['{\t"name": "Ann"}']),
+    (json_schema({**PERSON, **LINES}), ['{\n"name":"A"}'], ['{"name": "A"}']),
+    (json_schema({**PERSON, **LINES}, whitespace=""), ['{"name":"A"}'], ['{\n"name":"A"}']),
+    (json_schema({**PERSON, "x-guidance": {"lenient": True}}), ['{"name": "A"}'], ['{"name":  "A"}', '{\n"name": "A"}']),
+    (json_object(), ['{"a": [1, {"b": null}]}', '{"a":[1,{}]}'], ['{"a": [  1]}', '{"a": [1,\n2]}', '{"a":  1}']),
     (json_schema(True), ["3", "null", '{"a": [1]}'], ["nul"]),
     (json_object(), ['{"a": [1, {}]}', "{}"], ["[1]", "3"]),
     (regex(r"[0-9]{2,3}(\.[0-9])?"), ["12", "123.4"], ["1", "1234"]),

@@ -62,21 +62,26 @@ def test_text_that_was_held_back_is_released_once() -> None:
 @pytest.mark.parametrize(
     ("params", "expected", "text", "reason"),
     [
-        (SamplingParams(stop_token_ids=[3]), [2, 3], "w2 w3", "stop"),
-        (SamplingParams(stop=["w3 w4"]), [2, 3, 4], "w2 ", "stop"),
-        (SamplingParams(stop=["w3 w"], include_stop_str_in_output=True), [2, 3, 4], "w2 w3 w", "stop"),
-        (SamplingParams(stop=["w9"], max_tokens=3), [2, 3, 4], "w2 w3 w4", "length"),
-        (SamplingParams(max_tokens=1), [2], "w2", "length"),
-        (SamplingParams(max_tokens=3, stop_token_ids=[4]), [2, 3, 4], "w2 w3 w4", "stop"),
+        (SamplingParams(stop_token_ids=[3]), [2, 3], "w2", "stop 3"),
+        (SamplingParams(stop_token_ids=[3], include_stop_str_in_output=True), [2, 3], "w2 w3", "stop 3"),
+        (SamplingParams(stop=["w3 w4"]), [2, 3, 4], "w2 ", "stop w3 w4"),
+        (SamplingParams(stop=["w9", "w3 w"], include_stop_str_in_output=True), [2, 3, 4], "w2 w3 w", "stop w3 w"),
+        (SamplingParams(stop=["w3 w4"], stop_token_ids=[4]), [2, 3, 4], "w2 w3", "stop 4"),
+        (SamplingParams(stop=["w9"], max_tokens=3), [2, 3, 4], "w2 w3 w4", "length None"),
+        (SamplingParams(max_tokens=1), [2], "w2", "length None"),
+        (SamplingParams(max_tokens=3, stop_token_ids=[4]), [2, 3, 4], "w2 w3", "stop 4"),
+        (SamplingParams(), [2, 3, 4, 5], "w2 w3 w4", "stop None"),
+        (SamplingParams(stop_token_ids=[5]), [2, 3, 4, 5], "w2 w3 w4", "stop None"),
     ],
 )
 def test_ends_inside_a_block(params: SamplingParams, expected: list[int], text: str, reason: str) -> None:
-    """Catches overshoot in tokens, text or counters; all four draft tokens and the bonus were kept by the verifier."""
-    row = make_row([1], params, tokenizer=TOKENIZER)
+    """Catches overshoot in tokens, text or counters; all four draft tokens and the bonus were kept by the verifier. What ended it
+    is no part of its text and is named, unless it was the model's own end token, 5."""
+    row = make_row([1], params, tokenizer=TOKENIZER, stop_tokens=frozenset({5}))
     row.stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
     rows = rows_of(row)
     assert append(rows, [2, 3, 4, 5], 4, 6) == [len(expected)]
-    assert (row.output, row.text.strip(), row.finish_reason) == (expected, text.strip(), reason)
+    assert (row.output, row.text.strip(), f"{row.finish_reason} {row.stop_reason}") == (expected, text.strip(), reason)
     assert (row.stats.emitted, row.stats.accepted) == (len(expected), len(expected))
     assert row.stats.tested == len(expected), "tokens behind the end were not decided on"
     assert "".join(row.pieces) == row.text

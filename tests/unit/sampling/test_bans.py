@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from outrider import LLM
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.grammar import Grammars, choice
-from outrider.sampling.bans import Bans, word_ids
+from outrider.models.token_text import vocabulary_bytes
+from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
-from tests.helpers import EOS, byte_tokenizer, disturbed, save_checkpoint, tiny_llama
+from outrider.sampling.words import BadWords, Spelling
+from tests.helpers import EOS, bad_words, byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
 TOKENIZER = byte_tokenizer()
 VOCAB = 12
@@ -39,7 +41,7 @@ def test_ends_are_held_back_until_the_answer_is_long_enough() -> None:
 
 def test_the_last_token_of_a_word_is_banned_behind_its_beginning_only() -> None:
     """Across what was said and what is drafted."""
-    bans = Bans(VOCAB, words=[[3], [4, 5, 6], [5, 8]])
+    bans = Bans(VOCAB, words=bad_words([[3], [4, 5, 6], [5, 8]], VOCAB))
     assert banned(bans, []) == {3}
     assert banned(bans, [4, 5]) == {3, 6, 8}
     bans.commit([9, 9, 4])
@@ -59,15 +61,51 @@ def test_a_grammar_that_is_complete_ends_a_short_answer() -> None:
     assert banned(bans, []) == set(range(257)) - {EOS}
 
 
-def test_words_that_no_token_can_write_are_refused() -> None:
-    """By name; others are found as they stand behind a space, too."""
-    assert word_ids(TOKENIZER, ["ab"], 257) == [TOKENIZER("ab")["input_ids"]]
-    with pytest.raises(ConfigError, match="bad_words"):
-        word_ids(TOKENIZER, ["ab"], 30)
+def test_bad_words_that_are_none_are_refused(llm_for: Callable[..., LLM]) -> None:
+    """By name: what this vocabulary cannot write, and what is no text."""
+    with pytest.raises(OutriderError, match=r"bad_words .* surrogate"):
+        llm_for("none", {}).generate([[5, 6]], SamplingParams(bad_words=["\ud800"]))
+    words = BadWords(Spelling([b"<s>", b"a", b"b"]), ["ab", "abc", "c"])
+    assert words.unwritten == ["abc", "c"]
     with pytest.raises(ConfigError, match="none of them empty"):
         SamplingParams(bad_words=[""])
     with pytest.raises(ConfigError, match="min_tokens"):
         SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_words_that_leave_a_grammar_nothing_are_an_error() -> None:
+    """One that names both, at once where the answer stands there."""
+    grammars = Grammars(TOKENIZER, 257, [EOS])
+    spelled = Spelling(vocabulary_bytes(TOKENIZER, 257))
+    bans = Bans(257, words=BadWords(spelled, ["yes"]), inner=grammars.constraint(choice(["yes", "no"])))
+    y, e, n = TOKENIZER("yen")["input_ids"]
+    assert banned(bans, []) == set(range(257)) - {y, n}
+    bans.commit([y])
+    bans.commit([e])
+    with pytest.raises(RequestError, match=r"bad_words leave no token.*grammar"):
+        bans.allowed([[]])
+
+
+def test_a_draft_that_leads_nowhere_harms_nobody() -> None:
+    """Until it is accepted: the token behind it completes no word, and then the answer is an error."""
+    grammars = Grammars(TOKENIZER, 257, [EOS])
+    spelled = Spelling(vocabulary_bytes(TOKENIZER, 257))
+    y, e, s, n, o = TOKENIZER("yesno")["input_ids"]
+
+    def made() -> Bans:
+        words = BadWords(spelled, ["yes"])
+        return Bans(257, ends=[EOS], words=words, inner=grammars.constraint(choice(["yes", "no"])))
+
+    other, taken = made(), made()
+    masks = [bans.allowed([[], [y], [y, e], [n]])[2] for bans in (other, taken)]
+    assert not any(mask[s] or mask[EOS] for mask in masks)
+    for token in (n, o):
+        other.commit([token])
+    assert banned(other, []) == set(range(257)) - {EOS}
+    for token in (y, e, int(masks[1].nonzero()[0])):
+        taken.commit([token])
+    with pytest.raises(RequestError, match="bad_words leave no token"):
+        taken.allowed([[]])
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +179,13 @@ def test_what_ends_an_answer_is_part_of_it_where_it_is_wanted(llm_for: Callable[
     assert [one.text for one in found] == [letter * 2, "", "<|end|>", ""]
     assert [one.finish_reason for one in found] == ["stop"] * 4
     assert ["".join(chunk.text for chunk in llm.stream(prompt, params)) for params in wanted] == [one.text for one in found]
+
+
+def test_words_that_leave_none_of_the_allowed_tokens_are_refused(llm_for: Callable[..., LLM]) -> None:
+    """Before the request runs, and by both names."""
+    x, y = TOKENIZER("xy")["input_ids"]
+    llm = llm_for("none", {})
+    with pytest.raises(ConfigError, match=r"bad_words .* allowed_token_ids"):
+        llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x]))
+    [one] = llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x, y], max_tokens=2))
+    assert one.text == "yy"

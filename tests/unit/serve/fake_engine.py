@@ -132,12 +132,11 @@ class _Speech:
 
     def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
         self._engine, self._request, self._listener = engine, request, listener
-        special = not request.params.skip_special_tokens
-        silent = engine.eos_token_ids if special else frozenset()
-        self._text = Detokenizer(engine.tokenizer, request.prompt, special=special, silent=silent)
+        self._text = Detokenizer(engine.tokenizer, request.prompt, special=not request.params.skip_special_tokens)
         self._stops = StopStrings(request.params.stop, include=request.params.include_stop_str_in_output)
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
         self._said = 0
+        self._ended_by: int | str | None = None
         self._first = True
 
     def step(self, tokens: list[int]) -> bool:
@@ -145,12 +144,14 @@ class _Speech:
         params, plain = self._request.params, self._request.speculation.mode == "off"
         said, pieces, reason = [], [], None
         for token in tokens:
+            is_eos = token in self._engine.eos_token_ids and not params.ignore_eos
+            ends = is_eos or token in params.stop_token_ids
             said.append(token)
-            pieces.append(self._stops.push(self._text.push(token)))
+            pieces.append("" if ends and not params.include_stop_str_in_output else self._stops.push(self._text.push(token)))
             self._said += 1
-            is_end = token in self._engine.eos_token_ids and not params.ignore_eos
-            if is_end or token in params.stop_token_ids or self._stops.found:
+            if ends or self._stops.found:
                 reason = "stop"
+                self._ended_by = self._stops.match or (token if token != EOS else None)
             elif self._said >= params.max_tokens:
                 reason = "length"
             if reason:
@@ -183,7 +184,7 @@ class _Speech:
 
     def _finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         return Finish(
-            reason=reason, stats=self._stats, seed=self._request.params.seed or 7, lossless=True,
+            reason=reason, stop_reason=self._ended_by, stats=self._stats, seed=self._request.params.seed or 7, lossless=True,
             drafter="prediction" if self._request.is_predicted else self._request.speculation.drafter or self._engine.drafters[0],
             prompt_tokens=len(self._request.prompt), cached_tokens=self._engine.cached, error=error,
         )  # fmt: skip
