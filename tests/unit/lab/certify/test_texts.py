@@ -91,7 +91,7 @@ def test_a_choice_against_its_own_scores_is_the_verifiers_fault(open_subject: Op
     assert first.moved_in_spacings == pytest.approx(0, abs=50)
     assert 0 < first.gap < 0.1
     assert (first.expected, first.found) != (first.found, first.expected)
-    assert first.expected_text == f"w{first.expected}"
+    assert first.expected_text == f" w{first.expected}"
 
 
 def test_a_damaged_cache_is_a_fault_of_state(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
