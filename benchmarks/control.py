@@ -20,12 +20,11 @@ The loss is split by why a step had the length it had, and adds up: time beyond 
     think    the control itself
 
     python benchmarks/control.py [--cells 40] [--tokens 64 --prompts 4]
-    python benchmarks/control.py --prompts 16 --recorded benchmarks/results/recorded-texts-DATE.json    real texts
+    python benchmarks/control.py --prompts 16 --recorded benchmarks/results/recorded-texts-DATE.json.gz    real texts
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import Counter
@@ -38,6 +37,7 @@ from typing import Annotated, Any
 
 import typer
 from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
+from workload import read_result
 
 from outrider.control import Goodput
 from outrider.types import VerdictLists
@@ -234,7 +234,7 @@ def main(
     if recorded_texts is None:
         worlds = {name: (kind, made_up(kind, cells, prompts, tokens, seed)) for name, kind in KINDS.items()}
     else:
-        for name, (kind, texts) in recorded(json.loads(recorded_texts.read_text(encoding="utf-8"))).items():
+        for name, (kind, texts) in recorded(read_result(recorded_texts)).items():
             if len(texts) < prompts:
                 raise typer.BadParameter(f"{recorded_texts} has {len(texts)} texts a cell, got --prompts {prompts}")
             worlds[name] = kind, [texts[i : i + prompts] for i in range(0, len(texts) - prompts + 1, prompts)]

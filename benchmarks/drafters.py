@@ -35,7 +35,19 @@ import typer
 from drafters_report import gain, is_below, markdown, results, together
 from peers import inflated
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from workload import PAIRS, PEERS, REPOSITORY, SHARED, OtherCpu, console, encode, model_name, model_pair, write_result
+from workload import (
+    PAIRS,
+    PEERS,
+    REPOSITORY,
+    SHARED,
+    OtherCpu,
+    console,
+    encode,
+    model_name,
+    model_pair,
+    read_result,
+    write_result,
+)
 
 from outrider import SamplingParams, __version__
 from outrider.build import Needs, Options, assemble, build, choose, load_models
@@ -441,7 +453,7 @@ def main(
 ) -> None:
     """Compare drafters on model pairs, workloads and temperatures."""
     if render:
-        stored = [json.loads(path.read_text(encoding="utf-8")) for path in render]
+        stored = [read_result(path) for path in render]
         print(markdown(stored[0]) if len(stored) == 1 else together(stored))
         return
     plan = Plan(
@@ -450,7 +462,7 @@ def main(
         threads, mlp, compile, verifier,
     )  # fmt: skip
     if again is not None:
-        plan = repeated(plan, json.loads(again.read_text(encoding="utf-8")))
+        plan = repeated(plan, read_result(again))
     unfinished = Unfinished.open(PEERS / f"{name}.unfinished.json", plan, resume=resume)
     try:
         measure(plan, unfinished)
@@ -460,7 +472,7 @@ def main(
     content = results(unfinished.content, {name: asdict(plan.configuration(name)) for name in plan.configurations})
     path = write_result(name, content, threads)
     unfinished.path.unlink()
-    print(markdown(json.loads(path.read_text(encoding="utf-8"))))
+    print(markdown(read_result(path)))
     print(f"written to benchmarks/results/{path.name}")
     sys.exit(1 if content["failures"] or content["texts_that_differ"] else 0)
 

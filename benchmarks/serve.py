@@ -34,7 +34,7 @@ import typer
 from peers import inflated
 from rich.table import Table
 from serve_engine import engine_part
-from workload import PEERS, console, encode, model_name, model_pair, prompt_texts, write_result
+from workload import PEERS, console, encode, model_name, model_pair, prompt_texts, read_result, write_result
 
 from outrider import SamplingParams
 from outrider.lab.intervals import ratio_of_sums
@@ -212,7 +212,7 @@ def main(
 ) -> None:
     """The server under load."""
     if render is not None:
-        content = json.loads(render.read_text(encoding="utf-8"))
+        content = read_result(render)
         console().print(table(content["cells"]), json.dumps(content.get("engine", {}), indent=1))
         return
     target, draft = model_pair(pair)

@@ -11,7 +11,6 @@ decides: of many noisy numbers the largest looks better than it is.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from peers import inflated
 from rich.progress import track
-from workload import PEERS, REPOSITORY, SHARED, console, model_name, model_pair, write_result
+from workload import PEERS, REPOSITORY, SHARED, console, model_name, model_pair, read_result, write_result
 
 from outrider import SamplingParams
 from outrider.build import Options
@@ -157,7 +156,7 @@ def main(
 ) -> None:
     """Tuning against trying everything."""
     if render is not None:
-        print(markdown(json.loads(render.read_text(encoding="utf-8"))))
+        print(markdown(read_result(render)))
         return
     if rehearse:
         print("\n".join(rehearsed(rehearse, greedy=greedy, heads=heads) for heads in (False, True) for greedy in (True, False)))

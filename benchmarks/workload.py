@@ -8,6 +8,7 @@ command, settings, every single measurement; tables are derived from it.
 from __future__ import annotations
 
 import datetime
+import gzip
 import json
 import os
 import platform
@@ -33,6 +34,7 @@ RESULTS = BENCHMARKS / "results"
 PAIRS = {"shared": SHARED / "models" / "pair-14M", "demo": REPOSITORY / "outrider" / "demo" / "models"}
 GSM8K_TEST = SHARED / "data" / "gsm8k" / "test.jsonl"
 RESULT_VERSION = 1
+PLAIN_BYTES = 100_000  # a longer result is compressed
 
 
 def console() -> Console:
@@ -112,7 +114,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def write_result(name: str, content: dict[str, Any], threads: int, folder: Path = RESULTS) -> Path:
-    """`folder/name-DATE.json`: content, date, command, hardware. Overwrites one of the same day."""
+    """Store content, date, command and hardware as `folder/name-DATE.json`, or `.json.gz` where it is long.
+
+    Overwrites one of the same day."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     head = {
         "version": RESULT_VERSION,
@@ -121,10 +125,26 @@ def write_result(name: str, content: dict[str, Any], threads: int, folder: Path 
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "hardware": hardware(threads),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{today}.json"
-    path.write_text(json.dumps({**head, **content}, indent=1) + "\n", encoding="utf-8")
-    return path
+    return store({**head, **content}, folder / f"{name}-{today}.json")
+
+
+def store(content: dict[str, Any], path: Path) -> Path:
+    """Write a result without indentation to `path`, or compressed to `path` and `.gz` where it is long; returns which.
+
+    The file that `path` had under the other ending is deleted. The same content gives the same bytes."""
+    data = (json.dumps(content, separators=(",", ":")) + "\n").encode()
+    packed = path.with_name(path.name + ".gz")
+    written, other = (packed, path) if len(data) > PLAIN_BYTES else (path, packed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written.write_bytes(gzip.compress(data, mtime=0) if written == packed else data)
+    other.unlink(missing_ok=True)
+    return written
+
+
+def read_result(path: Path) -> Any:
+    """The content of a stored result, `.json` or `.json.gz`."""
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
 
 
 def model_name(folder: Path) -> str:

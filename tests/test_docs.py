@@ -35,6 +35,8 @@ FOLDERS = ("outrider", "tests", "docs", "benchmarks", "deploy", "examples")
 OUR_FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]+")
 COMMAND = re.compile(r"(?<!from )\boutrider ([a-z]+)\b([^`\n]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+RESULT = re.compile(r"\b[a-z][a-z0-9-]*-\d{4}-\d\d-\d\d\.json(?:\.gz)?")
+SOURCES = sorted(path for folder in ("outrider", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
 
 
 def name_of(page: Path) -> str:
@@ -111,9 +113,17 @@ def test_files_that_are_named_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_results_that_are_named_exist(page: Path) -> None:
     """By their dates: whoever doubts a number looks there."""
-    named = re.findall(r"\b[a-z][a-z-]*-\d{4}-\d\d-\d\d\.json", text_of(page))
-    missing = sorted(name for name in {*named} if not (ROOT / "benchmarks" / "results" / name).is_file())
-    assert not missing
+    assert not _missing_results(text_of(page))
+
+
+def test_results_that_sources_name_exist() -> None:
+    """A constant whose comment names a result was taken from there."""
+    missing = {name_of(path): _missing_results(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert not {path: names for path, names in missing.items() if names}
+
+
+def _missing_results(text: str) -> list[str]:
+    return sorted(name for name in {*RESULT.findall(text)} if not (ROOT / "benchmarks" / "results" / name).is_file())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -13,7 +13,6 @@ would (train/stopping.py). A workload that is not measured again keeps what the 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from workload import RESULTS
+from workload import RESULTS, read_result
 
 from outrider.build import Options
 from outrider.lab.configuration import Configuration
@@ -84,8 +83,8 @@ def run_acceptance(only: Sequence[str] = ()) -> None:
 
 def _newest() -> dict[str, Any]:
     """The workloads of the newest result."""
-    files = sorted(RESULTS.glob("studies-acceptance-2*.json"))
-    found: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))["workloads"] if files else {}
+    files = sorted(RESULTS.glob("studies-acceptance-2*.json*"))
+    found: dict[str, Any] = read_result(files[-1])["workloads"] if files else {}
     return found
 
 

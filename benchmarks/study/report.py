@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workload import RESULTS, console
+from workload import RESULTS, console, read_result
 
 from outrider.report.document import Block, Bullets, Code, Document, Heading, Paragraph
 from outrider.report.markdown import to_markdown
@@ -28,11 +27,11 @@ def render(out: Path, folder: Path = RESULTS) -> None:
     """Write the page; studies without a result are named."""
     blocks: list[Block] = [Paragraph(INTRODUCTION)]
     for name, section in SECTIONS.items():
-        files = sorted(folder.glob(f"studies-{name}-2*.json"))
+        files = sorted(folder.glob(f"studies-{name}-2*.json*"))
         if not files:
             blocks.append(Paragraph(f"Study '{name}' has no result yet.", "caution"))
             continue
-        content = json.loads(files[-1].read_text(encoding="utf-8"))
+        content = read_result(files[-1])
         blocks += section(content)
         blocks.append(Bullets(REMARKS[name]))
         versions = content["versions"]

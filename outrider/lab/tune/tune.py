@@ -36,7 +36,7 @@ from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 GIVE_UP = 0.6  # a family whose every size is forecast below this after a glance is not run on
 AUTO_MOST = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
-AUTO_SHARE = 0.97  # of the best fixed length: what `auto` reaches in benchmarks/results/drafters-2026-11-21.json
+AUTO_SHARE = 0.97  # of the best fixed length: what `auto` keeps in every cell, over all prompts measured (benchmarks/README.md)
 AUTO_ERROR = 0.06  # standard deviation of the logarithm of that
 MIN_SEARCH_TEXTS = 8
 

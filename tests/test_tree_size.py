@@ -1,0 +1,57 @@
+"""The tracked files stay small enough to be cloned and copied to another machine at each call."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / "outrider" / "demo" / "models"  # 46 MB, part of the product
+MOST_MB = 55  # all of it
+MOST_MB_BESIDE_MODELS = 8.5
+NUM_NAMED = 8
+
+
+def tracked(root: Path) -> dict[Path, int]:
+    """Bytes of every file that git tracks and that is there; skips the test where `root` is no checkout of its own."""
+    try:
+        top = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True, check=True).stdout
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs git and a checkout")
+    if Path(top.strip()).resolve() != root:
+        pytest.skip("not a checkout of its own")
+    files = {root / name for name in names.split("\0") if name}
+    return {file: file.lstat().st_size for file in files if file.exists()}
+
+
+def complaint(sizes: dict[Path, int], most_mb: float, root: Path) -> str:
+    """What is too large, with its biggest files; empty where it is small enough."""
+    total = sum(sizes.values()) / 1e6
+    if total <= most_mb:
+        return ""
+    biggest = sorted(sizes, key=lambda file: -sizes[file])[:NUM_NAMED]
+    listed = "\n".join(f"  {sizes[file] / 1e6:6.2f} MB  {file.relative_to(root)}" for file in biggest)
+    return f"{total:.1f} MB are tracked, at most {most_mb:g} are allowed; the biggest files:\n{listed}"
+
+
+def test_all_tracked_files_are_small_together() -> None:
+    said = complaint(tracked(ROOT), MOST_MB, ROOT)
+    assert not said, said
+
+
+def test_files_beside_the_models_are_small_together() -> None:
+    """Catches results of measurements that pile up, which the models would hide: keep the newest, or compress them."""
+    sizes = {file: size for file, size in tracked(ROOT).items() if not file.is_relative_to(MODELS)}
+    said = complaint(sizes, MOST_MB_BESIDE_MODELS, ROOT)
+    assert not said, said
+
+
+def test_the_biggest_files_are_named(tmp_path: Path) -> None:
+    sizes = {tmp_path / "small": 100, tmp_path / "results" / "large.json": 2_000_000}
+    assert complaint(sizes, 3, tmp_path) == ""
+    first, *files = complaint(sizes, 1.5, tmp_path).splitlines()
+    assert first == "2.0 MB are tracked, at most 1.5 are allowed; the biggest files:"
+    assert files == ["    2.00 MB  results/large.json", "    0.00 MB  small"]

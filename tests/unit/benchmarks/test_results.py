@@ -1,0 +1,83 @@
+"""Stored results: short ones are plain JSON, long ones compressed, and every script reads both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+LONG = {"cells": [{"name": f"cell {number}", "value": number / 7} for number in range(5000)]}
+SHORT = {"cells": [0.1, 1e-300, "ä"]}
+
+
+@pytest.fixture
+def workload(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("workload")
+
+
+@pytest.mark.parametrize(("content", "ending"), [(SHORT, ".json"), (LONG, ".json.gz")])
+def test_what_is_stored_is_read_again(workload: Any, tmp_path: Path, content: dict[str, Any], ending: str) -> None:
+    path = workload.store(content, tmp_path / "new" / "a-2026-01-01.json")
+    assert path.name == f"a-2026-01-01{ending}"
+    assert workload.read_result(path) == content
+
+
+def test_the_same_content_is_the_same_bytes(workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a time stamp in the compressed file: git would see a change in every run."""
+    before = workload.store(LONG, tmp_path / "a.json").read_bytes()
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    assert workload.store(LONG, tmp_path / "a.json").read_bytes() == before
+    assert before[4:8] == bytes(4)
+    assert len(before) < len(json.dumps(LONG)) / 2
+
+
+def test_a_result_of_the_same_name_is_not_left_beside_the_new_one(workload: Any, tmp_path: Path) -> None:
+    """Catches the older of two endings that a reader finds first."""
+    for content in (LONG, SHORT, LONG):
+        path = workload.store(content, tmp_path / "a.json")
+        assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_written_result_has_its_head_and_is_compressed_where_long(
+    workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload, "hardware", lambda threads: {"threads_used": threads})
+    path = workload.write_result("study", LONG, 3, tmp_path)
+    assert path.name.startswith("study-")
+    assert path.name.endswith(".json.gz")
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    assert (content["benchmark"], content["hardware"], content["cells"]) == ("study", {"threads_used": 3}, LONG["cells"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_drafters_renders_plain_and_compressed_results_alike(workload: Any, tmp_path: Path, packed: bool) -> None:
+    """By its command line, as the page gives it."""
+    drafters = import_module("drafters")
+    stored = RESULTS / "drafters-composite-2026-11-21.json"
+    path = tmp_path / "copy.json"
+    data = stored.read_bytes()
+    if packed:
+        path = path.with_name("copy.json.gz")
+        data = gzip.compress(data, mtime=0)
+    path.write_bytes(data)
+    app = typer.Typer()
+    app.command()(drafters.main)
+    shown = CliRunner().invoke(app, ["--render", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.strip() == drafters.markdown(workload.read_result(stored)).strip()
+
+
+def test_no_kept_result_is_long_and_plain(workload: Any) -> None:
+    """A result of `outrider bench` is an exception: `outrider estimate` reads it as it is."""
+    long = [file.name for file in RESULTS.glob("*.json") if file.stat().st_size > workload.PLAIN_BYTES]
+    assert [name for name in long if not name.startswith("bench-")] == []
