@@ -159,7 +159,7 @@ def _show(found: dict[str, Any]) -> None:
     few = " (few: rough)" if first["num_problems"] < FEW_PROBLEMS else ""
     caption = (
         f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}; of drafters that learn, the first round\n"
-        f"tokens/s, speedup: after the first step · in brackets: 95 % interval over the problems{few}\n"
+        f"tokens/s, speedup: after the first step · in brackets: 95 % interval over the problems{few}; plain: its rounds\n"
         f"time to first token, median: {_span([1000 * row['ttft_s'] for row in rows])} ms, reading the prompt included\n"
         "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"
         "identical: the same token ids as plain decoding · correct: the worked-out answer is right"

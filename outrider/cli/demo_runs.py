@@ -95,6 +95,12 @@ class Series:
         """Rounds that count."""
         return 1 if self.learns else len(self.answers)
 
+    def spread(self, speed: float) -> list[float] | None:
+        """The slowest and the fastest round, as shares of `speed` (tokens per second after the first step); None: one round."""
+        rounds = [total(answers).decode_tokens_per_s for answers in self.answers[: self.num_rounds]]
+        speeds = [one / speed for one in rounds if one is not None]
+        return [min(speeds), max(speeds)] if len(speeds) > 1 else None
+
     def typical(self, problem: int, num_rounds: int) -> DecodeStats:
         """The stats of a problem in the round with the median speed."""
         rounds = [answers[problem].stats for answers in self.answers[:num_rounds]]
@@ -180,11 +186,13 @@ def _speeds(one: Series, plain: Series, num_problems: int) -> dict[str, Any]:
         return {"ttft_s": ttft_s, "decode_tokens_per_s": None, "speedup": None, "speedup_interval": None}
     tokens, seconds = [own.decode_tokens for own, _ in pairs], [own.decode_s for own, _ in pairs]
     found = ratio_of_rates(tokens, seconds, [base.decode_tokens for _, base in pairs], [base.decode_s for _, base in pairs])
+    interval = [found.low, found.high] if math.isfinite(found.high) else None  # None: one problem
+    speed = sum(tokens) / sum(seconds)
     return {
         "ttft_s": ttft_s,
-        "decode_tokens_per_s": sum(tokens) / sum(seconds),
+        "decode_tokens_per_s": speed,
         "speedup": found.value,
-        "speedup_interval": [found.low, found.high] if math.isfinite(found.high) else None,  # None: one problem
+        "speedup_interval": one.spread(speed) if one is plain else interval,
     }
 
 

@@ -53,11 +53,11 @@ def demo_table(title: str, rows: Sequence[Mapping[str, Any]], caption: str) -> T
 
 
 def _speedup(row: Mapping[str, Any]) -> str:
-    """2.56x [2.31, 2.80]; plain decoding, to which it is compared, has no interval."""
+    """2.56x [2.31, 2.80]"""
     if row["speedup"] is None:
         return "-"
     interval = row["speedup_interval"]
-    span = "" if interval is None or row["drafter"] == "none" else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    span = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
     return f"{row['speedup']:.2f}x{span}"
 
 

@@ -87,7 +87,8 @@ def test_a_slow_round_hits_all_rows_alike() -> None:
         Series(name, Scripted("", [1, 2, 3], slow_in_the_middle(seconds), log, name))
         for name, seconds in (("none", 1.0), ("fast", 0.4))
     ]
-    _, fast = measure(series, chosen, SamplingParams(), 3, lambda: None).rows
+    plain, fast = measure(series, chosen, SamplingParams(), 3, lambda: None).rows
+    assert plain["speedup_interval"] == pytest.approx([0.2, 1.0]), "plain decoding shows its slowest and fastest round"
     assert fast["speedup"] == pytest.approx(2.5)
     assert fast["speedup_interval"] == pytest.approx([2.5, 2.5])
 
