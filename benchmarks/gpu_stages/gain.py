@@ -7,8 +7,8 @@ once; each batch is decoded by all of them, then the next one.
     measured  = decode tokens per second / those of plain decoding; an answer's first step is left out
     predicted = plain seconds per token x tokens / sum over steps of cost(widest draft, rows)
 
-Costs are timed in sweeps of their own; of the measured runs the prediction takes counts only, not a second. The formula is that of
-`outrider/lab/bench/forecast.py`; that module needs pydantic, which a GPU machine may not have.
+Costs are timed in sweeps of their own; of the measured runs the prediction takes counts only, not a second. The formula is
+`outrider/lab/bench/forecast.py`'s; that module needs pydantic, which a GPU machine may not have.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import inflate
 import numpy as np
 import torch
-from gpu_stages.context import Context
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import SamplingParams
@@ -41,10 +40,14 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.costs import SKIPPED, sweeping
 from outrider.lab.runner import Contender, Runner, Trace
 
+if TYPE_CHECKING:
+    from gpu_stages.context import Context
+
 MINUTES = 2.0
 FLOOR = 0.95  # measured over predicted
 LIKE_8B = (212_992, 24)  # MLP width and silent layers: 32 layers, 7.9B parameters
 LIKE_TINY = (2048, 1)
+WIDENING = "widening.json"  # what was done, beside the weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HELD = 3  # steps of one length on end in a sweep, the first of which pays for the change
 TYPICAL_TAU = 2  # tokens per step, for how long a sweep's text must be
@@ -52,7 +55,7 @@ TYPICAL_TAU = 2  # tokens per step, for how long a sweep's text must be
 
 @dataclass(frozen=True)
 class Size:
-    """How much is decoded."""
+    """Prompts, lengths and repeats of a run."""
 
     batches: tuple[int, ...] = (1, 4, 16)
     prompts: tuple[int, ...] = (4, 8, 16)  # of each batch size
@@ -69,28 +72,28 @@ def run(context: Context) -> dict[str, Any]:
     """Every batch size in turn, each within its share of the time left."""
     size = TINY if context.tiny else Size()
     target = widened_target(context)
+    try:
+        return _run(context, target, size)
+    finally:
+        context.release()
+
+
+def _run(context: Context, target: Path, size: Size) -> dict[str, Any]:
     configurations, notes = wanted(target, size)
     runner, compile_mode, more = opened(context, target, configurations, max(size.batches))
     notes += more
-    try:
-        contenders, failures = everyone(runner, configurations, context)
-        facts = json.loads((target / "widening.json").read_text(encoding="utf-8"))
-        context.keep({"target": facts, "compile": compile_mode, "notes": notes, "failures": failures, "judged": context.on_cuda})
-        prompts = prompt_tokens(runner.tokenizer, max(size.prompts))
-        cells: dict[str, Any] = {}
-        for place, (rows, count) in enumerate(zip(size.batches, size.prompts, strict=True)):
-            share = context.left_s() / (len(size.batches) - place)
-            if cells and share < min(one["seconds"] / (2 + one["rounds"]) for one in cells.values()):
-                notes.append(f"batch {rows} was left out: {max(context.left_s(), 0):.0f} s were left")
-                break
-            cell = Cell(context, runner, contenders, rows, prompts[:count], size)
-            cells[str(rows)] = cell.measured(until=context.left_s() - share)
-            context.keep({"batches": cells, "notes": notes})
-            context.say(f"batch {rows}: " + ", ".join(_words(name, one) for name, one in cells[str(rows)]["runs"].items()))
-    finally:
-        del runner
-        context.release()
-    return {"batches": cells, "notes": notes}
+    contenders, failures = everyone(runner, configurations, context)
+    facts = json.loads((target / WIDENING).read_text(encoding="utf-8"))
+    context.keep({"target": facts, "compile": compile_mode, "notes": notes, "failures": failures, "judged": context.on_cuda})
+    prompts = prompt_tokens(runner.tokenizer, max(size.prompts))
+    cells: dict[str, Any] = {}
+    for place, (rows, count) in enumerate(zip(size.batches, size.prompts, strict=True)):
+        share = context.left_s() / (len(size.batches) - place)
+        cell = Cell(context, runner, contenders, rows, prompts[:count], size)
+        cells[str(rows)] = cell.measured(until=context.left_s() - share)
+        context.keep({"batches": cells})
+        context.say(f"batch {rows}: " + ", ".join(_words(name, one) for name, one in cells[str(rows)]["runs"].items()))
+    return {"batches": cells}
 
 
 def table(result: dict[str, Any]) -> list[list[str]]:
@@ -113,7 +116,7 @@ def table(result: dict[str, Any]) -> list[list[str]]:
 
 @functools.cache
 def _folder() -> Path:
-    """For all stages of this process; goes when it ends. In memory where that has room: 16 GB are written, and read several times."""
+    """Temporary folder of the widened target, removed when the process ends; in memory where 16 GB have room."""
     roomy = [place for place in ("/dev/shm", None) if place is None or _free(place) > 24 << 30]
     folder = Path(tempfile.mkdtemp(prefix="outrider-gpu-", dir=roomy[0]))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -127,17 +130,17 @@ def _free(place: str) -> int:
 def widened_target(context: Context) -> Path:
     """The folder of the widened demo target, made at its first use; its random weights are drawn on the device."""
     folder = _folder() / ("tiny" if context.tiny else "like-8b")
-    if not (folder / "widening.json").exists():
+    if not (folder / WIDENING).exists():
         mlp, layers = LIKE_TINY if context.tiny else LIKE_8B
         context.say(f"widening the demo target: MLPs of {mlp}, {layers} silent layers more")
         facts = widen(demo_paths().target, folder, mlp, layers, context.device)
-        (folder / "widening.json").write_text(json.dumps(facts), encoding="utf-8")
+        (folder / WIDENING).write_text(json.dumps(facts), encoding="utf-8")
         context.release()
     return folder
 
 
 def widen(source: Path, folder: Path, mlp: int, layers: int, device: torch.device) -> dict[str, Any]:
-    """As `inflate.inflate`, with weights made on the device and no model initialised on the host: minutes less for 8B."""
+    """Do what `inflate.inflate` does, with random weights drawn on the device: for 8B that saves minutes."""
     config = AutoConfig.from_pretrained(source)
     state = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).to(device).state_dict()
     with device:
@@ -209,7 +212,7 @@ def opened(
 def everyone(
     runner: Runner, configurations: dict[str, Configuration], context: Context
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Who can be built, and why others cannot."""
+    """Configurations that can be built, and why others cannot."""
     found: dict[str, Contender] = {}
     failures: dict[str, str] = {}
     for name, configuration in configurations.items():
@@ -224,7 +227,7 @@ def everyone(
 
 
 def fresh(runner: Runner, configuration: Configuration, *, calibrated: bool) -> Contender:
-    """One that knows what steps cost where it decides lengths, as in `LLM`, and no text yet."""
+    """A decoder that has seen no text; one that chooses its own lengths knows what steps cost, as in `LLM`."""
     parts = configuration.parts()
     built = assemble(runner.models, parts)
     if calibrated:
@@ -241,7 +244,7 @@ def prompt_tokens(tokenizer: Any, count: int) -> list[list[int]]:
 
 
 class Cell:
-    """All configurations on one batch size."""
+    """All configurations, measured on one batch size."""
 
     def __init__(
         self, context: Context, runner: Runner, contenders: dict[str, Contender], rows: int, prompts: list[list[int]],
@@ -270,24 +273,27 @@ class Cell:
         return {"rounds": rounds, "seconds": began - self._context.left_s(), "runs": found}
 
     def _round(self, number: int) -> dict[str, list[list[Trace]]]:
-        """Each group through everyone, who begins changing from group to group. Who learns from texts begins anew."""
+        """Decode each group with every configuration, in an order that rotates. Drafters that learn from texts begin anew."""
         now = {name: self._anew(name) for name in self._contenders}
         found: dict[str, list[list[Trace]]] = {name: [] for name in now}
         names = list(now)
         for place, group in enumerate(self._groups):
             turn = (place + number) % len(names)
             for name in [*names[turn:], *names[:turn]]:
+                self._context.check_time()
                 found[name].append(now[name].run(group, self._params, self._rows))
         return found
 
     def _anew(self, name: str) -> Contender:
+        """The configuration's decoder; a new one where its drafter learns from texts."""
         own = self._contenders[name]
         if not own.built.decoder.drafter.learns:
             return own
         return fresh(self._runner, own.configuration, calibrated=not self._context.tiny)
 
     def _costs(self, name: str) -> Costs:
-        """Of the full batch and, for ends of batches, of one row."""
+        """Step costs of the full batch and, for the ends of answers, of one row."""
+        self._context.check_time()
         several, sweeps = sorted({1, self._rows}), self._size.sweeps
         return Costs({rows: step_costs(self._anew(name), self._groups[0][:rows], sweeps) for rows in several})
 
@@ -323,7 +329,7 @@ def step_costs(contender: Contender, prompts: Sequence[list[int]], sweeps: int) 
 
 
 def lengths_of(contender: Contender) -> list[int]:
-    """Draft lengths to time: none, the longest, and some between that `auto` or a look-up may come to."""
+    """Draft lengths to time: none, the longest, and some between that `auto` or a look-up may use."""
     if contender.configuration.is_plain:
         return [0]
     asked = str(contender.built.options.num_draft_tokens)
@@ -341,7 +347,7 @@ def together(traces: Sequence[Trace]) -> tuple[list[float], dict[float, tuple[in
 
 
 def summary(own: list[list[Trace]], plain: list[list[Trace]], costs: Costs, plain_token_s: float) -> dict[str, Any]:
-    """Of one configuration on one batch size."""
+    """Measured and predicted numbers of one configuration on one batch size."""
     rate, plain_rate = tokens_per_s(own), tokens_per_s(plain)
     pairs = [(a, b) for mine, theirs in zip(own, plain, strict=True) for a, b in zip(mine, theirs, strict=True)]
     stats = functools.reduce(lambda a, b: a.merge(b), (one.stats for group in own for one in group))

@@ -1,8 +1,8 @@
 """Plain and assisted decoding beside transformers' `generate`, on the same weights, in the same run, one prompt at a time.
 
-Everyone decodes each prompt in turn, greedy, to exactly the same number of tokens; a rate is that of the whole call, the prompt
-included. All prompts have one length, so that a static cache is compiled once. What it takes to compile is told apart. A peer that
-fails is recorded with its reason, and the others go on.
+All decode each prompt in turn, greedy, to exactly the same number of tokens; a rate is that of the whole call, the prompt
+included. All prompts have one length, so that a static cache is compiled once; compile time is reported apart. A peer that fails
+is recorded with its reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from gpu_stages.context import Context
 from gpu_stages.gain import opened, widened_target
 
 from outrider import SamplingParams
 from outrider.demo import demo_paths
 from outrider.demo.problems import problems
 from outrider.lab.configuration import Configuration
+
+if TYPE_CHECKING:
+    from gpu_stages.context import Context
 
 MINUTES = 1.5
 EAGER_FLOOR, COMPILED_FLOOR = 1.5, 1.0  # our plain decoding over transformers' plain `generate`
@@ -30,28 +33,33 @@ EAGER, COMPILED = "transformers eager", "transformers compiled"
 DRAFTED = 5
 MAX_ROUNDS = 6
 COMPILING_S = 40.0  # that must be left before compiling begins: nothing can interrupt it
+LEFT_OUT = "left out"  # begins the reason of what was not tried
 
 Decode = Callable[[list[int]], list[int]]  # prompt -> new tokens
 
 
 @dataclass
 class Race:
-    """Who decodes, in turn, and what came of it."""
+    """Decoders that take turns on the same prompts, and why others cannot."""
 
     context: Context
     prompts: list[list[int]]
-    max_tokens: int
     failures: dict[str, str]
 
-    def enter(self, decoders: dict[str, Decode]) -> dict[str, float]:
-        """Run each on the first prompt twice, unmeasured; seconds of the first call. Who fails is noted and taken out."""
+    def enter(self, decoders: dict[str, Decode], needed_s: float = 0.0) -> dict[str, float]:
+        """Run each on the first prompt three times, unmeasured; seconds of the first call. Decoders that fail are noted and taken
+        out, and those for which fewer than `needed_s` seconds are left."""
         first: dict[str, float] = {}
         for name, decode in list(decoders.items()):
+            if (left := self.context.left_s()) < needed_s:
+                self.failures[name] = f"{LEFT_OUT}: {max(left, 0):.0f} s were left"
+                del decoders[name]
+                continue
             try:
                 start = time.perf_counter()
                 decode(self.prompts[0])
                 first[name] = time.perf_counter() - start
-                if not self.context.tiny:
+                for _ in range(0 if self.context.tiny else 2):
                     decode(self.prompts[0])
             except Exception as error:  # noqa: BLE001 - whatever a peer raises is its own, and recorded
                 self.failures[name] = f"{type(error).__name__}: {error}"[:400]
@@ -70,6 +78,7 @@ class Race:
             for place, prompt in enumerate(self.prompts):
                 turn = (place + rounds) % len(names)
                 for name in [*names[turn:], *names[:turn]]:
+                    self.context.check_time()
                     start = time.perf_counter()
                     found = decoders[name](prompt)
                     seconds[name].append(time.perf_counter() - start)
@@ -87,32 +96,33 @@ class Race:
 def run(context: Context) -> dict[str, Any]:
     """Ours and eager ones first; then, where time is left, the compiled ones beside our plain decoding."""
     target = widened_target(context)
-    prompts, max_tokens = prompts_of_one_length(target, 2 if context.tiny else 4), 16 if context.tiny else 64
-    race = Race(context, prompts, max_tokens, {})
-    result: dict[str, Any] = {"judged": context.on_cuda, "failures": race.failures, "max_tokens": max_tokens}
     try:
-        ours, result["compile"], result["notes"] = our_decoders(context, target, max_tokens)
-        model, draft = (hf_model(folder, context.device) for folder in (target, demo_paths().draft))
-        eager = {**ours, **hf_decoders(EAGER, model, draft, max_tokens)}
-        race.enter(eager)
-        result["eager"] = race.run(eager, until=context.left_s() * 0.7)
-        context.keep(result)
-        context.say(", ".join(f"{name} {one['tokens_per_s']:.1f} tokens/s" for name, one in result["eager"].items()))
-        if not context.on_cuda:
-            race.failures[COMPILED] = "left out: generate compiles static caches on a device"
-        elif context.left_s() < COMPILING_S:
-            race.failures[COMPILED] = f"left out: {max(context.left_s(), 0):.0f} s were left"
-        else:
-            compiled = hf_decoders(COMPILED, model, draft, max_tokens, cache_implementation="static")
-            compiled = {name: decode for name, decode in compiled.items() if name == COMPILED or context.left_s() > COMPILING_S}
-            first = race.enter(compiled)
-            result["compile_s"] = first
-            result["compiled"] = race.run({OURS: ours[OURS], **compiled}, until=0.0)
-            context.keep(result)
+        return _run(context, target)
     finally:
-        model = draft = eager = ours = compiled = race = None  # type: ignore[assignment]
         torch.compiler.reset()
         context.release()
+
+
+def _run(context: Context, target: Path) -> dict[str, Any]:
+    prompts, max_tokens = prompts_of_one_length(target, 2 if context.tiny else 4), 16 if context.tiny else 64
+    race = Race(context, prompts, {})
+    ours, compile_mode, notes = our_decoders(context, target, max_tokens)
+    result: dict[str, Any] = {
+        "judged": context.on_cuda, "failures": race.failures, "max_tokens": max_tokens, "compile": compile_mode, "notes": notes,
+    }  # fmt: skip
+    model, draft = (hf_model(folder, context.device) for folder in (target, demo_paths().draft))
+    eager = {**ours, **hf_decoders(EAGER, model, draft, max_tokens)}
+    race.enter(eager)
+    result["eager"] = race.run(eager, until=context.left_s() * 0.7)
+    context.keep(result)
+    context.say(", ".join(f"{name} {one['tokens_per_s']:.1f} tokens/s" for name, one in result["eager"].items()))
+    if not context.on_cuda:
+        race.failures[COMPILED] = f"{LEFT_OUT}: generate compiles static caches on a device"
+        return result
+    compiled = hf_decoders(COMPILED, model, draft, max_tokens, cache_implementation="static")
+    result["compile_s"] = race.enter(compiled, needed_s=COMPILING_S)
+    if compiled:
+        result["compiled"] = race.run({OURS: ours[OURS], **compiled}, until=0.0)
     return result
 
 
@@ -130,13 +140,13 @@ def table(result: dict[str, Any]) -> list[list[str]]:
             ratio = found[OURS]["tokens_per_s"] / one["tokens_per_s"]
             verdict = "" if not result.get("judged") else "ok" if ratio >= floors[name] else "below"
             rows.append([f"peers: outrider plain over {name}", f"{ratio:.2f}x ({rate})", f"{floors[name]:g}x", verdict])
-    rows += [[f"peers: {name}", "failed" if not why.startswith("left out") else "left out", "", ""] for name, why in
-             result.get("failures", {}).items()]  # fmt: skip
+    for name, why in result.get("failures", {}).items():
+        rows.append([f"peers: {name}", why if why.startswith(LEFT_OUT) else f"failed: {why}"[:90], "", ""])
     return rows
 
 
-def prompts_of_one_length(target: Any, count: int) -> list[list[int]]:
-    """Held-out problems of the demo that have as many tokens as the first one to find enough others."""
+def prompts_of_one_length(target: Path, count: int) -> list[list[int]]:
+    """Held-out problems of the demo, all with the same number of tokens: the first length of which there are enough."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     by_length: dict[int, list[list[int]]] = {}
     for one in islice(problems(2024, held_out=True), 1000):
@@ -149,7 +159,7 @@ def prompts_of_one_length(target: Any, count: int) -> list[list[int]]:
     raise RuntimeError(f"no {count} prompts of one length")
 
 
-def our_decoders(context: Context, target: Any, max_tokens: int) -> tuple[dict[str, Decode], str, list[str]]:
+def our_decoders(context: Context, target: Path, max_tokens: int) -> tuple[dict[str, Decode], str, list[str]]:
     """Plain decoding and the draft model on models that are loaded once; how they are compiled; notes."""
     configurations = {OURS: Configuration(), OURS_DRAFTED: Configuration("draft-model", DRAFTED)}
     runner, compile_mode, notes = opened(context, target, configurations, rows=1)
@@ -162,7 +172,7 @@ def our_decoders(context: Context, target: Any, max_tokens: int) -> tuple[dict[s
     return {name: decoder(configuration) for name, configuration in configurations.items()}, compile_mode, notes
 
 
-def hf_model(folder: Any, device: torch.device) -> Any:
+def hf_model(folder: Path, device: torch.device) -> Any:
     """A model as transformers' users load it, that goes on behind the end of the text."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     model.generation_config.eos_token_id = None
@@ -184,8 +194,9 @@ def hf_decoders(name: str, model: Any, draft: Any, max_tokens: int, **options: A
         def decode(prompt: list[int]) -> list[int]:
             ids = torch.tensor([prompt], device=model.device)
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, pad_token_id=0, **way, **options
-            )
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, pad_token_id=0,
+                **way, **options,
+            )  # fmt: skip
             found: list[int] = out[0, len(prompt) :].tolist()
             return found
 

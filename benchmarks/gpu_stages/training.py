@@ -12,13 +12,11 @@ import random
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from gpu_stages.context import Context
 from transformers.utils import logging
 
 from outrider.build import Options
@@ -40,18 +38,22 @@ from outrider.train.recipe import Calibrates, RecipeSetup
 from outrider.train.responses import ResponsePlan
 from outrider.train.texts import Text, fitting, split, token_counts
 
+if TYPE_CHECKING:
+    from gpu_stages.context import Context
+
 MINUTES = 2.0
 RECIPES = ("eagle3", "block")
 TEXTS, TINY_TEXTS = 1024, 8
 TINY_STEPS = 2
 MOST_STEPS = 100_000  # until the rate is known
 TIMED_AFTER, TIMED_STEPS = 5, 20  # steps that are not timed, and those by which the others are planned
+TRAINING_SHARE = 0.85  # of the planned time: the rest is for the validations between epochs
 RESERVE = 0.15  # of a recipe's time, for validation and drafting at the end
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What both recipes train on."""
+    """The target and the texts that both recipes train on."""
 
     context: Context
     target: Any  # transformers module
@@ -119,7 +121,7 @@ class Pace(Quiet):
             self._timed = step, left
         elif self._timed is not None and step == TIMED_AFTER + TIMED_STEPS:
             each = (self._timed[1] - left) / TIMED_STEPS
-            loop.total = step + max(int(left / each), 0)
+            loop.total = step + int(TRAINING_SHARE * max(left, 0.0) / each)
         if left <= 0:
             loop.total = step
 
@@ -129,7 +131,8 @@ def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, An
     context = bench.context
     recipe_kind = KINDS.load(kind)
     settings = parse_settings(recipe_kind.Settings, {}, f"recipe '{kind}'")
-    given = TrainConfig(epochs=MOST_STEPS, max_steps=TINY_STEPS if context.tiny else MOST_STEPS, log_every=1 if context.tiny else 10)
+    most, log_every = (TINY_STEPS, 1) if context.tiny else (MOST_STEPS, 10)
+    given = TrainConfig(epochs=MOST_STEPS, max_steps=most, log_every=log_every)
     config = given.resolve(
         num_parameters=sum(p.numel() for p in bench.target.parameters()), context=512, device=str(context.device),
         kind_lr=recipe_kind.default_lr, warm=False,
@@ -164,7 +167,7 @@ def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, An
 
 
 def at_work(bench: Bench, kind: Any, head: Path) -> dict[str, Any]:
-    """What the saved head has accepted on held-out prompts, greedy: as `outrider/train/measure.py` counts it."""
+    """Acceptance of the saved head on held-out prompts, greedy, counted as in `outrider/train/measure.py`."""
     context = bench.context
     parsed = Configuration.parse(kind.drafter)
     options = {name: str(head) if value == "{folder}" else value for name, value in parsed.drafter_options.items()}
