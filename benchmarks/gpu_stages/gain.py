@@ -43,14 +43,13 @@ from outrider.lab.runner import Contender, Runner, Trace
 if TYPE_CHECKING:
     from gpu_stages.context import Context
 
-MINUTES = 2.0
+MINUTES = 2.5
 FLOOR = 0.95  # measured over predicted
 LIKE_8B = (212_992, 24)  # MLP width and silent layers: 32 layers, 7.9B parameters
 LIKE_TINY = (2048, 1)
 WIDENING = "widening.json"  # what was done, beside the weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HELD = 3  # steps of one length on end in a sweep, the first of which pays for the change
-TYPICAL_TAU = 2  # tokens per step, for how long a sweep's text must be
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,12 @@ class Size:
     prompts: tuple[int, ...] = (4, 8, 16)  # of each batch size
     max_tokens: int = 64
     lengths: tuple[int, ...] = (3, 5, 8)
-    sweeps: int = 4  # over all lengths; on a device the second step of a shape is recorded
+    unmeasured: int = 1  # rounds, and sweeps of each configuration: clocks rise, graphs are recorded
+    sweeps: int = 3  # texts on which each configuration's steps are timed
     rounds: int = 4  # at most
 
 
-TINY = Size(batches=(1, 2), prompts=(1, 2), max_tokens=16, lengths=(3,), sweeps=1, rounds=1)
+TINY = Size(batches=(1, 2), prompts=(1, 2), max_tokens=16, lengths=(3,), unmeasured=0, rounds=1)
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -87,9 +87,10 @@ def _run(context: Context, target: Path, size: Size) -> dict[str, Any]:
     context.keep({"target": facts, "compile": compile_mode, "notes": notes, "failures": failures, "judged": context.on_cuda})
     prompts = prompt_tokens(runner.tokenizer, max(size.prompts))
     cells: dict[str, Any] = {}
+    timed: dict[tuple[str, int], dict[int, float]] = {}
     for place, (rows, count) in enumerate(zip(size.batches, size.prompts, strict=True)):
         share = context.left_s() / (len(size.batches) - place)
-        cell = Cell(context, runner, contenders, rows, prompts[:count], size)
+        cell = Cell(context, runner, contenders, rows, prompts[:count], size, timed)
         cells[str(rows)] = cell.measured(until=context.left_s() - share)
         context.keep({"batches": cells})
         context.say(f"batch {rows}: " + ", ".join(_words(name, one) for name, one in cells[str(rows)]["runs"].items()))
@@ -248,17 +249,18 @@ class Cell:
 
     def __init__(
         self, context: Context, runner: Runner, contenders: dict[str, Contender], rows: int, prompts: list[list[int]],
-        size: Size,
+        size: Size, timed: dict[tuple[str, int], dict[int, float]],
     ) -> None:  # fmt: skip
         self._context, self._runner, self._contenders, self._rows, self._size = context, runner, contenders, rows, size
+        self._timed = timed  # step costs by name and rows: those of one row serve all batch sizes
         self._groups = [prompts[start : start + rows] for start in range(0, len(prompts), rows)]
         self._params = SamplingParams(temperature=0.0, max_tokens=size.max_tokens, ignore_eos=True)
 
     def measured(self, until: float) -> dict[str, Any]:
         """An unmeasured round, costs, then rounds while more than `until` seconds are left to the stage, at least one."""
         began = self._context.left_s()
-        if not self._context.tiny:
-            self._round(0)  # clocks rise, graphs are recorded
+        for number in range(self._size.unmeasured):
+            self._round(number)
         costs = {name: self._costs(name) for name in self._contenders}
         runs: dict[str, list[list[Trace]]] = {name: [] for name in self._contenders}
         rounds, longest = 0, 0.0
@@ -293,9 +295,11 @@ class Cell:
 
     def _costs(self, name: str) -> Costs:
         """Step costs of the full batch and, for the ends of answers, of one row."""
-        self._context.check_time()
-        several, sweeps = sorted({1, self._rows}), self._size.sweeps
-        return Costs({rows: step_costs(self._anew(name), self._groups[0][:rows], sweeps) for rows in several})
+        for rows in sorted({1, self._rows}):
+            if (name, rows) not in self._timed:
+                self._context.check_time()
+                self._timed[name, rows] = step_costs(self._anew(name), self._groups[0][:rows], self._size)
+        return Costs({rows: self._timed[name, rows] for rows in sorted({1, self._rows})})
 
 
 @dataclass(frozen=True)
@@ -310,21 +314,24 @@ class Costs:
         return float(np.interp(rows, list(known), list(known.values())))
 
 
-def step_costs(contender: Contender, prompts: Sequence[list[int]], sweeps: int) -> dict[int, float]:
-    """Nodes of the widest draft -> median seconds from step to step, those behind another length left out."""
+def step_costs(contender: Contender, prompts: Sequence[list[int]], size: Size) -> dict[int, float]:
+    """Nodes of the widest draft -> median seconds from step to step, on texts as long as the measured ones.
+
+    The first step of another length pays for the change and does not count; nor do steps in which a row is missing.
+    """
     lengths = lengths_of(contender)
-    order = [length for length in lengths for _ in range(HELD)]
-    steps = SKIPPED + len(order) * sweeps
-    room = contender.built.context - max(map(len, prompts))
-    params = SamplingParams(temperature=0.0, max_tokens=min(steps * (TYPICAL_TAU if max(lengths) else 1), room), ignore_eos=True)
-    with sweeping(contender, order) as sweep:
-        traces = contender.run(prompts, params, len(prompts))
-    clock, widest = together(traces)
+    params = SamplingParams(temperature=0.0, max_tokens=size.max_tokens, ignore_eos=True)
     found: dict[int, list[float]] = {}
-    for number, (before, at) in enumerate(pairwise(clock), start=1):
-        full = widest[at][1] == len(prompts) and number >= SKIPPED
-        if full and sweep.asked[number] == sweep.asked[number - 1]:
-            found.setdefault(widest[at][0], []).append(at - before)
+    for number in range(size.unmeasured + size.sweeps):
+        first = number % len(lengths)
+        order = [length for length in [*lengths[first:], *lengths[:first]] for _ in range(HELD)]
+        with sweeping(contender, order) as sweep:
+            traces = contender.run(prompts, params, len(prompts))
+        clock, widest = together(traces)
+        for place, (before, at) in enumerate(pairwise(clock), start=1):
+            counts = place >= SKIPPED and sweep.asked[place] == sweep.asked[place - 1] and widest[at][1] == len(prompts)
+            if counts and number >= size.unmeasured:
+                found.setdefault(widest[at][0], []).append(at - before)
     return {width: median(seconds) for width, seconds in sorted(found.items())}
 
 
