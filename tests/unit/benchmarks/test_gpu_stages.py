@@ -166,6 +166,27 @@ def test_peers_in_their_small_form(stage: Any, monkeypatch: pytest.MonkeyPatch) 
     assert all(one["identical"] == one["compared"] == 2 for one in result["eager"].values())
 
 
+@pytest.mark.slow
+def test_peers_with_static_caches(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part that only devices run, on a CPU, where `generate` takes a static cache uncompiled."""
+    peers = stage("peers")
+
+    def ours(context: Any, target: Path, max_tokens: int) -> tuple[dict[str, Any], str, list[str]]:
+        model = peers.hf_model(target, context.device)
+        decode = peers.hf_decoders("plain", model, model, max_tokens)["plain"]
+        return {peers.OURS: decode}, "off", []
+
+    monkeypatch.setattr(peers, "our_decoders", ours)
+    result = peers.run(Stand(on_cuda=True))
+    assert set(result["compiled"]) == {peers.OURS, peers.COMPILED}
+    assert result["compiled"][peers.COMPILED]["identical"] == 2
+    assert result["compile_s"][peers.COMPILED] > 0
+    assert "Static cache" in result["failures"][f"{peers.COMPILED}, assistant_model"], "the peer's own reason"
+    verdicts = [row[3] for row in peers.table(result) if row[2]]
+    assert len(verdicts) == 2
+    assert set(verdicts) <= {"ok", "below"}
+
+
 def test_prompts_of_peers_have_one_length(stage: Any) -> None:
     prompts = stage("peers").prompts_of_one_length(demo_paths().target, 4)
     assert len(set(map(len, prompts))) == 1
