@@ -65,7 +65,7 @@ class Size:
     rounds: int = 4  # at most
 
 
-TINY = Size(batches=(1, 2), prompts=(1, 2), max_tokens=16, lengths=(3,), unmeasured=0, rounds=1)
+TINY = Size(batches=(1, 2), prompts=(1, 2), max_tokens=16, lengths=(3,), unmeasured=0, sweeps=2, rounds=1)
 
 
 def run(context: Context) -> dict[str, Any]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MINUTES = 2.0
 RECIPES = ("eagle3", "block")
-TEXTS, TINY_TEXTS = 1024, 8
+TEXTS, TINY_TEXTS = 1024, 4
 TINY_STEPS = 2
 MOST_STEPS = 100_000  # until the rate is known
 TIMED_AFTER, TIMED_STEPS = 5, 20  # steps that are not timed, and those by which the others are planned
