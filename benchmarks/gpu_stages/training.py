@@ -1,0 +1,206 @@
+"""The package's own recipes for an EAGLE-3 and a block head, on the demo target, for the time there is.
+
+The same calls that `outrider train` makes (`outrider/train/run.py`): the target answers problems of the demo, a recipe is built,
+`Loop` trains and validates it; then the saved head drafts for held-out prompts. `run.py` itself is not used, because its results
+need pydantic, which a GPU machine may not have.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.utils import logging
+
+from outrider.build import Options
+from outrider.demo import demo_paths
+from outrider.demo.problems import problems
+from outrider.lab.configuration import Configuration
+from outrider.lab.progress import Quiet
+from outrider.lab.runner import Runner
+from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
+from outrider.sampling.params import SamplingParams
+from outrider.settings import parse_settings
+from outrider.stats import DecodeStats
+from outrider.train.config import TrainConfig
+from outrider.train.features import FeatureSource
+from outrider.train.kinds import KINDS
+from outrider.train.loop import Loop
+from outrider.train.material import Material, gather
+from outrider.train.recipe import Calibrates, RecipeSetup
+from outrider.train.responses import ResponsePlan
+from outrider.train.texts import Text, fitting, split, token_counts
+
+if TYPE_CHECKING:
+    from gpu_stages.context import Context
+
+MINUTES = 2.0
+RECIPES = ("eagle3", "block")
+TEXTS, TINY_TEXTS = 1024, 4
+TINY_STEPS = 2
+MOST_STEPS = 100_000  # until the rate is known
+TIMED_AFTER, TIMED_STEPS = 5, 20  # steps that are not timed, and those by which the others are planned
+TRAINING_SHARE = 0.85  # of the planned time: the rest is for the validations between epochs
+RESERVE = 0.15  # of a recipe's time, for validation and drafting at the end
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The target and the texts that both recipes train on."""
+
+    context: Context
+    target: Any  # transformers module
+    tokenizer: Any
+    dtype: torch.dtype  # of the checkpoint
+    train: list[Text]
+    held_out: list[Text]
+
+
+def run(context: Context) -> dict[str, Any]:
+    """Responses once, then each recipe within its half of the time left."""
+    logging.disable_progress_bar()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="outrider-gpu-") as name:
+        folder = Path(name)
+        start = time.monotonic()
+        bench = prepared(context, folder)
+        context.keep({"responses_s": time.monotonic() - start, "texts": len(bench.train) + len(bench.held_out)})
+        for place, kind in enumerate(RECIPES):
+            share = context.left_s() / (len(RECIPES) - place)
+            found[kind] = trained(bench, kind, folder / kind, share)
+            context.keep({"recipes": found})
+            context.say(_words(kind, found[kind]))
+    return {"recipes": found}
+
+
+def table(result: dict[str, Any]) -> list[list[str]]:
+    """A row for each recipe; nothing here has a floor."""
+    return [[f"training: {kind}", _words(kind, one), "", ""] for kind, one in result.get("recipes", {}).items()]
+
+
+def prepared(context: Context, folder: Path) -> Bench:
+    """The demo target's own answers to problems of the demo, and the target as a module."""
+    count = TINY_TEXTS if context.tiny else TEXTS
+    prompts = folder / "prompts.jsonl"
+    lines = [json.dumps({"prompt": one.prompt, "task": "reasoning"}) for one in islice(problems(1), count)]
+    prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    target = str(demo_paths().target)
+    options = Options(
+        target, draft=str(demo_paths().draft), drafter="draft-model", device=str(context.device),
+        compile="auto" if context.on_cuda else "off", max_num_seqs=64,
+    )  # fmt: skip
+    plan = ResponsePlan(max_new_tokens=24 if context.tiny else 160)
+    tokenizer, config = load_tokenizer(target), load_config(target)
+    texts, _ = gather(Material(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Quiet())
+    train, held_out = split(fitting(texts, 512), 0.1, 0)
+    dtype = resolve_dtype("auto", config, context.device, ours=False)
+    return Bench(context, load_module(target, config, dtype, context.device), tokenizer, own_dtype(config), train, held_out)
+
+
+class Pace(Quiet):
+    """A `Progress` that plans a loop's steps by how fast the first ones were, and ends it when its time is over."""
+
+    def __init__(self, context: Context, until: float) -> None:
+        self.loop: Loop | None = None
+        self._context, self._until = context, until
+        self._timed: tuple[int, float] | None = None
+
+    def advance(self, units: int = 1) -> None:
+        loop, left = self.loop, self._context.left_s() - self._until
+        if loop is None or not units or self._context.tiny:
+            return
+        step = loop.state.step
+        if step == TIMED_AFTER:
+            self._timed = step, left
+        elif self._timed is not None and step == TIMED_AFTER + TIMED_STEPS:
+            each = (self._timed[1] - left) / TIMED_STEPS
+            loop.total = step + int(TRAINING_SHARE * max(left, 0.0) / each)
+        if left <= 0:
+            loop.total = step
+
+
+def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, Any]:
+    """One recipe, trained for its share of the time, validated and put to work."""
+    context = bench.context
+    recipe_kind = KINDS.load(kind)
+    settings = parse_settings(recipe_kind.Settings, {}, f"recipe '{kind}'")
+    most, log_every = (TINY_STEPS, 1) if context.tiny else (MOST_STEPS, 10)
+    given = TrainConfig(epochs=MOST_STEPS, max_steps=most, log_every=log_every)
+    config = given.resolve(
+        num_parameters=sum(p.numel() for p in bench.target.parameters()), context=512, device=str(context.device),
+        kind_lr=recipe_kind.default_lr, warm=False,
+    )  # fmt: skip
+    vocab_size = bench.target.get_output_embeddings().weight.shape[0]
+    counts = token_counts(bench.train, vocab_size)
+    random.seed(0)
+    torch.manual_seed(0)
+    recipe = recipe_kind.build(RecipeSetup(bench.target, bench.tokenizer, "demo", settings, counts, None, bench.dtype))
+    folder.mkdir()
+    _reset_peak(context)
+    pace = Pace(context, until=context.left_s() - (1 - RESERVE) * share)
+    loop = Loop(
+        recipe, FeatureSource(bench.target, recipe.signals), bench.train, bench.held_out, config, folder, context.device, pace,
+    )  # fmt: skip
+    pace.loop = loop
+    try:
+        loop.run()
+        if isinstance(recipe, Calibrates):
+            with torch.no_grad():
+                recipe.calibrate(loop.held_out_batches())
+    finally:
+        loop.close()
+    recipe.save(_made(folder / "drafter"))
+    state = loop.state
+    return {
+        "steps": state.step, "seconds": state.seconds, "steps_per_s": state.step / state.seconds, "batch_size": config.batch_size,
+        "precision": config.precision, "loss_begin": state.losses[0][1], "loss_end": state.losses[-1][1],
+        "expected_tau": [[point["step"], point["tau"]] for point in state.curve], "best_step": state.best_step,
+        "peak_bytes": _peak(context), "at_work": at_work(bench, recipe_kind, folder / "drafter"),
+    }  # fmt: skip
+
+
+def at_work(bench: Bench, kind: Any, head: Path) -> dict[str, Any]:
+    """Acceptance of the saved head on held-out prompts, greedy, counted as in `outrider/train/measure.py`."""
+    context = bench.context
+    parsed = Configuration.parse(kind.drafter)
+    options = {name: str(head) if value == "{folder}" else value for name, value in parsed.drafter_options.items()}
+    configuration = Configuration(parsed.drafter, parsed.num_draft_tokens, options)
+    runner = Runner(Options(str(demo_paths().target), device=str(context.device), compile="off"), [configuration])
+    prompts = list(dict.fromkeys(tuple(text.prompt) for text in bench.held_out))[: 1 if context.tiny else 16]
+    params = SamplingParams(temperature=0.0, max_tokens=16 if context.tiny else 128)
+    traces = runner.open(configuration).run([list(prompt) for prompt in prompts], params, 4)
+    total = DecodeStats()
+    for trace in traces:
+        total = total.merge(trace.stats)
+    return {"prompts": len(prompts), "tau": total.tau, "alpha": total.alpha}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _reset_peak(context: Context) -> None:
+    context.release()
+    if context.on_cuda:
+        torch.cuda.reset_peak_memory_stats(context.device)
+
+
+def _peak(context: Context) -> int | None:
+    """Most bytes that tensors took on the device; None on a CPU."""
+    return torch.cuda.max_memory_allocated(context.device) if context.on_cuda else None
+
+
+def _words(kind: str, one: dict[str, Any]) -> str:
+    tau = one["at_work"]["tau"]
+    return (
+        f"{one['steps']} steps, {one['steps_per_s']:.1f} a second, loss {one['loss_begin']:.3f} to {one['loss_end']:.3f}, "
+        f"tau {tau:.2f}"
+    )
