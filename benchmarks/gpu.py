@@ -285,7 +285,8 @@ def short_traceback(error: BaseException) -> list[str]:
 def table_rows(record: Record) -> list[list[str]]:
     """Rows of [what, got, floor, "ok" | "below" | ""] of every stage that has a result."""
     rows: list[list[str]] = []
-    for name, entry in record.content["stages"].items():
+    entries = record.content["stages"]
+    for name, entry in ((name, entries[name]) for name in STAGES if name in entries):
         if entry["status"] != "ok" and entry["reason"] != NOT_ASKED:
             rows.append([f"{name}: {entry['status']}", entry["reason"], "", ""])
         if not entry["result"]:
