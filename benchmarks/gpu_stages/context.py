@@ -53,7 +53,7 @@ class Context:
 
         Calls are queued one behind the other, so a host that is slower than the device shows in the numbers.
         """
-        for _ in range(1 if self.tiny else WARM_UPS):
+        for _ in range(WARM_UPS if self.on_cuda else 1):
             call()
         self.synchronize()
         if not self.on_cuda:
@@ -74,7 +74,7 @@ class Context:
             call()
             self.synchronize()
 
-        for _ in range(1 if self.tiny else WARM_UPS):
+        for _ in range(WARM_UPS if self.on_cuda else 1):
             waited()
         return [_wall_seconds(waited) for _ in range(repeats)]
 

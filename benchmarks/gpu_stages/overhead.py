@@ -136,9 +136,11 @@ def row_of(prompt: int, params: SamplingParams) -> Row:
 
 def launches(context: Context, call: Callable[[], Any], repeats: int = 5) -> dict[str, Any]:
     """What one call asks of the device, on average, by the names of CUDA's own calls; on a CPU, torch's operations."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, supported_activities
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.on_cuda else [])]
+    if not supported_activities().issuperset(activities):
+        return {"reason": "not counted: this torch cannot profile CUDA"}
     try:
         call()
         context.synchronize()

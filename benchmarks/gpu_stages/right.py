@@ -26,7 +26,7 @@ from gpu_stages.context import Context, OutOfTimeError
 MINUTES = 1.5
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = ("-m", "gpu", "tests/contract/test_on_gpu.py", "tests/unit/sampling/test_rng.py")
-TINY_TESTS = ("tests/contract/test_on_cuda.py", "-k", "test_texts_are_those_of_the_cpu and (none or suffix)")
+TINY_TESTS = ("tests/contract/test_exact_law.py", "-k", "test_law_is_the_targets and plain and sampled and token")
 TESTS_SHARE = 0.5  # of the time of this stage
 SERVER_S = 60.0
 PROMPT = "Question: A shop sells 3 pens for 2 dollars each. How much are they?\nAnswer:"
