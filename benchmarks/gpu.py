@@ -7,7 +7,7 @@ interruption loses nothing that is known. A stage that fails says why, and the n
     python benchmarks/gpu.py --only right,roof --minutes 4
     python benchmarks/gpu.py --tiny --device cpu              small shapes on a machine without a GPU
 
-Exit status: 0 all is well; 1 a stage failed, ran out of time or missed a floor; 2 nothing could be run; 130 Ctrl-C.
+Exit status: 0 all is well; 1 a stage failed, ran out of time or missed a floor; 2 nothing could be run; 130 Ctrl-C or SIGTERM.
 docs/gpu.md says what each stage asks and what has been run.
 """
 
@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -311,4 +312,6 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # `timeout` and lent machines end a command by the latter
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

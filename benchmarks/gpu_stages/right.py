@@ -40,6 +40,7 @@ def run(context: Context) -> dict[str, Any]:
         "tests": tests, "texts": right_texts.texts, "graphs": right_texts.graphs, "bits": right_texts.bits,
         "law": right_texts.law, "server": server,
     }  # fmt: skip
+    late = []
     for name, ask in questions.items():
         context.check_time(1.0)
         start = time.monotonic()
@@ -54,6 +55,9 @@ def run(context: Context) -> dict[str, Any]:
         context.keep({name: {**answer, "seconds": round(time.monotonic() - start, 1)}})
         context.say(f"  {name}: {answer['told']} ({time.monotonic() - start:.1f} s)")
         context.release()
+        late += [f"{name}: {answer['told']}"] if answer.get("late") else []
+    if late:
+        raise OutOfTimeError("; ".join(late))
     return {}
 
 
@@ -70,7 +74,7 @@ def tests(context: Context) -> dict[str, Any]:
     answer: dict[str, Any] = {"right": status == 0 and " passed" in closing, "told": closing, "failures": failures}
     if status is None:
         last = [line for line in lines if line.strip()][-3:]
-        return {**answer, "right": None, "told": f"killed after {limit_s:.0f} s", "last_lines": last}
+        return {**answer, "right": None, "late": True, "told": f"killed after {limit_s:.0f} s", "last_lines": last}
     if not closing:
         answer["told"] = f"exit status {status}: " + " ".join(lines[-3:])
     return answer
@@ -124,7 +128,7 @@ def server(context: Context) -> dict[str, Any]:
         ready_s = time.monotonic() - start
         answers = [_completion(address, until) for _ in range(2)]
     except TimeoutError as error:
-        return {"right": None, "told": str(error)}
+        return {"right": None, "late": True, "told": str(error)}
     finally:
         _kill(process)
         process.communicate()

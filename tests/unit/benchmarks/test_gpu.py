@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -216,6 +218,36 @@ def test_roof_and_overhead_run_small(out: Path) -> None:
         assert len(model["cells"]) == 6
         assert all(cell["seconds"] > 0 for cell in model["cells"])
     assert len(found["overhead"]["result"]["steps"]) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_script_and_its_tests(out: Path, number: signal.Signals) -> None:
+    """Catches a test run that outlives the script, and a file that is lost or says that the stage still runs."""
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--tiny", "--device", "cpu", "--only", "right", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    until, children = time.monotonic() + 60, []
+    while not children and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.1)
+        children = [child for child in psutil.Process(process.pid).children() if "pytest" in child.cmdline()]
+    assert children, "the tests were never begun"
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 130
+    assert not any(child.is_running() for child in children)
+    assert (read(out)["stages"]["right"]["status"], read(out)["stages"]["right"]["reason"]) == ("skipped", "interrupted")
+
+
+def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
+    gpu: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = import_module("gpu_stages.right")
+    monkeypatch.setattr(right, "TESTS_SHARE", 0.01)
+    for name in ("texts", "graphs", "bits", "law"):
+        monkeypatch.setattr(f"gpu_stages.right_texts.{name}", lambda context: {"right": True, "told": "put in its place"})
+    monkeypatch.setattr(right, "server", lambda context: {"right": True, "told": "put in its place"})
+    assert tiny(gpu, out, "--only", "right", "--minutes", "0.3") == 1
+    found = read(out)["stages"]["right"]
+    assert (found["status"], found["reason"]) == ("out of time", "tests: killed after 1 s")
+    assert found["result"]["server"]["right"]
 
 
 @pytest.mark.slow
