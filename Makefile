@@ -17,13 +17,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.outrider-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 MARKS ?= not slow and not nightly and not gpu
 ARGS ?=
 # One worker per processor, one thread each; a file's tests stay together, because they share loaded models.
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test test-all lint type check bench clean
+.PHONY: help demo test test-all lint type check bench gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -47,6 +48,10 @@ check: lint type test ## everything a commit must pass
 
 bench: $(STAMP) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+# On a machine that is lent with torch and transformers and no network: the environment where there is one, else that Python.
+gpu: ## everything that must be asked of a real GPU, in 8 minutes; docs/gpu.md
+	@$(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
 
 $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..." >&2; exit 2; }
