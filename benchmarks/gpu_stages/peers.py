@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from gpu_stages.gain import opened, widened_target
 
+from gpu_stages.gain import opened, widened_target
 from outrider import SamplingParams
 from outrider.demo import demo_paths
 from outrider.demo.problems import problems
