@@ -95,11 +95,12 @@ class Series:
         """Rounds that count."""
         return 1 if self.learns else len(self.answers)
 
-    def spread(self, speed: float) -> list[float] | None:
-        """The slowest and the fastest round, as shares of `speed` (tokens per second after the first step); None: one round."""
+    def spread(self) -> list[float] | None:
+        """Tokens per second after the first step in the slowest and the fastest round, over the median round's; None: one round."""
         rounds = [total(answers).decode_tokens_per_s for answers in self.answers[: self.num_rounds]]
-        speeds = [one / speed for one in rounds if one is not None]
-        return [min(speeds), max(speeds)] if len(speeds) > 1 else None
+        speeds = [speed for speed in rounds if speed is not None]
+        middle = statistics.median(speeds) if speeds else 0.0
+        return [min(speeds) / middle, max(speeds) / middle] if len(speeds) > 1 else None
 
     def typical(self, problem: int, num_rounds: int) -> DecodeStats:
         """The stats of a problem in the round with the median speed."""
@@ -187,12 +188,11 @@ def _speeds(one: Series, plain: Series, num_problems: int) -> dict[str, Any]:
     tokens, seconds = [own.decode_tokens for own, _ in pairs], [own.decode_s for own, _ in pairs]
     found = ratio_of_rates(tokens, seconds, [base.decode_tokens for _, base in pairs], [base.decode_s for _, base in pairs])
     interval = [found.low, found.high] if math.isfinite(found.high) else None  # None: one problem
-    speed = sum(tokens) / sum(seconds)
     return {
         "ttft_s": ttft_s,
-        "decode_tokens_per_s": speed,
+        "decode_tokens_per_s": sum(tokens) / sum(seconds),
         "speedup": found.value,
-        "speedup_interval": one.spread(speed) if one is plain else interval,
+        "speedup_interval": one.spread() if one is plain else interval,
     }
 
 
