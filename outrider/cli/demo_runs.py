@@ -96,7 +96,7 @@ class Series:
         return 1 if self.learns else len(self.answers)
 
     def spread(self) -> list[float] | None:
-        """Tokens per second after the first step in the slowest and the fastest round, over the median round's; None: one round."""
+        """Decode speed of the slowest and the fastest round over that of the median round; None: there was one round."""
         rounds = [total(answers).decode_tokens_per_s for answers in self.answers[: self.num_rounds]]
         speeds = [speed for speed in rounds if speed is not None]
         middle = statistics.median(speeds) if speeds else 0.0
