@@ -16,7 +16,7 @@ from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from outrider.models.bytes_text import MAX_UNFINISHED, UNFINISHED, BytesText
-from outrider.models.token_bytes import TokenBytes, decoded, token_bytes
+from outrider.models.token_bytes import TokenBytes, decoded, special_ids, token_bytes
 
 CONTEXT = 6  # tokens decoded along where a token's text depends on those before it
 
@@ -29,8 +29,7 @@ class Detokenizer:
     ) -> None:  # fmt: skip
         """`special`: the text shows special tokens; it never shows those in `silent`."""
         known = token_bytes(tokenizer)
-        own = frozenset(tokenizer.all_special_ids) if known is None else known.special_ids
-        self._hidden = frozenset(silent) if special else own.union(silent)
+        self._hidden = frozenset(silent) if special else special_ids(tokenizer).union(silent)
         self._text: _Text
         if known is not None and known.is_joined:
             self._text = BytesText(known, prompt, self._hidden)

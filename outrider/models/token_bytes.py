@@ -113,6 +113,15 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
     return _FOUND[tokenizer]
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that a text leaves out unless it is to show special tokens."""
+    known = token_bytes(tokenizer)
+    if known is not None:
+        return known.special_ids
+    added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
+    return frozenset([*tokenizer.all_special_ids, *added])
+
+
 def decoded(tokenizer: Any, ids: Sequence[int], *, special: bool) -> str:
     """The tokenizer's own text of some tokens, with every space that they have."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))

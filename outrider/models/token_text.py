@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.models.bytes_text import MAX_UNFINISHED, UNFINISHED, BytesText
-from outrider.models.token_bytes import decoded, token_bytes
+from outrider.models.token_bytes import decoded, special_ids, token_bytes
 
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
@@ -130,12 +130,6 @@ def _implied(kind: str, string: str, ends_words: bool) -> str:
     if ends_words:
         return string.removesuffix(END_OF_WORD) + " " * string.endswith(END_OF_WORD)
     return string.removeprefix("##") if kind == "part" else " " + string
-
-
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens that are left out of a text that is decoded without special ones."""
-    added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)
-    return frozenset([*tokenizer.all_special_ids, *added])
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
