@@ -80,8 +80,8 @@ def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
     """The words that the answer may not hold. Raises ConfigError for one that this vocabulary cannot write."""
     if not params.bad_words:
         return None
-    words = [checked_text("bad_words", word.lstrip() or word) for word in params.bad_words]
-    made = BadWords(target.spelling, words, silent=target.specials if params.skip_special_tokens else ())
+    words = tuple(checked_text("bad_words", word.lstrip() or word) for word in params.bad_words)
+    made = target.bad_words(words, shows_specials=not params.skip_special_tokens)
     if params.allowed_token_ids and made.anywhere.issuperset(params.allowed_token_ids):
         raise ConfigError("bad_words forbid every token of allowed_token_ids: no token could be emitted")
     if made.unwritten:

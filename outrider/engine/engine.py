@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from outrider.admission import new_row
+from outrider.admission import bad_words, new_row
 from outrider.engine.calibrate import calibrate
 from outrider.engine.desk import Desk
 from outrider.engine.lineup import Lineup
@@ -33,6 +33,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.errors import QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
 from outrider.models.generation_config import SamplingDefaults
+from outrider.sampling.params import SamplingParams
 
 
 class Engine:
@@ -115,6 +116,13 @@ class Engine:
                 f"{waiting} requests are waiting of {most} that may, too many for {count} more; try again later",
                 min(max(seconds, 1), 60),
             )
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Find the tokens of bad words, which may take seconds, so that `submit` need not: from any thread.
+
+        Raises ConfigError for words that this model's vocabulary cannot write.
+        """
+        bad_words(self._batch.built.target, params)
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot be honoured, QueueFullError

@@ -8,7 +8,7 @@ before the first token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_li
 from outrider.models.pass_limits import find_pass_limits
 from outrider.models.probe import Seen, check_against_plain, find_layers
 from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
-from outrider.models.token_text import special_ids, vocabulary_bytes
-from outrider.sampling.words import Spelling
+from outrider.models.token_bytes import special_ids
+from outrider.models.token_text import vocabulary_bytes
+from outrider.sampling.words import BadWords, Spelling
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -39,6 +40,9 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+
+
+MAX_BAD_WORDS = 16  # lists of bad words that a model remembers
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class LoadedModel:
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # transformers' GenerationConfig
+    _bad_words: dict[tuple[tuple[str, ...], bool], BadWords] = field(default_factory=dict, repr=False)
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -78,6 +83,17 @@ class LoadedModel:
     def specials(self) -> frozenset[int]:
         """Tokens that a text leaves out unless it shows special tokens."""
         return special_ids(self.tokenizer)
+
+    def bad_words(self, words: tuple[str, ...], *, shows_specials: bool) -> BadWords:
+        """The tokens that write these words. Finding them takes milliseconds a word, so the last few answers are kept."""
+        key = (words, shows_specials)
+        made = self._bad_words.get(key)
+        if made is None:
+            made = BadWords(self.spelling, words, silent=() if shows_specials else self.specials)
+            if len(self._bad_words) >= MAX_BAD_WORDS:
+                self._bad_words.clear()
+            self._bad_words[key] = made
+        return made
 
     def twin(self) -> LoadedModel:
         """The same weights and programs with an empty cache of its own."""

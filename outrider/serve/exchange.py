@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -86,7 +87,7 @@ class Exchange:
         }  # fmt: skip
 
     def usage_so_far(self, number: int) -> dict[str, Any]:
-        """Of one answer: vLLM's `continuous_usage_stats`."""
+        """Token counts of one answer so far, for vLLM's `continuous_usage_stats`."""
         return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
 
     def bill(self) -> dict[str, Any]:
@@ -131,6 +132,8 @@ async def make_exchange(
         for place, prompt in enumerate(route.prompts)
         for answer in range(num_answers)
     ]
+    if body.bad_words:
+        await asyncio.to_thread(route.served.engine.prepare, requests[0].params)  # reads the whole vocabulary
     labels = {name: value for name in LABELS if (value := getattr(body, name, None)) is not None}
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})

@@ -12,6 +12,7 @@ from outrider.engine.request import Request
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
 from outrider.models.generation_config import SamplingDefaults
+from outrider.sampling.params import SamplingParams
 from outrider.serve.ignored import IgnoredLog
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.rules import Rule
@@ -37,6 +38,8 @@ class Serves(Tested, Protocol):
     def sampling_defaults(self) -> SamplingDefaults: ...
 
     def check_room(self, count: int) -> None: ...
+
+    def prepare(self, params: SamplingParams) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
 

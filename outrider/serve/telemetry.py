@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Listener, Request
 from outrider.models.generation_config import SamplingDefaults
+from outrider.sampling.params import SamplingParams
 from outrider.serve.served import Serves
 from outrider.serve.tracing import Tracing
 from outrider.serve.traffic import TrafficLog
@@ -102,6 +103,10 @@ class Traced:
 
     def __init__(self, engine: Serves, tracing: Tracing) -> None:
         self._engine, self._tracing = engine, tracing
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Raises what the engine raises."""
+        self._engine.prepare(params)
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Raises what the engine raises."""

@@ -17,6 +17,7 @@ from outrider.engine.request import Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.grammar import Grammars, regex
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.words import Spelling
 from outrider.stats import DecodeStats
 from tests.helpers import byte_tokenizer
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
@@ -184,6 +185,19 @@ def test_an_answer_may_not_end_early_or_say_what_is_banned(engine_of: MakeEngine
     assert [len(answer.token_ids) for answer in answers] == [8, 6, 40, 24]
     assert set(answers[1].text) <= set("abcd")
     assert "a" not in answers[2].text
+
+
+def test_bad_words_that_were_prepared_are_not_looked_for_again(
+    engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a preparation that `submit` does not use: it would stop the thread that answers everybody."""
+    engine, looked = engine_of(), []
+    monkeypatch.setattr(Spelling, "holding", lambda self, word, real=Spelling.holding: looked.append(word) or real(self, word))
+    asked = request(prompt(9), bad_words=["prepared"], max_tokens=3)
+    engine.prepare(asked.params)
+    assert looked == [b"prepared"]
+    ask(engine, asked)
+    assert looked == [b"prepared"]
 
 
 class BrokenConstraint:

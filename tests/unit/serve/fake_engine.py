@@ -16,6 +16,7 @@ from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Finish, FinishReason, Listener, Request, Update
 from outrider.errors import OutriderError, QueueFullError, RequestError
 from outrider.models.generation_config import SamplingDefaults
+from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from tests.helpers import EOS, byte_tokenizer
@@ -44,6 +45,7 @@ class FakeEngine:
     tokenizer: Any = field(default_factory=byte_tokenizer)
     seen: list[Request] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    prepared: list[tuple[list[str], threading.Thread]] = field(default_factory=list)  # bad words, and who looked for them
     drained: float | None = None
     stopped: bool = False
     late: bool = False  # requests run into their time limit after one step
@@ -68,6 +70,9 @@ class FakeEngine:
             raise RequestError(f"{count} answers, and at most {self.max_queue} requests may wait")
         if len(self._alive) + count > self.max_queue:
             raise QueueFullError(f"{self.max_queue} requests wait already", retry_after_s=2.5)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.prepared.append((list(params.bad_words), threading.current_thread()))
 
     def submit(self, request: Request, listener: Listener) -> None:
         if len(self._alive) >= self.max_queue:

@@ -89,3 +89,14 @@ def test_an_opening_mark_that_stops_the_answer_is_not_shown() -> None:
         (choice,) = client.post("/v1/chat/completions", json=chat(tools=TOOLS, stop_token_ids=[stop])).json()["choices"]
     assert choice["message"]["content"] == "Let me look."
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+
+
+def test_bad_words_are_looked_for_in_another_thread() -> None:
+    """To find them reads the whole vocabulary, seconds for many words: in the event loop every stream would wait."""
+    engine = FakeEngine()
+    with serving(engine) as client:
+        assert client.post("/v1/completions", json={"prompt": "Say", "bad_words": ["x", "y"], "n": 3}).is_success
+        assert client.post("/v1/completions", json={"prompt": "Say"}).is_success
+    ((words, thread),) = engine.prepared
+    assert words == ["x", "y"]
+    assert thread.name.startswith("asyncio"), "a worker of asyncio.to_thread"
