@@ -53,9 +53,14 @@ class AttentionKind(NamedTuple):
 
 def attention_kinds(config: Any, layers: tuple[LayerShape, ...]) -> list[AttentionKind]:
     """The different kinds among a model's layers. `config`: transformers' text config."""
-    heads, softcap = config.num_attention_heads, getattr(config, "attn_logit_softcapping", None)
-    kinds = (AttentionKind(max(heads, layer.num_kv_heads), layer, softcap) for layer in layers)
+    heads, softcap = getattr(config, "num_attention_heads", None), getattr(config, "attn_logit_softcapping", None)
+    kinds = (AttentionKind(_query_heads(heads, layer.num_kv_heads), layer, softcap) for layer in layers)
     return list(dict.fromkeys(kinds))
+
+
+def _query_heads(named: Any, num_kv_heads: int) -> int:
+    """The config's number where the layer's key-value heads divide it; else one query head for each of them."""
+    return named if isinstance(named, int) and named % num_kv_heads == 0 else num_kv_heads
 
 
 def same_bits(sample: Sample, widths: list[int]) -> bool:
@@ -139,11 +144,13 @@ def _in_passes(layer: nn.Module, x: Tensor, width: int, count: int) -> Tensor:
 def experts_keep_bits(module: Any, lm: LM) -> bool:
     """Whether a token has the same bits whatever other tokens its experts are given. False for experts that cannot be sampled.
 
-    Experts are modules with their own weights in three dimensions, (experts, out, in), called as in transformers 5 with hidden
-    states (tokens, size) and the indices and weights (tokens, k) of each token's experts.
+    Experts are modules with their own weights in three dimensions, (experts, out, in), convolutions apart. They are called as in
+    transformers 5 with hidden states (tokens, size) and the indices and weights (tokens, k) of each token's experts.
     """
     seen = set()
     for experts in module.modules():
+        if isinstance(experts, nn.Conv1d | nn.ConvTranspose1d):
+            continue
         weights = [weight for weight in experts.parameters(recurse=False) if weight.dim() == 3]
         kind = (type(experts), *(weight.shape for weight in weights))
         if weights and kind not in seen:
@@ -164,7 +171,9 @@ def _are_independent(experts: nn.Module, num_experts: int, size: int, lm: LM) ->
         parts = [slice(start, start + tokens) for start in range(0, count, tokens)]
         try:
             found.append(torch.cat([experts(hidden[part], chosen[part], weights[part]) for part in parts]))
-        except (TypeError, RuntimeError):  # called otherwise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001  any model's code, which may be called in another way
             return False
     return all(torch.equal(one, found[0]) for one in found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from outrider.models import attention, pass_limits, sum_order
 from outrider.models.compile import native_path
 from outrider.models.load import build_lm, finish, native, use_native
 from outrider.models.pass_limits import WIDTHS, find_pass_limits
-from outrider.models.sum_order import AttentionKind, attention_samples, linear_samples, same_bits, trees_keep_bits
+from outrider.models.sum_order import (
+    AttentionKind,
+    attention_kinds,
+    attention_samples,
+    linear_samples,
+    same_bits,
+    trees_keep_bits,
+)
 from tests.contract.test_architectures import GROUPED, make_module
 from tests.helpers import tiny_llama
 
@@ -169,3 +177,12 @@ def test_experts_that_are_called_otherwise_are_not_exact() -> None:
 
     module.extra = Experts()
     assert not find_pass_limits(lm, module).exact_rows
+    module.extra = nn.Conv1d(8, 8, 3)  # its weight has three dimensions, too
+    assert find_pass_limits(lm, module).exact_rows
+
+
+@pytest.mark.parametrize(("named", "expected"), [(8, 8), (2, 2), (3, 2), (None, 2), ([8, 4], 2)])
+def test_query_heads_of_unusual_configs(named: Any, expected: int) -> None:
+    """Catches a model that cannot be loaded because its config counts heads in another way."""
+    config = SimpleNamespace(**({} if named is None else {"num_attention_heads": named}))
+    assert [kind.num_heads for kind in attention_kinds(config, (LayerShape(2, 16, 16),))] == [expected]
