@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outrider.demo import demo_paths
+
 START_S = 180.0  # a busy machine with two cores takes its time
 KEY = "sesame"
+
+
+@contextmanager
+def live_demo(folder: Path, template: str, name: str) -> Iterator[str]:
+    """Serves the embedded pair as model `name` with another chat template, from a copy made at `folder`; the address."""
+    target, draft = demo_paths()
+    shutil.copytree(target, folder)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    with live_server(str(folder), "--drafter", "draft-model", "--draft", str(draft), "--served-model-name", name) as address:
+        yield address
 
 
 @contextmanager

@@ -6,7 +6,6 @@ The model never learnt to call anything: every call here is one that the grammar
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,8 @@ pytest.importorskip("openai")
 
 import openai
 
-from outrider.demo import DEMO_PROMPTS, demo_paths
-from tests.live_server import KEY, live_server
+from outrider.demo import DEMO_PROMPTS
+from tests.live_server import KEY, live_demo
 
 pytestmark = pytest.mark.slow
 
@@ -57,12 +56,7 @@ SPECULATION = [{}, {"speculation": {"mode": "fixed", "max_draft_tokens": 4}}, {"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: Any) -> Iterator[Any]:
-    target, draft = demo_paths()
-    folder = tmp_path_factory.mktemp("model") / "caller"
-    shutil.copytree(target, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    arguments = [str(folder), "--drafter", "draft-model", "--draft", str(draft), "--served-model-name", "caller"]
-    with live_server(*arguments) as address:
+    with live_demo(tmp_path_factory.mktemp("model") / "caller", TEMPLATE, "caller") as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120)
 
 

@@ -5,7 +5,6 @@ The demo's target with a chat template that renders tools, calls, their results 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,8 @@ pytest.importorskip("openai")
 
 import openai
 
-from outrider.demo import DEMO_PROMPTS, demo_paths
-from tests.live_server import KEY, live_server
+from outrider.demo import DEMO_PROMPTS
+from tests.live_server import KEY, live_demo
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +36,7 @@ HEADER = "x-outrider-ignored-fields"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: Any) -> Iterator[str]:
-    target, draft = demo_paths()
-    folder = tmp_path_factory.mktemp("model") / "caller"
-    shutil.copytree(target, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    arguments = [str(folder), "--drafter", "draft-model", "--draft", str(draft), "--served-model-name", "demo"]
-    with live_server(*arguments) as address:
+    with live_demo(tmp_path_factory.mktemp("model") / "caller", TEMPLATE, "demo") as address:
         yield address
 
 
