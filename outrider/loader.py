@@ -68,7 +68,7 @@ class ModelLoader:
         )  # fmt: skip
 
     def workshop(self) -> Workshop | None:
-        """Of the programs of heads, once the target is loaded: where it runs compiled, they may, too."""
+        """Keeper of the heads' compiled programs; None where the target, which must be loaded, runs uncompiled."""
         mode: Literal["on", "auto"] = "on" if self.options.compile == "on" else "auto"
         return Workshop(mode, self.status, self.notes) if self._compiled else None
 
@@ -128,7 +128,7 @@ class ModelLoader:
         return True
 
     def _record(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
-        """On CUDA, replay passes and the drafting loop as CUDA graphs, unless told not to or the model cannot be recorded."""
+        """Replay passes and the drafting loop as CUDA graphs where that is possible and wanted; whether it is done."""
         if self.device.type != "cuda" or self.options.compile == "off":
             return False
         try:

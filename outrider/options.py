@@ -70,7 +70,7 @@ class Needs:
 
     @classmethod
     def of_all(cls, several: Sequence[Parts]) -> Needs:
-        """Of several that share models: with programs that make up any length they share the loop, too."""
+        """The needs of several decoders together. With programs that make up any length they share the drafting loop, too."""
         each = [cls.of(replace(parts, any_length=True)) for parts in several]
         heads = tuple(dict.fromkeys(head for n in each for head in n.heads))
         return cls(any(n.draft for n in each), any(n.module for n in each), max(n.loop_lengths for n in each), heads)

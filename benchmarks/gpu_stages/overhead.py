@@ -93,7 +93,7 @@ def time_steps(context: Context, target: Shaped, draft: Shaped | None, found: di
 
 
 def decoder_of(target: Shaped, draft: Shaped | None) -> Decoder:
-    """Of these models, with the package's own default verifier."""
+    """A decoder of these models with the default verifier; without `draft` it decodes plainly."""
     length = LENGTHS[-1] if draft is not None else None
     parts = choose_parts("none" if draft is None else "draft-model", {}, "auto", {}, length, lossy=False)
     drafter = parts.make_drafter(target.loaded, None if draft is None else draft.loaded)

@@ -102,7 +102,7 @@ def parted(expected: list[list[int]], got: list[list[int]]) -> str:
 
 
 def graphs(context: Context) -> dict[str, Any]:
-    """The same texts and logits with CUDA graphs and without, on the device named by its number."""
+    """Compares texts and logits with CUDA graphs to those without, on the device named by its number."""
     if not context.on_cuda:
         return {"right": None, "told": "not asked: a CPU has no CUDA graphs"}
     parts = parts_of(("none", "draft-model", "eagle3"), context.device)

@@ -143,7 +143,7 @@ def table(result: dict[str, Any]) -> list[list[str]]:
 
 
 def first_cells(found: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Those of the first context and batch, by their tokens: what floors are about."""
+    """Timed cells of the first context and batch, by tokens of the pass. Floors judge these."""
     mine = [cell for cell in found if (cell["context"], cell["batch"]) == (found[0]["context"], found[0]["batch"])]
     return {cell["tokens"]: cell for cell in mine if "seconds" in cell}
 

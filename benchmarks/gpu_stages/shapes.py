@@ -114,7 +114,7 @@ class WeightBytes:
 
 
 def bytes_needed(name: str, tiny: bool) -> int:
-    """Of the weights, before any is made."""
+    """Bytes that the weights of a shape will take, computed before any is made."""
     with torch.device("meta"):
         return WeightBytes.of(AutoModelForCausalLM.from_config(config_of(name, tiny), dtype=dtype_of(tiny))).total
 
@@ -165,7 +165,7 @@ def soften_experts(module: nn.Module) -> None:
 
 
 def filled(lm: LM, batch: int, length: int, room: int) -> LM:
-    """The same model on a cache of its own: rows of this length, keys and values random, room behind them."""
+    """A twin of the model whose cache holds `batch` rows of `length` random keys and values, with room behind them."""
     twin = lm.twin()
     twin.kv.reserve(batch, length + room)
     for store in (*twin.kv.keys, *twin.kv.values):

@@ -85,7 +85,7 @@ def adapter_in(name: str) -> Adapter | None:
 
 
 def adapters(**names: str | None) -> dict[str, dict[str, str]]:
-    """Those of the models, by their role, that are adapters: folder, base and kind."""
+    """Folder, base and kind of each named model that is an adapter, by its role."""
     found = {role: adapter_in(name) for role, name in names.items() if name is not None}
     return {
         role: {"folder": str(one.folder), "base": one.base, "kind": one.kind} for role, one in found.items() if one is not None
@@ -99,7 +99,7 @@ def merged_note(label: str, name: str) -> list[str]:
 
 
 def _base(folder: Path, named: str) -> str:
-    """Where the base is: as the adapter names it, or a folder of that name beside the adapter."""
+    """The base model's folder, as the adapter names it or beside the adapter; else its hub id."""
     here = Path(named).expanduser()
     places = [here, folder / here, folder.parent / here, folder.parent / here.name]
     for place in places if named else []:

@@ -88,8 +88,10 @@ def _projection_sizes(module: nn.Module) -> set[int]:
 
 
 def _on(device: torch.device, found: PassLimits) -> PassLimits:
-    """On an accelerator a pass over many rows is never split for its bits: every part would read all weights again. Whether rows
-    keep their bits all the same was measured, in passes up to the longest of WIDTHS."""
+    """The limits for this device. On an accelerator a pass is never split for its bits, since each part reads all weights again.
+
+    Whether rows keep their bits there all the same was measured, in passes up to the longest of WIDTHS.
+    """
     if device.type == "cpu":
         return found
     agree = found.max_tokens_per_pass >= max(WIDTHS)

@@ -86,7 +86,7 @@ class SamplingParams:
         return self.temperature == 0
 
     def drawn(self) -> SamplingParams:
-        """The same options at temperature 1, for a test that needs draws where greedy text was asked for."""
+        """These options at temperature 1, for a test that needs draws where greedy text was asked for."""
         return replace(self, temperature=1.0, top_p=self.top_p or 1.0)
 
     @property
