@@ -24,7 +24,7 @@ ARGS ?=
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test test-all lint type check bench gpu clean
+.PHONY: help demo test test-all lint type check bench gpu proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -59,6 +59,9 @@ $(STAMP): pyproject.toml Makefile
 	@echo "installing $(TORCH)" >&2; $(PIP) $(TORCH_INDEX) "$(TORCH)"
 	@echo "installing outrider and its tools" >&2; $(PIP) -e ".[dev]"
 	@touch $@
+
+proto: $(STAMP) ## the modules that are generated from remote.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. outrider/remote/protocol/remote.proto
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,111 @@
+"""The life of a gRPC service: listen, tell health, count, drain, leave.
+
+The standard health service (grpc.health.v1) answers NOT_SERVING while models load and once it drains, so that probes and load
+balancers need nothing of ours. `/metrics` is prometheus_client's own HTTP server, on a port of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry, start_http_server
+
+from outrider.errors import ConfigError
+from outrider.remote.security import OPTIONS, ServerSecurity, TokenCheck
+
+log = logging.getLogger("outrider.service")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """Where a service listens and whom it lets in. Raises ConfigError for what cannot be."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0 takes a free one
+    security: ServerSecurity = field(default_factory=ServerSecurity)
+    metrics_port: int | None = None  # None: no /metrics
+    drain_timeout_s: float = 30.0
+    max_streams: int = 256  # calls at the same time; more wait in grpc
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        if self.max_streams < 1:
+            raise ConfigError(f"max_streams must be at least 1, got {self.max_streams}")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about who can reach it, one line each."""
+        is_open = self.host not in LOOPBACK and not self.host.startswith("unix:")
+        found = []
+        if is_open and not self.security.tokens and self.security.client_ca is None:
+            found.append("anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or --tls-client-ca")
+        if is_open and self.security.certificate is None:
+            found.append("the line is not encrypted: --tls-cert and --tls-key, or keep it in a closed network")
+        return found
+
+
+class GrpcServer:
+    """One listening service. Made and used in one event loop."""
+
+    def __init__(self, settings: ServiceSettings, registry: CollectorRegistry | None = None) -> None:
+        interceptors: Sequence[Any] = [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
+        self._settings, self._registry = settings, registry
+        self.server = aio.server(interceptors=interceptors, options=OPTIONS, maximum_concurrent_rpcs=settings.max_streams)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self._metrics: Any = None
+        self.address = ""
+
+    async def listen(self) -> None:
+        """Bind and begin to answer, health as NOT_SERVING. Raises ConfigError where that is not possible."""
+        settings = self._settings
+        where = settings.host if settings.host.startswith("unix:") else f"{settings.host}:{settings.port}"
+        credentials = settings.security.credentials()
+        try:
+            port = self.server.add_secure_port(where, credentials) if credentials else self.server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {where}: {error}") from error
+        if settings.metrics_port is not None:
+            try:
+                self._metrics, _ = start_http_server(settings.metrics_port, settings.host, self._registry or CollectorRegistry())
+            except OSError as error:
+                raise ConfigError(f"cannot serve metrics on {settings.host}:{settings.metrics_port}: {error.strerror}") from error
+        await self.set_serving(False)
+        await self.server.start()
+        self.address = where if where.startswith("unix:") else f"{settings.host}:{port}"
+        for line in settings.warnings:
+            log.warning(line)
+        log.info("listening on %s%s", self.address, " with TLS" if credentials else "")
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """What health checks are told from now on."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("", status.SERVING if is_serving else status.NOT_SERVING)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Take no new calls; end those that run after `grace_s` seconds (None: at once)."""
+        await self.set_serving(False)
+        await self.server.stop(grace_s)
+        if self._metrics is not None:
+            self._metrics.shutdown()
+
+
+async def until_signal(drain: Callable[[], object] | None = None) -> None:
+    """Return at the first SIGTERM or Ctrl-C, after `drain` was called; a second one ends the process at once."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    await told.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    if drain is not None:
+        drain()
