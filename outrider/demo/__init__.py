@@ -8,6 +8,8 @@ neither torch nor transformers.
 from pathlib import Path
 from typing import NamedTuple
 
+from outrider.demo.packed import unpack
+
 
 class DemoPaths(NamedTuple):
     target: Path
@@ -15,8 +17,12 @@ class DemoPaths(NamedTuple):
 
 
 def demo_paths() -> DemoPaths:
-    """The folders of the embedded pair, each readable by transformers' `from_pretrained`."""
+    """The folders of the embedded pair, each readable by transformers' `from_pretrained`.
+
+    In a checkout the first call unpacks the target's weights. Raises CheckpointError where that is impossible.
+    """
     models = Path(__file__).parent / "models"
+    unpack(models / "target")
     return DemoPaths(models / "target", models / "draft")
 
 

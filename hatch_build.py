@@ -1,0 +1,16 @@
+"""Before a wheel is built or a checkout installed: the demo target's weights are unpacked, so that an installation may be read-only."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class UnpackDemo(BuildHookInterface):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called by hatchling, for `pip install -e` too; `outrider.demo` needs nothing but the standard library."""
+        sys.path.insert(0, self.root)
+        from outrider.demo.packed import unpack
+
+        unpack(Path(self.root) / "outrider" / "demo" / "models" / "target")
