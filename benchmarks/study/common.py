@@ -37,7 +37,7 @@ from outrider.train.run import save_drafter
 from outrider.train.texts import Text, fitting, split, token_counts
 
 WORK = REPOSITORY / "runs" / "studies"
-DEMO = demo_paths().target.parent
+DEMO = demo_paths().draft.parent  # asked for, so that the target's weights are unpacked
 PAIR = SHARED / "models" / "pair-14M"
 DEMO_PROBLEMS = 6000  # of the demo's training split, answered for the embedded heads
 TEMPERATURES = (0.0, 1.0)

@@ -8,7 +8,7 @@ neither torch nor transformers.
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.demo.packed import unpack
+from outrider.demo.packed import with_weights
 
 
 class DemoPaths(NamedTuple):
@@ -19,11 +19,11 @@ class DemoPaths(NamedTuple):
 def demo_paths() -> DemoPaths:
     """The folders of the embedded pair, each readable by transformers' `from_pretrained`.
 
-    In a checkout the first call unpacks the target's weights. Raises CheckpointError where that is impossible.
+    In a checkout the first call unpacks the target's weights: beside the packed ones, or in a temporary folder where that place
+    cannot be written. Raises CheckpointError where neither is possible.
     """
     models = Path(__file__).parent / "models"
-    unpack(models / "target")
-    return DemoPaths(models / "target", models / "draft")
+    return DemoPaths(with_weights(models / "target"), models / "draft")
 
 
 def demo_heads() -> dict[str, Path]:

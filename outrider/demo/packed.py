@@ -1,8 +1,7 @@
-"""Weights in two thirds of their size: a bf16 safetensors file as `weights.zip`, unpacked bit for bit where it lies.
+"""Weights in two thirds of their size: a bf16 safetensors file as `weights.zip`, unpacked bit for bit on first use.
 
 The bytes at even and at odd offsets are two entries of the archive. Odd ones hold sign and exponent of each weight and shrink to
 40 %; even ones look random and are stored as they are. A checkout carries the archive alone, a wheel the file alone.
-
 Once the pair was trained anew:
 
     python -c "import pathlib, outrider.demo.packed as packed; packed.pack(pathlib.Path('outrider/demo/models/target'))"
@@ -10,9 +9,13 @@ Once the pair was trained anew:
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import zipfile
 import zlib
+from functools import cache
 from pathlib import Path
 
 from outrider.errors import CheckpointError
@@ -30,31 +33,54 @@ def pack(folder: Path) -> Path:
     return packed
 
 
-def unpack(folder: Path) -> Path:
-    """The folder's `model.safetensors`, made from its `weights.zip` where that is new; a tenth of a second for 28 MB.
+def with_weights(folder: Path) -> Path:
+    """This folder, its weights unpacked; where it cannot be written, a temporary one like it, removed when the program ends.
 
-    The file gets the archive's time, so another archive, or a file that was changed, is seen. Processes that unpack at once do
-    not disturb one another. Raises CheckpointError for a damaged archive and for a folder that cannot be written.
+    A folder without an archive is returned as it is. Raises CheckpointError for a damaged archive, and where neither can be
+    written.
     """
-    weights, packed = folder / WEIGHTS, folder / PACKED
-    if not packed.exists():
-        return weights  # from a wheel
-    made = packed.stat()
-    if weights.exists() and weights.stat().st_mtime_ns == made.st_mtime_ns:
-        return weights
-    scratch = folder / f"{WEIGHTS}.{os.getpid()}"
+    if not (folder / PACKED).exists():
+        return folder  # from a wheel
     try:
-        scratch.write_bytes(_unpacked(packed))
-        os.utime(scratch, ns=(made.st_atime_ns, made.st_mtime_ns))
-        os.replace(scratch, weights)  # atomic: a reader sees the whole file or none
+        _unpack(folder / PACKED, folder / WEIGHTS)
+    except OSError:
+        return _copy_with_weights(folder)
+    return folder
+
+
+@cache
+def _copy_with_weights(folder: Path) -> Path:
+    try:
+        copy = Path(tempfile.mkdtemp(prefix="outrider-demo-"))
+        atexit.register(shutil.rmtree, copy, ignore_errors=True)
+        for file in folder.iterdir():
+            if file.name not in (PACKED, WEIGHTS):
+                shutil.copyfile(file, copy / file.name)
+        _unpack(folder / PACKED, copy / WEIGHTS)
     except OSError as error:
         raise CheckpointError(
-            f"'{packed}' cannot be unpacked beside itself ({error.strerror or error}). Run 'outrider doctor' once as somebody who may "
-            "write there, or install a wheel, which holds the weights unpacked."
+            f"'{folder / PACKED}' cannot be unpacked: neither '{folder}' nor a temporary folder takes 28 MB ({error}). "
+            "Make room, or let TMPDIR name a folder that can be written."
         ) from error
-    finally:
-        scratch.unlink(missing_ok=True)
-    return weights
+    return copy
+
+
+def _unpack(packed: Path, weights: Path) -> None:
+    """Make the file unless it is there, in a tenth of a second. It gets the archive's time, so that a new archive, or a change to
+    the file, is seen. Processes that unpack at once do not disturb one another. Raises OSError and CheckpointError."""
+    made = packed.stat()
+    if weights.is_file() and weights.stat().st_mtime_ns == made.st_mtime_ns:
+        return
+    scratch = weights.with_name(f"{weights.name}.{os.getpid()}")
+    with scratch.open("wb") as file:  # where this fails, nothing is left to remove
+        try:
+            file.write(_unpacked(packed))
+            file.flush()
+            os.utime(scratch, ns=(made.st_atime_ns, made.st_mtime_ns))
+            os.replace(scratch, weights)  # atomic: a reader sees the whole file or none
+        except BaseException:
+            scratch.unlink()
+            raise
 
 
 def _unpacked(packed: Path) -> bytearray:
@@ -65,5 +91,7 @@ def _unpacked(packed: Path) -> bytearray:
         data = bytearray(len(even) + len(odd))
         data[0::2], data[1::2] = even, odd
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError) as error:
-        raise CheckpointError(f"'{packed}' is damaged ({error}). Check it out again: git checkout -- '{packed}'") from error
+        raise CheckpointError(
+            f"'{packed}' is damaged ({error}). Check it out again: git checkout -- '{packed}'"
+        ) from error
     return data
