@@ -24,6 +24,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from outrider.demo import demo_paths
 from outrider.machine import memory_bandwidth
 
 BENCHMARKS = Path(__file__).resolve().parent
@@ -31,7 +32,7 @@ REPOSITORY = BENCHMARKS.parent
 SHARED = REPOSITORY.parent / "shared"
 PEERS = REPOSITORY / ".peers"  # environments and converted models, git-ignored
 RESULTS = BENCHMARKS / "results"
-PAIRS = {"shared": SHARED / "models" / "pair-14M", "demo": REPOSITORY / "outrider" / "demo" / "models"}
+PAIRS = {"shared": SHARED / "models" / "pair-14M", "demo": demo_paths().draft.parent}
 GSM8K_TEST = SHARED / "data" / "gsm8k" / "test.jsonl"
 RESULT_VERSION = 1
 PLAIN_BYTES = 100_000  # a longer result is compressed

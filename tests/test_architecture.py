@@ -33,7 +33,7 @@ UPWARD = {
     (
         "build",
         "demo",
-    ): "the name 'demo' becomes a folder here; outrider/demo/__init__.py holds paths, no code",
+    ): "the name 'demo' becomes a folder here; outrider/demo/__init__.py holds paths and sees that the weights are there",
 }
 LAZY = ("cli", "__init__")  # may import inside functions: the command line must answer before torch is loaded
 MAX_LINES = 400

@@ -20,6 +20,7 @@ import torch
 from workload import BENCHMARKS, REPOSITORY, SHARED, console, write_result
 
 from outrider.build import Options
+from outrider.demo import demo_paths
 from outrider.errors import OutriderError
 from outrider.lab.progress import Quiet
 from outrider.lab.result import read_result
@@ -36,7 +37,7 @@ from outrider.train.run import save_drafter
 from outrider.train.texts import Text, fitting, split, token_counts
 
 WORK = REPOSITORY / "runs" / "studies"
-DEMO = REPOSITORY / "outrider" / "demo" / "models"
+DEMO = demo_paths().draft.parent  # asked for, so that the target's weights are unpacked
 PAIR = SHARED / "models" / "pair-14M"
 DEMO_PROBLEMS = 6000  # of the demo's training split, answered for the embedded heads
 TEMPERATURES = (0.0, 1.0)

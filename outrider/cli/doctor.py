@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from outrider.cli.options import AsJson
+from outrider.errors import CheckpointError
 from outrider.report.text import amount, to_json
 
 
@@ -26,18 +26,14 @@ def examine() -> dict[str, Any]:
     import torch
 
     from outrider import machine
-    from outrider.demo import demo_paths
     from outrider.models import native
     from outrider.models.compile import cache_folder
     from outrider.models.memory import available_memory
 
     unavailable = machine.unavailable()
-    missing = [str(path) for path in demo_paths() if not (Path(path) / "config.json").exists()]
-    if missing:
+    if (why := _why_no_pair()) is not None:
         remedy = "reinstall outrider, or train it: python -m outrider.demo.recipe --help"
-        unavailable.append(
-            {"what": "the embedded pair 'demo'", "why": f"{missing[0]} is missing", "remedy": remedy}
-        )
+        unavailable.append({"what": "the embedded pair 'demo'", "why": why, "remedy": remedy})
     return {
         "versions": machine.versions(),
         "python_path": machine.python_path(),
@@ -53,6 +49,18 @@ def examine() -> dict[str, Any]:
         "compiled_cache": machine.folder_size(cache_folder()),
         "unavailable": unavailable,
     }
+
+
+def _why_no_pair() -> str | None:
+    """What keeps the embedded pair from being loaded; None where nothing does."""
+    from outrider.demo import demo_paths
+
+    try:
+        pair = demo_paths()
+    except CheckpointError as error:
+        return str(error)
+    missing = [path for path in pair if not (path / "config.json").exists()]
+    return f"{missing[0]} is missing" if missing else None
 
 
 def _show(findings: Mapping[str, Any]) -> None:

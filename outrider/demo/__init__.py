@@ -8,6 +8,8 @@ neither torch nor transformers.
 from pathlib import Path
 from typing import NamedTuple
 
+from outrider.demo.packed import with_weights
+
 
 class DemoPaths(NamedTuple):
     target: Path
@@ -15,9 +17,13 @@ class DemoPaths(NamedTuple):
 
 
 def demo_paths() -> DemoPaths:
-    """The folders of the embedded pair, each readable by transformers' `from_pretrained`."""
+    """The folders of the embedded pair, each readable by transformers' `from_pretrained`.
+
+    In a checkout the first call unpacks the target's weights: beside the packed ones, or in a temporary folder where that place
+    cannot be written. Raises CheckpointError where neither is possible.
+    """
     models = Path(__file__).parent / "models"
-    return DemoPaths(models / "target", models / "draft")
+    return DemoPaths(with_weights(models / "target"), models / "draft")
 
 
 def demo_heads() -> dict[str, Path]:

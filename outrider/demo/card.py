@@ -13,7 +13,8 @@ CARD = """\
 A Llama-type target (14.2M parameters: hidden 384, 8 layers, 6 heads, 2 KV heads, MLP 1024) and draft
 ({draft_size}: hidden 128, 3 layers), bf16, one 4096-token byte-level BPE tokenizer with every digit a
 token (`<s>` = 0, `</s>` = 1), context 1024, chat template included. Both load with
-`AutoModelForCausalLM.from_pretrained`.
+`AutoModelForCausalLM.from_pretrained`; in a checkout the target's weights are `weights.zip` until
+`outrider.demo.demo_paths()` is called.
 
 **For:** showing and testing speculative decoding on real trained weights with no download; reasoning
 whose answers a program can check (`outrider.demo.problems.is_correct`), with and without speculation.

@@ -259,7 +259,7 @@ def test_ratios() -> None:
 @pytest.mark.parametrize("layout", ["raw", "speculators"])
 def test_a_head_trained_here_does_in_vllm_what_it_does_here(layout: str, tmp_path: Path, cli: Run) -> None:
     """The embedded EAGLE-3 head, in the real vLLM: acceptance within 3 % of ours on the same prompts."""
-    head, out = demo_paths().target.parent / "heads" / "eagle3", tmp_path / "out"
+    head, out = demo_paths().draft.parent / "heads" / "eagle3", tmp_path / "out"
     done = cli(
         "export", str(head), "--target", "demo", "--to", layout, "--out", str(out), "--check", "--vllm", str(PYTHON),
         "--prompts", "12", "--threads", "1",

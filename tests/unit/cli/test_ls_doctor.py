@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from outrider.cli.ls import describe
+from outrider.errors import CheckpointError
 from outrider.registry import Entry, Registry
 
 
@@ -53,6 +56,17 @@ def test_doctor(cli: Callable[..., Any]) -> None:
     result = cli("doctor")
     assert result.code == 0
     assert "torch" in result.out
+
+
+def test_doctor_says_why_the_embedded_pair_cannot_be_loaded(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that cannot be unpacked are one more finding, not the end of the doctor."""
+
+    def refused() -> None:
+        raise CheckpointError("no room")
+
+    monkeypatch.setattr("outrider.demo.demo_paths", refused)
+    found = json.loads(cli("doctor", "--json").out)["unavailable"]
+    assert [one["why"] for one in found if "demo" in one["what"]] == ["no room"]
 
 
 def test_doctor_json_says_why_things_are_unavailable(cli: Callable[..., Any]) -> None:
