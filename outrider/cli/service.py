@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import typer
 
-COMMANDS: tuple[Callable[..., int | None], ...] = ()  # one module each: service_draft.py, service_target.py, ...
+from outrider.cli.service_draft import draft
+
+COMMANDS: tuple[Callable[..., int | None], ...] = (draft,)  # one module each: service_draft.py, service_target.py, ...
 
 
 def service_app() -> typer.Typer:
