@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from outrider.admission import bad_words, new_row
+from outrider.admission import bad_words, new_row, resume
 from outrider.engine.calibrate import calibrate
 from outrider.engine.desk import Desk
 from outrider.engine.lineup import Lineup
@@ -132,6 +132,7 @@ class Engine:
             self._batch.built, 0, request.prompt, request.params, with_text=True, context=self.context,
             constraint=request.constraint,
         )  # fmt: skip
+        resume(row, request.committed, self.vocab_size)
         row.verifier = verifier
         self._lineup.instruct(row, request, self.context)
         rule = verifier or self._batch.decoder.verifier
@@ -140,7 +141,9 @@ class Engine:
             self._refuse(request)
             self._arrivals += 1
             row.request = self._arrivals
-            live = Live(request, listener, row, self._arrivals, drafter, rule.lossless, reproducible)
+            live = Live(
+                request, listener, row, self._arrivals, drafter, rule.lossless, reproducible, shown=len(request.committed)
+            )
             self._desk.enter(live)
             self._desk.do(lambda: self._loop.enqueue(live))
 
