@@ -18,7 +18,6 @@ from outrider.sampling.words import BadWords
 from outrider.text import Detokenizer, StopStrings
 from outrider.wellformed import checked_text
 
-
 COMMITTED = "committed"  # origin of tokens that were emitted elsewhere
 
 
@@ -70,7 +69,7 @@ def resume(row: Row, committed: Sequence[int], vocab_size: int) -> None:
         if row.finish_reason is not None:
             raise RequestError(f"committed has {len(committed)} tokens, but the answer ends with its first {number}")
         if row.constraint is not None and not row.constraint.allowed([[]])[0, token]:
-            raise RequestError(f"committed has token id {token} at {number}, which the grammar or the bans do not allow there")
+            raise RequestError(f"committed has token id {token} at {number}, which grammar or bans do not allow there")
         row.add(token, COMMITTED)
         if row.params.logprobs is not None:
             row.logprobs.append({})  # told where it was emitted

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import typer
 
-COMMANDS: tuple[Callable[..., int | None], ...] = ()  # one module each: service_draft.py, service_target.py, ...
+from outrider.cli.service_coordinator import coordinator
+from outrider.cli.service_target import target
+
+COMMANDS: tuple[Callable[..., int | None], ...] = (target, coordinator)  # one module each: service_target.py, ...
 
 
 def service_app() -> typer.Typer:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.admission import bad_words, new_row, resume
+from outrider.build import Built
 from outrider.engine.calibrate import calibrate
 from outrider.engine.desk import Desk
 from outrider.engine.lineup import Lineup
@@ -70,6 +71,15 @@ class Engine:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return self._batch.built.target.eos_token_ids
+
+    @property
+    def built(self) -> Built:
+        """Models and parts, for those who look at them before the engine starts."""
+        return self._batch.built
+
+    @property
+    def settings(self) -> EngineSettings:
+        return self._settings
 
     @property
     def drafters(self) -> list[str]:
@@ -146,6 +156,9 @@ class Engine:
             )
             self._desk.enter(live)
             self._desk.do(lambda: self._loop.enqueue(live))
+
+    async def settle(self, request_id: str) -> None:
+        """Nothing: what `submit` took is taken. An engine that runs elsewhere may refuse later."""
 
     def cancel(self, request_id: str) -> None:
         """End a request as "abort". Unknown or finished ones are left alone."""

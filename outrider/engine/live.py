@@ -31,6 +31,7 @@ class Live:
     first_token: float | None = None
     shown: int = 0  # output tokens that were handed over, or were there before
     has_told: bool = False  # whether anything was handed over
+    drafted: int = 0  # draft tokens that were told of
     cached_tokens: int = 0
     preemptions: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
@@ -67,9 +68,10 @@ class Live:
             Update(
                 text="".join(pieces) + rest, token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
                 logprobs=row.logprobs[new], prompt_logprobs=None if self.has_told else self.prompt_logprobs, finish=finish,
+                drafted=row.stats.drafted - self.drafted,
             )
         )  # fmt: skip
-        self.shown, self.has_told = len(row.origins), True
+        self.shown, self.has_told, self.drafted = len(row.origins), True, row.stats.drafted
 
     def finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         """The end, as numbers. Does not tell the listener."""

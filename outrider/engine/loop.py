@@ -61,8 +61,8 @@ class Loop:
             desk.pulse.rest()  # dead is not hung
 
     def enqueue(self, live: Live) -> None:
-        """It waits for its turn, unless it has ended before it was heard of, with all the others. What was committed of its answer
-        may be all of it."""
+        """It waits for its turn, unless it has ended before it was heard of, with all the others. What was committed may be all
+        of its answer."""
         if live in self._desk:
             self._observer.queued(live.request)
             if live.row.finish_reason is None:

@@ -79,10 +79,7 @@ class Prefiller:
         done = self.lm.kv.lengths[row]
         chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
         prompt = live.row.num_prompt - 1  # what is read as a prompt
-        if done < prompt:
-            chunk = chunk[: prompt - done]
-        else:
-            chunk = chunk[: min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)]
+        chunk = chunk[: prompt - done if done < prompt else min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)]
         if chunk:
             wanted = live.request.prompt_logprobs if done < prompt else None
             columns = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)

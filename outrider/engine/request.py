@@ -108,6 +108,7 @@ class Update:
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per token, where asked for
     prompt_logprobs: list[dict[int, float] | None] | None = None  # once, with the first update; None for the first token
     finish: Finish | None = None
+    drafted: int = 0  # draft tokens that the steps behind `token_ids` submitted
 
 
 Listener = Callable[[Update], None]  # called in the engine's thread: hand over and return

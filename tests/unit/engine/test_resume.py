@@ -149,7 +149,7 @@ def test_nothing_is_read_where_all_was_said(engine_of: MakeEngine) -> None:
         ([5, -1], {}, "outside the vocabulary"),
         ([5] * 25, {}, "the answer ends with its first 24"),
         ([5, EOS, 7], {"ignore_eos": False}, "the answer ends with its first 2"),
-        ([EOS], {"ignore_eos": False, "min_tokens": 3}, "the bans do not allow"),
+        ([EOS], {"ignore_eos": False, "min_tokens": 3}, "bans do not allow"),
     ],
 )
 def test_impossible_beginnings_are_refused(
@@ -165,7 +165,7 @@ def test_grammars_refuse_what_they_never_said(engine_of: MakeEngine) -> None:
     engine = engine_of()
     grammars = Grammars(engine.tokenizer, engine.vocab_size, engine.eos_token_ids)
     wrong = engine.tokenizer("zz")["input_ids"]
-    with pytest.raises(RequestError, match="grammar or the bans"):
+    with pytest.raises(RequestError, match="grammar or bans"):
         engine.submit(asked("no", wrong, grammars.constraint(regex("[a-f]{4}")), ignore_eos=False), Answer())
 
 
