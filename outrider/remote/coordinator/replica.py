@@ -133,7 +133,8 @@ class Replica:
         self._watching = call
         try:
             while True:
-                state = await asyncio.wait_for(call.read(), patience.silence_s)
+                async with asyncio.timeout(patience.silence_s):  # `wait_for` may swallow a cancellation
+                    state = await call.read()
                 if state is aio.EOF:
                     raise _GoneError("it ended its report of how it is")
                 self.state = state

@@ -70,6 +70,7 @@ class Coordinator:
             engine = RemoteEngine(
                 fleet, tokenizers[name], self._carriage, monitoring.observer(name), self._settings.limits,
                 max_queue=self._settings.max_queue, headers=monitoring.trace_headers,
+                emitted=state.metrics.observer(name).emitted,
             )  # fmt: skip
             self._engines[name] = engine
             found.append(monitoring.ready(engine, test=False))
