@@ -72,12 +72,14 @@ def spans(page: Path) -> Iterator[str]:
 
 @cache
 def known_options() -> dict[str, set[str]]:
-    """Of each verb."""
+    """Of each verb; of a verb that is a group, those of all its commands."""
     group: Any = typer.main.get_command(build_app())
-    return {
-        name: {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
-        for name, verb in group.commands.items()
-    }
+    return {name: _options_of(verb) for name, verb in group.commands.items()}
+
+
+def _options_of(verb: Any) -> set[str]:
+    own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union({"--help"}, *(_options_of(command) for command in getattr(verb, "commands", {}).values()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -116,6 +116,9 @@ class Replica:
                 self._stand("away", str(error) or f"said nothing for {self._patience.silence_s:g} s")
             except _GivenUpError:
                 pass
+            except Exception:
+                log.exception("replica %s is not understood", self.name)
+                self._stand("away", "it is not understood; the log says more", self._patience.refused_s)
             self._watching = None
             self._cut_silent_streams()
             await asyncio.sleep(self._pause_s)

@@ -152,7 +152,7 @@ def test_a_request_ends_when_it_lost_too_many(coordinate: Coordinate) -> None:
     assert isinstance(got.finish.error, UnavailableError)
     assert "3 replicas of 'scripted' lost this request behind 6 tokens" in str(got.finish.error)
     assert got.token_ids == answer(PROMPT, 6)
-    assert made.engine.retries == 3
+    until(lambda: made.engine.retries == 2, "the retries to be counted")
 
 
 def test_refusals_are_final_and_come_before_the_answer(coordinate: Coordinate) -> None:
