@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import typer
 
+from outrider.cli.service_coordinator import coordinator
 from outrider.cli.service_draft import draft
+from outrider.cli.service_target import target
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (draft,)  # one module each: service_draft.py, service_target.py, ...
+COMMANDS: tuple[Callable[..., int | None], ...] = (draft, target, coordinator)  # one module each: service_draft.py, ...
 
 
 def service_app() -> typer.Typer:
