@@ -89,7 +89,7 @@ def _check(name: str, kind: type[Drafter], settings: Any) -> None:
     if kind.drafts_trees(settings):
         raise CapabilityError(f"drafter '{name}' drafts trees with these options, and vLLM verifies chains: take chains")
     if getattr(settings, "cache", ""):
-        raise CapabilityError(f"drafter '{name}': cache=FILE is written at a program's end, which vLLM does not announce; drop it")
+        raise CapabilityError(f"drafter '{name}' writes cache=FILE at a program's end, which vLLM does not announce: drop it")
 
 
 def usable() -> list[str]:

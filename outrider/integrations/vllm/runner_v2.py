@@ -28,7 +28,7 @@ def enable() -> None:
         package, config = import_module(SPECULATORS), import_module(CONFIG).VllmConfig
         make, features = getattr(package, INIT), getattr(config, FEATURES)
     except (ImportError, AttributeError) as error:
-        log.warning("Outrider knows the new model runner of vLLM 0.32, and this one differs (%s): it drafts in the old one.", error)
+        log.warning("Outrider drafts in the old model runner only: it knows the new one of vLLM 0.32, not this one (%s).", error)
         return
     if hasattr(make, MARK):
         return
