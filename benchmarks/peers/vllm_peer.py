@@ -21,7 +21,7 @@ class VllmWorker:
         os.environ.update(
             HF_HUB_OFFLINE="1",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            VLLM_CPU_KVCACHE_SPACE="1",
+            VLLM_CPU_KVCACHE_SPACE=str(command.get("kv_gib", 1)),
             VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}",
             VLLM_NO_USAGE_STATS="1",
             VLLM_DO_NOT_TRACK="1",
