@@ -13,9 +13,12 @@ Workloads: Spec-Bench's summarization, and `edits`: a short Python file with the
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,6 +94,21 @@ def edits() -> Workload:
 
 
 WORKLOADS = {"summarization": summaries, "edits": edits}
+
+
+@contextmanager
+def intel_openmp() -> Iterator[None]:
+    """Workers started in here have the OpenMP that vLLM asks for on CPUs: without it, it says, drafts cost much more."""
+    library = next((PEERS / "vllm" / "lib").glob("libiomp5.so"), None)
+    before = os.environ.get("LD_PRELOAD")
+    if library is not None:
+        os.environ["LD_PRELOAD"] = str(library)
+    try:
+        yield
+    finally:
+        os.environ.pop("LD_PRELOAD", None)
+        if before is not None:
+            os.environ["LD_PRELOAD"] = before
 
 
 def prompt_tokens(model: Path, workload: Workload, count: int, max_tokens: int) -> list[list[int]]:
@@ -183,14 +201,13 @@ def main(
     """See the module docstring."""
     ours = [one.strip() for one in drafters.split(",")]
     tokens = {workload: prompt_tokens(model, make(), prompts, max_tokens) for workload, make in WORKLOADS.items()}
-    PEERS.mkdir(exist_ok=True)
     workers: list[Worker] = []
-    with (PEERS / "vllm_plugin.log").open("w") as log:
+    with intel_openmp(), (PEERS / "vllm_plugin.log").open("w") as log:
         try:
             for engine in engines(k, ours):
                 load = {
                     "target": str(model.resolve()), "threads": threads, "max_model_len": MAX_MODEL_LEN,
-                    "speculative": engine.speculative, "additional_config": engine.additional,
+                    "speculative": engine.speculative, "additional_config": engine.additional, "kv_blocks": 40,
                 }  # fmt: skip
                 workers.append(Worker(engine, load, log))
                 console().print(f"loaded: {engine.label}")

@@ -21,7 +21,7 @@ class VllmWorker:
         os.environ.update(
             HF_HUB_OFFLINE="1",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            VLLM_CPU_KVCACHE_SPACE=str(command.get("kv_gib", 1)),
+            VLLM_CPU_KVCACHE_SPACE="1",
             VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}",
             VLLM_NO_USAGE_STATS="1",
             VLLM_DO_NOT_TRACK="1",
@@ -39,7 +39,7 @@ class VllmWorker:
         self._llm = vllm.LLM(
             model=command["target"], dtype="bfloat16", max_model_len=command["max_model_len"], max_num_seqs=1,
             enable_prefix_caching=False, speculative_config=speculative, disable_log_stats=False, seed=0,
-            additional_config=command.get("additional_config") or {},
+            additional_config=command.get("additional_config") or {}, num_gpu_blocks_override=command.get("kv_blocks"),
         )  # fmt: skip
         self._sampling_params = vllm.SamplingParams
         return {

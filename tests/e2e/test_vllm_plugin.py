@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from outrider.demo import demo_paths
 from outrider.lab.tune.export import vllm as advice
-from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from outrider.lab.workload.load import load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("OUTRIDER_VLLM_PYTHON", REPOSITORY / ".peers" / "vllm" / "bin" / "python"))
@@ -26,7 +28,7 @@ SETTINGS = {
 OURS = {"method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 5}
 
 
-def there(script: str, timeout_s: float = 300, **environment: str) -> Any:
+def there(script: str, timeout_s: float = 600, **environment: str) -> Any:
     """What a script in vLLM's Python leaves in `answer`, by JSON."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     path = os.pathsep.join([str(REPOSITORY)])
@@ -40,9 +42,17 @@ def there(script: str, timeout_s: float = 300, **environment: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two small layers, which repeat themselves soon."""
-    return save_checkpoint(tiny_llama(seed=3), byte_tokenizer(), tmp_path_factory.mktemp("target"))
+def target() -> Path:
+    """The embedded target, which solves word problems and says their numbers again and again."""
+    return Path(demo_paths().target)
+
+
+def word_problems(target: Path, count: int) -> list[list[int]]:
+    """Prompts of growing length: one, two, ... solved problems, then one to be solved."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    requests = load_workload("demo").requests
+    texts = [str(request.prompt) for request in requests]
+    return [tokenizer("\n".join(texts[: 1 + n % 3] + texts[n : n + 1])).input_ids for n in range(count)]
 
 
 GENERATE = """
@@ -54,7 +64,7 @@ for name, speculative, additional in {cases}:
     llm = vllm.LLM(
         model={target!r}, dtype="float32", max_model_len=256, max_num_seqs=3, max_num_batched_tokens=64, enforce_eager=True,
         disable_log_stats=False, seed=0, speculative_config=speculative, additional_config=additional,
-        num_gpu_blocks_override={blocks},
+        block_size=32, num_gpu_blocks_override=13,
     )
     params = vllm.SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, detokenize=False)
     prompts = [{{"prompt_token_ids": prompt}} for prompt in {prompts}]
@@ -68,15 +78,16 @@ answer = {{"texts": texts, "counted": counted, "page": generate_latest(REGISTRY)
 
 
 def test_texts_stay_what_they_are(target: Path) -> None:
-    """Eight prompts in a batch of three, chunked prefill (64 tokens a step), prefix caching, and too few pages for all, so that
+    """Ten prompts in a batch of three, chunked prefill (64 tokens a step), prefix caching, and too few pages for all, so that
     requests are preempted: the text is vLLM's own, and drafts were accepted. vLLM's page shows our counters."""
-    prompts = [[(7 * n + i * i) % 250 + 1 for i in range(20 + 25 * n)] for n in range(7)]
-    prompts.append(prompts[3])  # the same question again
+    prompts = word_problems(target, 8)
+    prompts += [prompts[3], prompts[3]]  # the same question again
     cases: list[tuple[str, Any, Any]] = [("plain", None, {})]
     for drafter in ("ngram", "suffix", "composite"):
         cases.append((drafter, OURS, {"outrider": {"drafter": drafter}}))
-    found = there(GENERATE.format(cases=cases, target=str(target), blocks=None, prompts=prompts))
+    found = there(GENERATE.format(cases=cases, target=str(target), prompts=prompts))
     for drafter in ("ngram", "suffix", "composite"):
+        assert found["counted"][drafter]["vllm:num_preemptions"] > 0
         assert found["texts"][drafter] == found["texts"]["plain"]
         assert found["counted"][drafter]["vllm:spec_decode_num_accepted_tokens"] > 50
         assert f'outrider:rows_total{{drafter="{drafter}",outcome="drafted"}}' in found["page"]
@@ -86,7 +97,7 @@ def test_texts_stay_what_they_are(target: Path) -> None:
 def test_options_come_from_the_environment_too(target: Path) -> None:
     """And a drafter that cannot work there ends the start with our words."""
     script = (
-        f"import vllm\ntry:\n    vllm.LLM(model={str(target)!r}, max_model_len=64, enforce_eager=True, speculative_config={OURS})\n"
+        f"import vllm\ntry:\n    vllm.LLM(model={str(target)!r}, max_model_len=64, speculative_config={OURS})\n"
         "    answer = ''\nexcept Exception as error:\n    answer = str(error)"
     )
     assert "'recycling' needs the target's logits" in there(script, OUTRIDER_DRAFTER="recycling")
@@ -95,7 +106,7 @@ def test_options_come_from_the_environment_too(target: Path) -> None:
 def test_the_new_runner_takes_a_speculator_of_this_shape(target: Path) -> None:
     """The new runner needs Triton, which has no CPU backend, so no text is made: vLLM's own base class, its signature, and a
     proposal on tensors shaped as its request states are."""
-    script = f"""
+    script = """
 import types, torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
@@ -107,10 +118,10 @@ config = types.SimpleNamespace(
     model_config=types.SimpleNamespace(model="m", max_model_len=context, get_vocab_size=lambda: vocabulary, tokenizer="m",
                                        tokenizer_revision=None, trust_remote_code=False),
     parallel_config=types.SimpleNamespace(rank=0, tensor_parallel_size=1),
-    scheduler_config=types.SimpleNamespace(max_num_seqs=4), additional_config={{"outrider": {{"drafter": "ngram"}}}})
+    scheduler_config=types.SimpleNamespace(max_num_seqs=4), additional_config={"outrider": {"drafter": "ngram"}})
 buffer = lambda tensor: types.SimpleNamespace(gpu=tensor)
 tokens = torch.zeros(4, context, dtype=torch.int32)
-texts = {{2: [1, 2, 3, 4, 1, 2], 0: [9, 8, 7, 9, 8], 3: [5, 6, 7]}}
+texts = {2: [1, 2, 3, 4, 1, 2], 0: [9, 8, 7, 9, 8], 3: [5, 6, 7]}
 lengths = torch.zeros(4, dtype=torch.int32)
 def write():
     for slot, text in texts.items():
@@ -121,9 +132,9 @@ def ask(order, counts, **more):
     write()
     batch = types.SimpleNamespace(num_reqs=len(order), idx_mapping=torch.tensor(order), req_ids=["r%d" % slot for slot in order])
     last = torch.tensor([[texts[slot][-1] if slot in texts else 0] for slot in range(4)])
-    return speculator.propose(batch, {{}}, {{}}, None, None, torch.tensor(counts), None, last, None, None, None, **more).tolist()
-answer = {{"missing": [name for name in dir(NgramGPUSpeculator) if not name.startswith("_") and not hasattr(Speculator, name)],
-          "abstract": sorted(Speculator.__abstractmethods__), "dummy": ask([2, 0], [1, 1], dummy_run=True)}}
+    return speculator.propose(batch, {}, {}, None, None, torch.tensor(counts), None, last, None, None, None, **more).tolist()
+answer = {"missing": [name for name in dir(NgramGPUSpeculator) if not name.startswith("_") and not hasattr(Speculator, name)],
+          "abstract": sorted(Speculator.__abstractmethods__), "dummy": ask([2, 0], [1, 1], dummy_run=True)}
 answer["first"] = ask([2, 0, 3], [1, 1, 0])
 texts[2] += [3, 4, 9]
 answer["second"] = ask([0, 2], [0, 3], num_speculative_tokens=2)
@@ -171,4 +182,4 @@ answer.append(hasattr(package.init_speculator, "_wrapped_by_outrider"))
     assert before == other == other_after == [unsupported, "custom_class"]
     assert after == [[], "custom_class"]
     assert wrapped
-    assert advice.PROPOSER == OURS["model"]
+    assert OURS["model"] == advice.PROPOSER

@@ -18,9 +18,10 @@ import numpy as np
 from outrider.errors import ConfigError
 from outrider.integrations.vllm.drafting import Ask, Drafting
 from outrider.integrations.vllm.histories import Histories
-from outrider.integrations.vllm.lookups import build_drafter
+from outrider.integrations.vllm.lookups import Plan
 from outrider.integrations.vllm.metrics import Meter
 from outrider.integrations.vllm.options import read_options
+from outrider.integrations.vllm.ranks import Ranks
 from outrider.integrations.vllm.target import TextOnly
 from outrider.integrations.vllm.versions import log, warn_if_untested
 
@@ -32,7 +33,10 @@ class Proposer:
         """From vLLM's VllmConfig. Raises ConfigError or CapabilityError for a drafter that cannot work here."""
         warn_if_untested(_version())
         self._limits = Limits(vllm_config)
-        self._drafting, self._meter = build(vllm_config)
+        plan = Plan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
+        self._ranks = Ranks(vllm_config.parallel_config, repeatable=plan.repeatable)
+        if self._ranks.drafts_here:
+            self._drafting, self._meter = build(plan, vllm_config, counts=self._ranks.leads)
         self._histories = Histories()
 
     def propose(
@@ -45,6 +49,9 @@ class Proposer:
         token_ids_cpu (rows, max_model_len): the texts. slot_mappings belong to drafters with caches. Raises ConfigError where
         vLLM gives something else.
         """
+        return self._ranks.agreed(lambda: self._draft(sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
+
+    def _draft(self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any) -> list[list[int]]:
         began = time.perf_counter()
         rows = [index for index, said in enumerate(sampled_token_ids) if said]
         self._check(rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -106,17 +113,15 @@ class Limits:
         return max(0, min(most, self._context - length - 1))
 
 
-def build(vllm_config: Any) -> tuple[Drafting, Meter | None]:
-    """The drafter that the configuration asks for, and who counts: the first rank of each tensor-parallel group."""
-    chosen = read_options(getattr(vllm_config, "additional_config", None), os.environ)
+def build(plan: Plan, vllm_config: Any, *, counts: bool) -> tuple[Drafting, Meter | None]:
+    """The drafter for vLLM's model, and who counts, where one `counts` (one rank of each tensor-parallel group)."""
     target = TextOnly.of(vllm_config.model_config)
-    drafter = build_drafter(chosen, target, int(vllm_config.speculative_config.num_speculative_tokens))
-    parallel = vllm_config.parallel_config
-    counts = parallel.rank % parallel.tensor_parallel_size == 0
-    meter = Meter.find(chosen.drafter) if counts else None
-    options = "".join(f" {name}={value}" for name, value in chosen.options.items())
-    log.info("Outrider drafts with '%s'%s.", chosen.drafter, options)
-    return Drafting(drafter, chosen.drafter, target.vocab_size, meter), meter
+    drafter = plan.build(target, int(vllm_config.speculative_config.num_speculative_tokens))
+    meter = Meter.find(plan.name) if counts else None
+    log.info("Outrider drafts with '%s': %s", plan.name, plan.settings)
+    for note in drafter.notes:
+        log.info("%s", note)
+    return Drafting(drafter, plan.name, target.vocab_size, meter), meter
 
 
 def _version() -> str:

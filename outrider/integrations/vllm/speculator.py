@@ -8,6 +8,7 @@ token, as vLLM's own n-gram speculator does. Imported only inside vLLM, and only
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from typing import Any
 
@@ -17,7 +18,10 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from outrider.errors import CapabilityError
 from outrider.integrations.vllm.drafting import Ask
+from outrider.integrations.vllm.lookups import Plan
+from outrider.integrations.vllm.options import read_options
 from outrider.integrations.vllm.proposer import Limits, build
+from outrider.integrations.vllm.ranks import Ranks
 
 ARGUMENTS = (  # of `BaseSpeculator.propose` in vLLM 0.32
     "self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
@@ -48,7 +52,14 @@ class Speculator(BaseSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         check_interface()
         self._limits = Limits(vllm_config)
-        self._drafting, self._meter = build(vllm_config)
+        plan = Plan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
+        ranks = Ranks(vllm_config.parallel_config, repeatable=plan.repeatable)
+        if ranks.shares:
+            raise CapabilityError(
+                f"drafter '{plan.name}' may answer each rank otherwise, and one rank drafts for all in the old runner only: "
+                "unset VLLM_USE_V2_MODEL_RUNNER"
+            )
+        self._drafting, self._meter = build(plan, vllm_config, counts=ranks.leads)
         self._states = req_states
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         rows = vllm_config.scheduler_config.max_num_seqs

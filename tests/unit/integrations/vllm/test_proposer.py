@@ -228,6 +228,15 @@ def test_settings_that_cannot_work_are_refused(drafter: str, options: dict[str, 
         proposer(drafter, **options)
 
 
+def test_a_composite_of_look_ups_asks_no_clock() -> None:
+    """What a pass took on this rank must not decide who drafts."""
+    drafter = proposer("composite")._drafting.drafter
+    for seconds in (1e-9, 0.1, 3.0):
+        drafter._pass_seconds = seconds
+        for part in drafter.parts:
+            assert drafter._rate(part, 0, 4) == 1 + part.survival.expected(4, 0)
+
+
 def test_parts_of_a_composite_make_chains_by_default() -> None:
     made = proposer("composite", parts="ngram,ngram-cache", options="ngram-cache.max_ngram=3")
     cache = made._drafting.drafter.parts[1].drafter
