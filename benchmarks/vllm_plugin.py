@@ -13,6 +13,7 @@ Workloads: Spec-Bench's summarization, and `edits`: a short Python file with the
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import statistics
@@ -39,6 +40,7 @@ MAX_MODEL_LEN = 2048
 ROOM = 16  # positions behind an answer: near its end vLLM lets nobody draft
 OURS = "outrider.integrations.vllm.Proposer"
 DRAFTERS = {"ngram": {}, "suffix": {}, "composite": {"parts": "suffix,ngram", "mode": "best"}}
+COUNTERS = ("iterations", "drafts", "draft_tokens", "accepted_tokens")
 NAME = re.compile(r"\bdef ([a-z_]{4,})\(")
 
 
@@ -137,22 +139,18 @@ def rate(answer: dict[str, Any]) -> float:
     return (len(answer["token_ids"]) - 1) / (answer["seconds"] - answer["ttft_s"])
 
 
-def acceptance(before: dict[str, Any] | None, answers: list[dict[str, Any]]) -> dict[str, float] | None:
-    """vLLM's own counters over these answers. Drafts of no tokens are not counted by it."""
+def acceptance(before: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, float]:
+    """vLLM's own counters over these answers. Each draft counts in full, also where it goes beyond the answer's end; a prompt is
+    read in one pass."""
     after = answers[-1]["counters"]
-    if not after:
-        return None
-    counts = {
-        name: int(after[name] - (before or {}).get(name, 0)) for name in ("drafts", "draft_tokens", "accepted_tokens")
-    }
-    said = sum(len(answer["token_ids"]) - 1 for answer in answers)  # the first token comes with the prompt
-    counts["steps"] = said - counts["accepted_tokens"]
-    counts["tau"] = said / max(counts["steps"], 1)
-    return counts
+    counted = {name: int(after.get(name, 0) - before.get(name, 0)) for name in COUNTERS}
+    steps = counted.pop("iterations") - len(answers)
+    return {**counted, "steps": steps, "tau": 1 + counted["accepted_tokens"] / steps}
 
 
 def departures(model: Path, prompts: list[list[int]], plain: list[Any], other: list[Any]) -> list[dict[str, Any]]:
-    """Where a text leaves vLLM's plain one: the gap of the two tokens' logits there, in float32 and in steps of bfloat16."""
+    """Where a text leaves vLLM's plain one: how far the two tokens' logits lie below the best one there, by a pass in float32,
+    and what a step of bfloat16 is at that size."""
     found: list[dict[str, Any]] = []
     network: Any = None
     for number, (prompt, a, b) in enumerate(zip(prompts, plain, other, strict=True)):
@@ -163,11 +161,11 @@ def departures(model: Path, prompts: list[list[int]], plain: list[Any], other: l
         network = network or AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         with torch.inference_mode():
             logits = network(torch.tensor([prompt + left[:place]])).logits[0, -1]
-        ours, theirs = logits[left[place]].item(), logits[right[place]].item()
-        step = 2.0 ** (torch.tensor(max(abs(ours), abs(theirs))).log2().floor().item() - 7)
-        best_two = sorted((left[place], right[place])) == sorted(logits.topk(2).indices.tolist())
+        best = logits.max().item()
+        below = [best - logits[tokens[place]].item() for tokens in (left, right)]
+        step = 2.0 ** (math.floor(math.log2(abs(best))) - 7)
         found.append(
-            {"prompt": number, "place": place, "gap": abs(ours - theirs), "bf16_step": step, "are_best_two": best_two}
+            {"prompt": number, "place": place, "plain_below_best": below[0], "below_best": below[1], "bf16_step": step}
         )
     return found
 
@@ -270,7 +268,7 @@ def show(workload: str, found: dict[str, dict[str, Any]]) -> None:
     """One line a configuration."""
     console().print(f"\n{workload}")
     for label, entry in found.items():
-        counts = entry["acceptance"] or {"tau": 1.0, "draft_tokens": 0, "accepted_tokens": 0}
+        counts = entry["acceptance"]
         more = f"  same {entry['same_texts']}" if "same_texts" in entry else ""
         more += f"  tau here/Outrider {entry['tau_ratio']:.3f}" if "tau_ratio" in entry else ""
         console().print(

@@ -13,6 +13,7 @@ from typing import Any
 from protocol import serve
 
 COUNTED = "vllm:spec_decode_num_"
+ITERATIONS = "vllm:iteration_tokens_total"  # a histogram: its count is the engine's passes
 
 
 class VllmWorker:
@@ -58,12 +59,14 @@ class VllmWorker:
         }
 
     def _counters(self) -> dict[str, Any]:
-        """What vLLM has counted of speculation since it started; accepted tokens by position, too."""
+        """What vLLM has counted since it started: its passes, and speculation; accepted tokens by position, too."""
         counted: dict[str, Any] = {}
         for metric in self._llm.get_metrics():
             if metric.name.startswith(COUNTED):
                 name = metric.name.removeprefix(COUNTED)
                 counted[name] = list(metric.values) if hasattr(metric, "values") else metric.value
+            elif metric.name == ITERATIONS:
+                counted["iterations"] = metric.count
         return counted
 
 
