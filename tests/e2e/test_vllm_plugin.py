@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +19,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.demo import demo_paths
-from outrider.lab.tune.export import vllm as advice
+from outrider.lab.tune.export import in_other_words
 from outrider.lab.workload.load import load_workload
+from tests.unit.lab.tune.test_export import result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("OUTRIDER_VLLM_PYTHON", REPOSITORY / ".peers" / "vllm" / "bin" / "python"))
@@ -182,4 +190,132 @@ answer.append(hasattr(package.init_speculator, "_wrapped_by_outrider"))
     assert before == other == other_after == [unsupported, "custom_class"]
     assert after == [[], "custom_class"]
     assert wrapped
-    assert OURS["model"] == advice.PROPOSER
+
+
+@pytest.mark.parametrize(
+    "label", ["composite k=5 parts=suffix,ngram", "ngram-cache k=4", "retrieval k=5 branches=1 corpus=texts"]
+)
+def test_what_tune_prints_is_read_by_vllm(target: Path, label: str) -> None:
+    """Our drafter, its options and the table by batch size arrive where `Proposer` reads them."""
+    advised = result(label, {label: 1.9}, schedule=[(8, "none", 0)], target=str(target))
+    text = next(one.text for one in in_other_words(advised) if one.engine == "vLLM")
+    speculative, additional = re.search(r"--speculative-config '(.*)' --additional-config '(.*)'$", text).groups()
+    script = f"""
+import json
+from vllm.engine.arg_utils import EngineArgs
+made = EngineArgs(model={str(target)!r}, max_model_len=64, speculative_config=json.loads({speculative!r}),
+                  additional_config=json.loads({additional!r})).create_engine_config()
+spec = made.speculative_config
+table = spec.num_speculative_tokens_per_batch_size
+answer = [spec.method, spec.model, spec.num_speculative_tokens, table, made.additional_config]
+"""
+    method, model, size, table, options = there(script)
+    assert (method, model) == (OURS["method"], OURS["model"])
+    assert table == [[1, 7, size], [8, 4096, 0]]
+    assert options["outrider"]["drafter"] == label.partition(" ")[0]
+
+
+TENSOR_PARALLEL = """
+import vllm
+if __name__ == "__main__":
+    texts = {{}}
+    for name in ("plain", "suffix", "dice"):
+        llm = vllm.LLM(
+            model={target!r}, dtype="float32", max_model_len=256, max_num_seqs=4, enforce_eager=True, seed=0,
+            tensor_parallel_size=2, num_gpu_blocks_override=20, disable_log_stats=False,
+            speculative_config=None if name == "plain" else {ours}, additional_config={{"outrider": {{"drafter": name}}}},
+        )
+        params = vllm.SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
+        done = llm.generate([{{"prompt_token_ids": prompt}} for prompt in {prompts}], params, use_tqdm=False)
+        texts[name] = [list(one.outputs[0].token_ids) for one in done]
+        counted = {{m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}}
+        texts[name + " accepted"] = counted.get("vllm:spec_decode_num_accepted_tokens")
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+    print("ANSWER " + json.dumps(texts))
+"""
+DICE = """
+import os
+from outrider.drafters.ngram import NgramDrafter
+from outrider.trees.token_tree import TokenTree, to_draft
+
+class Dice(NgramDrafter):
+    repeatable = False
+
+    def propose(self, rows, gamma):
+        draft = super().propose(rows, gamma)
+        return draft if os.urandom(1)[0] % 3 else to_draft([TokenTree() for _ in rows], rows.device)
+"""
+
+
+def test_two_ranks(target: Path, tmp_path: Path) -> None:
+    """Each rank has its own suffix memory, and both draft the same; a drafter that draws lots drafts on the first rank alone.
+    Ranks that part would hang, or say something else."""
+    (tmp_path / "dice_drafter.py").write_text(DICE)
+    info = tmp_path / "dice-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dice\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[outrider.drafters]\ndice = dice_drafter:Dice\n")
+    script = tmp_path / "ranks.py"
+    script.write_text("import json" + TENSOR_PARALLEL.format(target=str(target), ours=OURS, prompts=word_problems(target, 4)))
+    environment = {
+        **os.environ, **SETTINGS, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)]),
+    }  # fmt: skip
+    done = subprocess.run([str(PYTHON), str(script)], env=environment, capture_output=True, text=True, timeout=600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert lines, done.stderr[-3000:]
+    found = json.loads(lines[-1].removeprefix("ANSWER "))
+    for drafter in ("suffix", "dice"):
+        assert found[drafter] == found["plain"]
+        assert found[f"{drafter} accepted"] > 0
+
+
+def test_the_page_of_a_real_server(target: Path, tmp_path: Path) -> None:
+    """The server's process shows what the engine's counts, and as many accepted tokens as vLLM counts itself; its folder is gone
+    when it has ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target), "--served-model-name", "demo",
+        "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "256", "--enforce-eager",
+        "--num-gpu-blocks-override", "20", "--speculative-config", json.dumps(OURS),
+        "--additional-config", json.dumps({"outrider": {"drafter": "composite"}}),
+    ]  # fmt: skip
+    environment = {**os.environ, **SETTINGS, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": str(REPOSITORY)}
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            command, env={**environment, "TMPDIR": str(tmp_path)}, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            waited = time.monotonic() + 300
+            while not ask(port, "/health") and server.poll() is None and time.monotonic() < waited:
+                time.sleep(0.5)
+            question = {"model": "demo", "prompt": "Question: Sam has 37 lemons and James has 18 lemons. How many more "
+                        "lemons does Sam have?\nAnswer:", "max_tokens": 40, "temperature": 0}  # fmt: skip
+            answers = [json.loads(ask(port, "/v1/completions", question) or "{}") for _ in range(2)]
+            assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
+            page = ask(port, "/metrics") or ""
+            assert list(tmp_path.glob("outrider-vllm-*"))
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+    ours = re.findall(r'^outrider:accepted_tokens_total{drafter="composite",part="\w+"} (\S+)$', page, re.M)
+    theirs = re.findall(r"^vllm:spec_decode_num_accepted_tokens_total{.*} (\S+)$", page, re.M)
+    assert sum(map(float, ours)) == float(theirs[0]) > 0
+    assert 'outrider:texts_total{drafter="composite"} 2.0' in page
+    assert not list(tmp_path.glob("outrider-vllm-*"))
+
+
+def ask(port: int, path: str, content: dict[str, Any] | None = None) -> str | None:
+    """What the server answers; None while it does not."""
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return str(answer.read().decode()) or "ok"
+    except (urllib.error.URLError, ConnectionError):
+        return None
