@@ -289,7 +289,7 @@ def test_the_page_of_a_real_server(target: Path, tmp_path: Path) -> None:
             command, env={**environment, "TMPDIR": str(tmp_path)}, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            waited = time.monotonic() + 300
+            waited = time.monotonic() + 600
             while not ask(port, "/health") and server.poll() is None and time.monotonic() < waited:
                 time.sleep(0.5)
             question = {"model": "demo", "prompt": "Question: Sam has 37 lemons and James has 18 lemons. How many more "
