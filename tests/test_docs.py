@@ -149,7 +149,7 @@ def _indented(page: Path) -> list[str]:
 def test_options_in_passing_exist(page: Path) -> None:
     """An option alone between backticks is one of some verb."""
     known = set().union(*known_options().values())
-    strangers = {"--num_processes", "--rehearse"}  # accelerate's; benchmarks/tune.py's
+    strangers = {"--num_processes", "--rehearse", "--additional-config"}  # accelerate's; benchmarks/tune.py's; vLLM's
     named = {option for span in spans(page) if span.startswith("--") for option in OPTION.findall(span)}
     unknown = sorted(named - known - strangers)
     assert not unknown

@@ -1,4 +1,4 @@
-"""Worker: vLLM's CPU build, plain or with `speculative_config={"method": "draft_model"}`.
+"""Worker: vLLM's CPU build, plain, with `speculative_config={"method": "draft_model"}`, or with the one it is given.
 
 Settings: bf16, its own default compilation, engine in this process (no worker process to talk to), prefix
 caching off (a prompt is used once per round, and a cached prompt would flatter the later rounds), one
@@ -11,6 +11,9 @@ import os
 from typing import Any
 
 from protocol import serve
+
+COUNTED = "vllm:spec_decode_num_"
+ITERATIONS = "vllm:iteration_tokens_total"  # a histogram: its count is the engine's passes
 
 
 class VllmWorker:
@@ -27,8 +30,8 @@ class VllmWorker:
         import torch
         import vllm
 
-        speculative = None
-        if command["draft"]:
+        speculative = command.get("speculative")
+        if command.get("draft"):
             speculative = {
                 "method": "draft_model",
                 "model": command["draft"],
@@ -37,6 +40,7 @@ class VllmWorker:
         self._llm = vllm.LLM(
             model=command["target"], dtype="bfloat16", max_model_len=command["max_model_len"], max_num_seqs=1,
             enable_prefix_caching=False, speculative_config=speculative, disable_log_stats=False, seed=0,
+            additional_config=command.get("additional_config") or {}, num_gpu_blocks_override=command.get("kv_blocks"),
         )  # fmt: skip
         self._sampling_params = vllm.SamplingParams
         return {
@@ -51,7 +55,19 @@ class VllmWorker:
         return {
             "token_ids": list(output.outputs[0].token_ids),
             "ttft_s": metrics.first_token_latency if metrics is not None else None,
+            "counters": self._counters(),
         }
+
+    def _counters(self) -> dict[str, Any]:
+        """What vLLM has counted since it started: its passes, and speculation; accepted tokens by position, too."""
+        counted: dict[str, Any] = {}
+        for metric in self._llm.get_metrics():
+            if metric.name.startswith(COUNTED):
+                name = metric.name.removeprefix(COUNTED)
+                counted[name] = list(metric.values) if hasattr(metric, "values") else metric.value
+            elif metric.name == ITERATIONS:
+                counted["iterations"] = metric.count
+        return counted
 
 
 if __name__ == "__main__":

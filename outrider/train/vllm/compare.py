@@ -73,7 +73,7 @@ def compare(
         answer = interpreter.ask(_task(out, target, how), Path(folder), log, how.timeout_s)
     there = Acceptance.model_validate(answer["counters"])
     status(f"Outrider drafts with {source}")
-    following = _Following(kind, source, target, how)
+    following = Following(_outrider(kind, source, target, how), method.num_draft_tokens)
     departed = [following.along(prompt, text) for prompt, text in zip(how.prompts, answer["tokens"], strict=True)]
     here = following.counted()
     ratio = there.tau / here.tau
@@ -92,15 +92,18 @@ def _task(out: Path, target: Target, how: Comparing) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Following:
-    """Outrider, drafting along given answers."""
+def _outrider(kind: str, source: Path, target: Target, how: Comparing) -> LLM:
+    return LLM(
+        target.name, drafter=kind, draft=source, num_draft_tokens=how.method.num_draft_tokens, dtype=target.dtype,
+        threads=how.threads, compile="off", max_num_seqs=1,
+    )  # fmt: skip
 
-    def __init__(self, kind: str, source: Path, target: Target, how: Comparing) -> None:
-        self._length = how.method.num_draft_tokens
-        self._llm = LLM(
-            target.name, drafter=kind, draft=source, num_draft_tokens=self._length, dtype=target.dtype, threads=how.threads,
-            compile="off", max_num_seqs=1,
-        )  # fmt: skip
+
+class Following:
+    """Outrider, drafting along answers that another engine gave."""
+
+    def __init__(self, llm: LLM, num_draft_tokens: int) -> None:
+        self._llm, self._length = llm, num_draft_tokens
         self._total = DecodeStats()
 
     def along(self, prompt: Sequence[int], answer: Sequence[int]) -> int:

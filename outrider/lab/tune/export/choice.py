@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,16 +63,18 @@ class Advice:
         """Of what the engine has nothing was worth it."""
         return Words(engine=engine, text="", notes=[f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."])
 
-    def choose(self, drafters: Collection[str], trees: Collection[str] = ()) -> Choice | None:
-        """The best chain by one of `drafters`, or best-first tree by one of `trees`, that is forecast or measured to pay; None
-        where none does. Fixed lengths only."""
+    def choose(
+        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
+    ) -> Choice | None:
+        """The best chain by one of `drafters`, or best-first tree by one of `trees`, that the engine `takes` and that is forecast
+        or measured to pay; None where none does. Fixed lengths only."""
         measured = {one.configuration: one.speedup.value for one in self._result.confirmed}
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
             configuration = Configuration.parse(label)
             tree = _tree(configuration.drafter_options)
             able = drafters if tree is None else trees if tree == BEST_FIRST else ()
-            if configuration.drafter in able and not _is_ours_alone(configuration):
+            if configuration.drafter in able and not _is_ours_alone(configuration) and takes(configuration):
                 found.append((measured.get(label, forecast), label))
         paying = [one for one in found if one[0] > 1]
         if not paying:

@@ -6,6 +6,9 @@ p alone. Token by token, both runners do what they are told.
 
 Heads were tried in 0.32 (docs/train.md, "In vLLM"): methods eagle, eagle3, medusa (a chain of best guesses, no tree), dflash;
 block heads with a Markov or a confidence head are its dspark, which needs its model runner V2, so a GPU.
+
+Look-ups that it does not have (several at once, a corpus, a table over all texts) are Outrider's own, as its custom_class
+(docs/vllm.md); it verifies chains, so a composite takes the best part of each row there.
 """
 
 from __future__ import annotations
@@ -13,11 +16,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from outrider.lab.configuration import Configuration
 from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
 from outrider.lab.tune.result import Words
 
 ENGINE = "vLLM"
-DRAFTERS = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
+OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
+PLUGGED = ("composite", "retrieval", "ngram-cache")  # which Outrider brings along
+DRAFTERS = OWN + PLUGGED
+LOOKUPS = ("ngram", "suffix", *PLUGGED[1:])
+PROPOSER = "outrider.integrations.vllm.Proposer"
 LAYOUTS = {"eagle": "raw", "eagle3": "raw", "medusa": "vllm", "block": "raw"}  # of `outrider export`
 SAMPLING = ("draft-model", "eagle", "eagle3")  # whose tokens it can draw
 LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
@@ -27,10 +35,12 @@ def words(advice: Advice) -> Words:
     """A command line with the configuration as JSON."""
     if not advice.recommended.speculate:
         return advice.off(ENGINE, "leave --speculative-config out")
-    choice = advice.choose(DRAFTERS)
+    choice = advice.choose(DRAFTERS, takes=_takes)
     if choice is None:
         return advice.nothing(ENGINE, DRAFTERS)
     text = f"vllm serve {advice.target} --speculative-config '{json.dumps(config(choice, advice))}'"
+    if choice.drafter in PLUGGED:
+        text += f" --additional-config '{json.dumps(additional_config(choice))}'"
     return Words(engine=ENGINE, text=text, language="bash", notes=[*choice.notes, *_notes(choice, advice)])
 
 
@@ -39,7 +49,9 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
     is_block = choice.drafter == "block"
     size = choice.block if is_block else choice.size
     found: dict[str, Any] = {"method": method_of(choice), "num_speculative_tokens": size}
-    if choice.drafter in LAYOUTS or choice.drafter == "draft-model":
+    if choice.drafter in PLUGGED:
+        found["model"] = PROPOSER
+    elif choice.drafter in LAYOUTS or choice.drafter == "draft-model":
         found["model"] = EXPORTED if choice.drafter in LAYOUTS else advice.draft
         if advice.sampled and choice.drafter in SAMPLING:  # its default takes the draft's favourite and accepts it with p alone
             found["draft_sample_method"] = "probabilistic"
@@ -62,8 +74,24 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
     return found
 
 
+def additional_config(choice: Choice) -> dict[str, Any]:
+    """What our proposer reads of vLLM's `additional_config`."""
+    options = {name: value for name, value in choice.options.items() if name != "mode"}
+    return {"outrider": {"drafter": choice.drafter, "drafter_options": options}}
+
+
+def _takes(configuration: Configuration) -> bool:
+    """Whether it has this drafter, or our proposer there can: of a composite, all parts must be look-ups."""
+    if configuration.drafter != "composite":
+        return True
+    parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
+    return all(part.strip() in LOOKUPS for part in parts)
+
+
 def method_of(choice: Choice) -> str:
     """What vLLM calls it."""
+    if choice.drafter in PLUGGED:
+        return "custom_class"
     if choice.drafter == "block":
         return "dspark" if choice.is_dspark else "dflash"
     return choice.drafter.replace("-", "_")
@@ -71,8 +99,16 @@ def method_of(choice: Choice) -> str:
 
 def _notes(choice: Choice, advice: Advice) -> list[str]:
     notes = []
+    if choice.drafter in PLUGGED:
+        notes.append("Needs outrider beside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here.")
     if choice.drafter == "suffix":
         notes.append("Needs arctic-inference==0.1.1 beside vLLM.")
+    if choice.drafter in ("suffix", "ngram"):
+        ours = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": choice.size}
+        notes.append(
+            f"Or with Outrider's own {choice.drafter} (docs/vllm.md): --speculative-config '{json.dumps(ours)}' "
+            f"--additional-config '{json.dumps(additional_config(choice))}'"
+        )
     if choice.drafter == "draft-model":
         notes.append("The draft's vocabulary must have the target's size.")
     if choice.drafter in LAYOUTS:
