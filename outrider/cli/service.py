@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import typer
 
-COMMANDS: tuple[Callable[..., int | None], ...] = ()  # one module each: service_draft.py, service_target.py, ...
+from outrider.cli.service_health import health
+
+COMMANDS: tuple[Callable[..., int | None], ...] = (health,)  # one module each: service_draft.py, service_target.py, ...
 
 
 def service_app() -> typer.Typer:
