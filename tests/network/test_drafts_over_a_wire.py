@@ -1,4 +1,4 @@
-"""`outrider serve` with its draft service across a wire that is slow, lossy or cut, and a service that is killed: never another text.
+"""`outrider serve` and a draft service across a wire that is slow, lossy or cut, or that is killed: never another text.
 
 The reference is one process with the same pair. Sampled requests carry seeds and share their noise with the draft
 (`--verifier gumbel`), so that their texts do not depend on which drafts arrived in time.
