@@ -14,7 +14,7 @@ from outrider import LLM, SamplingParams
 
 
 def main() -> None:
-    """Read `{"target", "compile", "configurations": {name: options of LLM}}`, then `{"name", "prompt", "max_tokens"}` to the end."""
+    """Read `{"target", "compile", "configurations": {name: options}}`, then `{"name", "prompt", "max_tokens"}` to the end."""
     out, sys.stdout = sys.stdout, sys.stderr
     wanted = json.loads(sys.stdin.readline())
     shared = {"compile": wanted["compile"], "threads": 1}
