@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import typer
 
+from outrider.cli.service_draft import draft
 from outrider.cli.service_health import health
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (health,)  # one module each: service_draft.py, service_target.py, ...
+COMMANDS: tuple[Callable[..., int | None], ...] = (draft, health)
 
 
 def service_app() -> typer.Typer:
