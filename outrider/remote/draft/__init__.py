@@ -1,0 +1,1 @@
+"""The draft service, which guesses for targets elsewhere, and the drafter that asks one."""
