@@ -20,9 +20,9 @@ from tests.network.network import Network
 from tests.network.parts import DRAFT_PORT, HTTP_PORT, Part, complete, get, metric
 
 pytestmark = pytest.mark.usefixtures("_wires")
-TOKENS = 48
+TOKENS = 32
 PARAMS = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 7}]
-ENOUGH_S = 60.0
+ENOUGH_S = 300.0
 
 
 @dataclass
@@ -101,7 +101,7 @@ def _mended(deployment: Deployment) -> Iterator[None]:
 def test_texts_are_those_of_one_process(deployment: Deployment) -> None:
     deployment.network.change(round_trip_s=0.001)
     deployment.check()
-    assert deployment.count("remote_draft_hits_total") > 0
+    assert deployment.arrives()
     assert deployment.count("spec_decode_num_accepted_tokens_total") > 0
 
 
