@@ -18,6 +18,8 @@ from outrider.sampling.words import BadWords
 from outrider.text import Detokenizer, StopStrings
 from outrider.wellformed import checked_text
 
+COMMITTED = "committed"  # origin of tokens that were emitted elsewhere
+
 
 def new_row(
     built: Built, number: int, tokens: Sequence[int], params: SamplingParams,
@@ -54,6 +56,23 @@ def new_row(
         stops=StopStrings(params.stop, after=params.min_tokens, include=params.include_stop_str_in_output),
         constraint=constraint_for(built, params, constraint),
     )
+
+
+def resume(row: Row, committed: Sequence[int], vocab_size: int) -> None:
+    """Bring a new row to where it stands behind output tokens that were emitted elsewhere: text, stop strings, constraint, limits.
+
+    Raises RequestError for tokens that this row could not have emitted.
+    """
+    for number, token in enumerate(committed):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"committed has token id {token}, outside the vocabulary of {vocab_size}")
+        if row.finish_reason is not None:
+            raise RequestError(f"committed has {len(committed)} tokens, but the answer ends with its first {number}")
+        if row.constraint is not None and not row.constraint.allowed([[]])[0, token]:
+            raise RequestError(f"committed has token id {token} at {number}, which grammar or bans do not allow there")
+        row.add(token, COMMITTED)
+        if row.params.logprobs is not None:
+            row.logprobs.append({})  # told where it was emitted
 
 
 def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> list[int]:

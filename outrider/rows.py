@@ -60,7 +60,7 @@ class Row:
     stop_reason: int | str | None = None  # the stop string or the named stop token that ended the row
     text: str = ""
     pieces: list[str] = field(default_factory=list)  # text released by each output token
-    origins: list[str] = field(default_factory=list)  # "accepted", "correction", "bonus" or "plain", per output token
+    origins: list[str] = field(default_factory=list)  # per output token: "accepted", "correction", "bonus", "plain", "committed"
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
 

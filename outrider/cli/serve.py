@@ -144,7 +144,7 @@ def serve(
 ) -> int:
     """Answer OpenAI clients: completions, chat, streaming, tools, structured output."""
     settings = _settings(target, config, model, engine, listen)
-    _check_installed()
+    check_installed()
     from outrider.cli.session import quieten_libraries
     from outrider.serve.run import run_server
 
@@ -185,7 +185,8 @@ def _settings(
     return ServerSettings(models=(served,), **listen.given())
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Raises ConfigError where a package that serving needs is missing."""
     from importlib.util import find_spec
 
     missing = [name for name in ("fastapi", "uvicorn", "structlog") if find_spec(name) is None]

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import typer
 
+from outrider.cli.service_coordinator import coordinator
 from outrider.cli.service_draft import draft
 from outrider.cli.service_health import health
+from outrider.cli.service_target import target
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (draft, health)
+COMMANDS: tuple[Callable[..., int | None], ...] = (draft, target, coordinator, health)
 
 
 def service_app() -> typer.Typer:

@@ -20,7 +20,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from outrider.admission import bad_words, new_row
+from outrider.admission import bad_words, new_row, resume
+from outrider.build import Built
 from outrider.engine.calibrate import calibrate
 from outrider.engine.desk import Desk
 from outrider.engine.lineup import Lineup
@@ -70,6 +71,15 @@ class Engine:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return self._batch.built.target.eos_token_ids
+
+    @property
+    def built(self) -> Built:
+        """Models and parts, for those who look at them before the engine starts."""
+        return self._batch.built
+
+    @property
+    def settings(self) -> EngineSettings:
+        return self._settings
 
     @property
     def drafters(self) -> list[str]:
@@ -132,6 +142,7 @@ class Engine:
             self._batch.built, 0, request.prompt, request.params, with_text=True, context=self.context,
             constraint=request.constraint,
         )  # fmt: skip
+        resume(row, request.committed, self.vocab_size)
         row.verifier = verifier
         self._lineup.instruct(row, request, self.context)
         rule = verifier or self._batch.decoder.verifier
@@ -140,9 +151,14 @@ class Engine:
             self._refuse(request)
             self._arrivals += 1
             row.request = self._arrivals
-            live = Live(request, listener, row, self._arrivals, drafter, rule.lossless, reproducible)
+            live = Live(
+                request, listener, row, self._arrivals, drafter, rule.lossless, reproducible, shown=len(request.committed)
+            )
             self._desk.enter(live)
             self._desk.do(lambda: self._loop.enqueue(live))
+
+    async def settle(self, request_id: str) -> None:
+        """Nothing: what `submit` took is taken. An engine that runs elsewhere may refuse later."""
 
     def cancel(self, request_id: str) -> None:
         """End a request as "abort". Unknown or finished ones are left alone."""

@@ -29,7 +29,9 @@ class Live:
     started: float | None = None  # its prompt began to be read
     joined: float | None = None  # it was first in the batch
     first_token: float | None = None
-    shown: int = 0  # output tokens that were handed over
+    shown: int = 0  # output tokens that were handed over, or were there before
+    has_told: bool = False  # whether anything was handed over
+    drafted: int = 0  # draft tokens that were told of
     cached_tokens: int = 0
     preemptions: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
@@ -54,9 +56,10 @@ class Live:
         """Hand over what is new."""
         row, new = self.row, slice(self.shown, len(self.row.origins))
         now = time.perf_counter()
-        if row.origins and self.first_token is None:
+        is_more = len(row.origins) > self.shown
+        if is_more and self.first_token is None:
             self.first_token = now
-        if self.first_token is not None and len(row.origins) > self.shown:
+        if self.first_token is not None and is_more:
             row.stats.ttft_s = self.first_token - self.submitted
             row.stats.decode_s = now - self.first_token
         pieces = row.pieces[new]
@@ -64,10 +67,11 @@ class Live:
         self.listener(
             Update(
                 text="".join(pieces) + rest, token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
-                logprobs=row.logprobs[new], prompt_logprobs=None if self.shown else self.prompt_logprobs, finish=finish,
+                logprobs=row.logprobs[new], prompt_logprobs=None if self.has_told else self.prompt_logprobs, finish=finish,
+                drafted=row.stats.drafted - self.drafted,
             )
         )  # fmt: skip
-        self.shown = len(row.origins)
+        self.shown, self.has_told, self.drafted = len(row.origins), True, row.stats.drafted
 
     def finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         """The end, as numbers. Does not tell the listener."""

@@ -61,10 +61,14 @@ class Loop:
             desk.pulse.rest()  # dead is not hung
 
     def enqueue(self, live: Live) -> None:
-        """It waits for its turn, unless it has ended before it was heard of, with all the others."""
+        """It waits for its turn, unless it has ended before it was heard of, with all the others. What was committed may be all
+        of its answer."""
         if live in self._desk:
-            self._places.waiting.push(live)
             self._observer.queued(live.request)
+            if live.row.finish_reason is None:
+                self._places.waiting.push(live)
+            else:
+                self._end(live, "stop" if live.row.finish_reason == "stop" else "length")
 
     def abort(self, live: Live) -> None:
         """It is not wanted any more."""

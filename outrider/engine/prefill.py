@@ -6,6 +6,9 @@ the page pool. A prompt that is read moves into the batch as keys and values; no
 
 Pages hold whole chunks of prompts only, unless this model's keys have the same bits however a text is cut into passes
 (`reads_any_way`, measured): then they may also hold what decoding wrote, in small pages.
+
+A text may have an answer's beginning behind its prompt: of a request that goes on elsewhere, or that lost its keys. That part is
+read as decoding would have, in passes no wider than those whose bits were compared, so that the text goes on as it would have.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.probe import probe_tokens
 
 SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
+ANSWER_CHUNK = 24  # tokens of an answer that are read in one pass: a width that `find_pass_limits` compares with decoding's
 CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))  # of the 300 tokens that are read in several ways
 
 
@@ -55,7 +59,8 @@ class Prefiller:
             known = live.row.tokens[:-1]
             live.draft_parts = self._drafts.copy(known)
             most = shortest(live.draft_parts) if self.lm.capture else None
-            live.cached_tokens = self._pool.load(known, self.lm.kv, row, most)
+            found = self._pool.load(known[: self._shared(live)], self.lm.kv, row, most)
+            live.cached_tokens = min(found, live.row.num_prompt)
 
     def drop(self, live: Live) -> None:
         """It is not to be read any further."""
@@ -73,8 +78,10 @@ class Prefiller:
         row, tokens = self._lanes.index(live), live.row.tokens
         done = self.lm.kv.lengths[row]
         chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
+        prompt = live.row.num_prompt - 1  # what is read as a prompt
+        chunk = chunk[: prompt - done if done < prompt else min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)]
         if chunk:
-            wanted = live.request.prompt_logprobs
+            wanted = live.request.prompt_logprobs if done < prompt else None
             columns = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
             logits = self.lm.forward(torch.tensor([chunk], device=self.lm.device), columns=columns, first_row=row)
             self.lm.kv.advance(row, len(chunk))
@@ -87,10 +94,14 @@ class Prefiller:
     def take(self, live: Live) -> list[Tensor]:
         """Keys and values of a prompt that is read; the prompt stays known in the pool."""
         row, length = self._lanes.index(live), len(live.row.tokens) - 1
-        self._pool.save(live.row.tokens, self.lm.kv, row, length)
+        self._pool.save(live.row.tokens, self.lm.kv, row, min(length, self._shared(live)))
         parts = self.lm.kv.read(row, 0, length)
         self.drop(live)
         return parts
+
+    def _shared(self, live: Live) -> int:
+        """Tokens of its text whose keys other texts may have: an answer's only where bits do not tell how they were written."""
+        return len(live.row.tokens) if self._pool.page < PREFILL_CHUNK else live.row.num_prompt - 1
 
     def reset(self) -> list[Live]:
         """Forget what was read, after an error; returns who was being read, whose turn it was first."""

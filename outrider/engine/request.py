@@ -6,6 +6,10 @@
 
 A request is refused before anything runs (RequestError, ConfigError, CapabilityError, QueueFullError, UnavailableError); once
 accepted, it ends with exactly one `Finish`, whatever happens.
+
+A request may begin in the middle of its answer: `committed` are output tokens that another engine emitted for the same prompt,
+parameters and seed. Text, stop strings, grammar, penalties and limits go on as if this engine had emitted them, and updates
+start behind them; `stats` count this engine's part alone.
 """
 
 from __future__ import annotations
@@ -60,6 +64,7 @@ class Request:
     priority: int = 0  # smaller runs first, as in vLLM
     timeout_s: float | None = None  # from submission; then it finishes as "timeout" with what there is
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: none wanted
+    committed: list[int] = field(default_factory=list)  # output tokens emitted elsewhere; the answer goes on behind them
 
     @property
     def is_predicted(self) -> bool:
@@ -103,6 +108,7 @@ class Update:
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per token, where asked for
     prompt_logprobs: list[dict[int, float] | None] | None = None  # once, with the first update; None for the first token
     finish: Finish | None = None
+    drafted: int = 0  # draft tokens that the steps behind `token_ids` submitted
 
 
 Listener = Callable[[Update], None]  # called in the engine's thread: hand over and return

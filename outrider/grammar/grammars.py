@@ -38,7 +38,7 @@ class Grammars:
             known = self._checked.get(spec)
             if known is None or known.is_spent:
                 known = self._remember(spec, self._compile(library, spec))
-            return Matcher(known, frozenset(self._index.eos_tokens), self.vocab_size)
+            return Matcher(known, frozenset(self._index.eos_tokens), self.vocab_size, spec)
 
     def _remember(self, spec: Spec, compiled: Compiled) -> Compiled:
         self._checked.pop(spec, None)

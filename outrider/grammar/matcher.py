@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.errors import NumericalError, RequestError
 from outrider.grammar.compiled import Compiled
+from outrider.grammar.specs import Spec
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -28,8 +29,11 @@ class Matcher:
 
     All calls raise RequestError when the grammar takes more work than llguidance allows; so do all that follow."""
 
-    def __init__(self, grammar: Compiled, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        """`grammar`: over the tokens 0 .. vocab_size - 1."""
+    def __init__(
+        self, grammar: Compiled, eos_token_ids: frozenset[int], vocab_size: int, spec: Spec | None = None
+    ) -> None:
+        """`grammar`: over the tokens 0 .. vocab_size - 1; `spec`: what it was made from."""
+        self.spec = spec
         self._grammar = grammar
         self._matcher: Any = grammar.copy()
         self._eos = eos_token_ids

@@ -32,6 +32,7 @@ def model_identity(name: str, tokenizer: Any, vocab_size: int, model: Mapping[st
         name=name, vocab_size=vocab_size,
         vocabulary_sha256=vocabulary_hash(tokenizer), tokenizer_sha256=tokenizer_hash(tokenizer),
         model_sha256="" if model is None else _hash(json.dumps(model, sort_keys=True, default=str)),
+        facts={} if model is None else {name: str(value) for name, value in model.items()},
     )  # fmt: skip
 
 
@@ -58,6 +59,20 @@ def check_tokenizer(ours: messages.ModelIdentity, theirs: messages.ModelIdentity
         raise CapabilityError(
             f"{who} works with '{theirs.name}', whose tokenizer or chat template ({theirs.tokenizer_sha256[:12]}) is not that of "
             f"'{ours.name}' ({ours.tokenizer_sha256[:12]}): use the same model folder on both sides"
+        )
+
+
+def check_model(ours: messages.ModelIdentity, theirs: messages.ModelIdentity, who: str) -> None:
+    """Raises CapabilityError, naming what differs, where equal requests could get other texts: `ours` answered before."""
+    if not ours.model_sha256 or not theirs.model_sha256:
+        raise CapabilityError(f"{who} does not say which weights and arithmetic it answers with: install one release everywhere")
+    if ours.model_sha256 != theirs.model_sha256:
+        names = [name for name in {**ours.facts, **theirs.facts} if ours.facts.get(name) != theirs.facts.get(name)]
+        pairs = ((name, theirs.facts.get(name, "unknown")[:40], ours.facts.get(name, "unknown")[:40]) for name in names)
+        each = "; ".join(f"{name} {found} instead of {expected}" for name, found, expected in pairs)
+        raise CapabilityError(
+            f"{who} would answer with other texts than the replicas beside it ({each or 'hashes differ'}): serve the "
+            "same weights in the same way everywhere, or give this one another model name"
         )
 
 

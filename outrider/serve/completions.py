@@ -84,6 +84,10 @@ class Completion:
         """The same as a stream. What the engine refuses is raised here, before the first chunk."""
         return self._chunks(self._exchange.updates(self._exchange.launch()))
 
+    async def settle(self) -> None:
+        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
+        await self._exchange.settle()
+
     def cancel(self) -> None:
         """End what still runs."""
         self._exchange.cancel()

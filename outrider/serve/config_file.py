@@ -22,7 +22,7 @@ Unknown keys and wrong types are refused by name.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,18 +40,21 @@ TABLES = ("server", "models", "routes")
 IN_SECONDS = ("request_timeout", "drain_timeout", "hang_timeout")  # `_s` in Python only
 OF_TABLES = ("models", "rules")  # of `ServerSettings`: they have tables of their own
 Kind = TypeVar("Kind")
+ReadModel = Callable[[dict[str, Any], str], ServedModel]  # (table, what to call it in a message)
 
 
-def read_config(path: Path, given: dict[str, Any]) -> ServerSettings:
-    """`given`: fields of `ServerSettings` from the command line, which win. Raises ConfigError naming file and key."""
+def read_config(path: Path, given: dict[str, Any], read_model: ReadModel | None = None) -> ServerSettings:
+    """`given`: fields of `ServerSettings` from the command line, which win; `read_model`: what a table of [[models]] means, if
+    no engine here. Raises ConfigError naming file and key."""
+    read_model = read_model or _model
     content = _read(path)
-    _check_keys(content, TABLES, str(path))
+    check_keys(content, TABLES, str(path))
     server = content.get("server", {})
     if not isinstance(server, dict):
         raise ConfigError(f"{path}: 'server' must be a table: [server]")
     server = {f"{name}_s" if name in IN_SECONDS else name: value for name, value in server.items()}
-    _check_keys(server, [name for name in _names(ServerSettings) if name not in OF_TABLES], f"{path} [server]")
-    models = [_model(table, place) for table, place in _tables(content, "models", path)]
+    check_keys(server, [name for name in _names(ServerSettings) if name not in OF_TABLES], f"{path} [server]")
+    models = [read_model(table, place) for table, place in _tables(content, "models", path)]
     rules = [_made(Rule, table, place) for table, place in _tables(content, "routes", path)]
     return _made(ServerSettings, {**server, **given, "models": tuple(models), "rules": tuple(rules)}, f"{path} [server]")
 
@@ -79,7 +82,7 @@ def _model(table: dict[str, Any], place: str) -> ServedModel:
         {name: table[name] for name in _names(kind) if name in table} for kind in (ServedModel, EngineSettings, Options)
     )
     known = [*_names(ServedModel), *_names(EngineSettings), *_names(Options), "settings"]
-    _check_keys(table, [name for name in known if name not in ("options", "engine")], place)
+    check_keys(table, [name for name in known if name not in ("options", "engine")], place)
     if "settings" in table:
         options = {**read_settings(Path(str(table["settings"]))).options, **options}
     if "target" not in options:
@@ -93,7 +96,8 @@ def _names(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _check_keys(table: dict[str, Any], known: Sequence[str], place: str) -> None:
+def check_keys(table: dict[str, Any], known: Sequence[str], place: str) -> None:
+    """Raises ConfigError for a key that is not among `known`."""
     for name in table:
         if name not in known:
             raise ConfigError(f"{place}: unknown key '{name}'.{did_you_mean(name, known)}")
@@ -101,7 +105,7 @@ def _check_keys(table: dict[str, Any], known: Sequence[str], place: str) -> None
 
 def _made(kind: type[Kind], values: dict[str, Any], place: str) -> Kind:
     """An instance whose fields have the types they are declared with. Raises ConfigError."""
-    _check_keys(values, _names(kind), place)
+    check_keys(values, _names(kind), place)
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:

@@ -53,6 +53,11 @@ class Exchange:
         self._bridge.submit(self.requests)
         return self._bridge
 
+    async def settle(self) -> None:
+        """Wait until the engine has taken everything for good. Raises the first refusal."""
+        if self._bridge is not None:
+            await self._bridge.settle()
+
     def cancel(self) -> None:
         """End what still runs."""
         if self._bridge is not None:
@@ -61,7 +66,9 @@ class Exchange:
     async def answers(self) -> list[Answer]:
         """All of them, whole. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
         found = [Answer() for _ in self.requests]
-        async for number, update in self.updates(self.launch()):
+        bridge = self.launch()
+        await bridge.settle()
+        async for number, update in self.updates(bridge):
             found[number].take(update)
         return found
 

@@ -49,7 +49,13 @@ def generating_routes(state: ServerState) -> APIRouter:
 
 async def _answer(asked: Completion | Chat, stream: bool, request: Request) -> Response:
     if stream:
-        return EventStream(asked.chunks(), asked.cancel)
+        chunks = asked.chunks()
+        try:  # a refusal has a status of its own, which the first byte of a stream would decide
+            await unless_gone(request.receive, asked.settle())
+        except BaseException:
+            asked.cancel()
+            raise
+        return EventStream(chunks, asked.cancel)
     try:
         whole = await unless_gone(request.receive, asked.whole())
     finally:

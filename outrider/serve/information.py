@@ -53,18 +53,21 @@ def information_routes(state: ServerState) -> APIRouter:
         check_ids(body.tokens, served, "tokens")
         return DetokenizeAnswer(prompt=served.texts.decode(body.tokens))
 
-    @router.get("/health", responses=UNAVAILABLE)
+    @router.get("/health", responses=UNAVAILABLE, response_model_exclude_unset=True)
     async def health() -> Health:
         """200 while the process and every engine's thread live and come round; start a server again that fails this."""
         _check_alive(state)
-        return Health()
+        return Health(status="ok", **_replicas(state))
 
-    @router.get("/ready", responses=UNAVAILABLE)
+    @router.get("/ready", responses=UNAVAILABLE, response_model_exclude_unset=True)
     async def ready() -> Ready:
         """200 while requests are taken: not while models load, not while running requests are finished before the end."""
         check_open(state)
         _check_alive(state)
-        return Ready(self_tests={name: test.as_dict() for name, test in state.self_tests.items()})
+        if away := [f"'{name}': {reason}" for name, reason in state.away().items()]:
+            raise unavailable(f"nobody answers for {'; '.join(away)}", "no_replica")
+        tests = {name: test.as_dict() for name, test in state.self_tests.items()}
+        return Ready(status="ready", self_tests=tests, **_replicas(state))
 
     @router.get("/version")
     async def version() -> Version:
@@ -78,6 +81,10 @@ def information_routes(state: ServerState) -> APIRouter:
         return Response(page, headers={"Content-Type": content_type})
 
     return router
+
+
+def _replicas(state: ServerState) -> dict[str, Any]:
+    return {} if state.replicas is None else {"replicas": state.replicas()}
 
 
 def _check_alive(state: ServerState) -> None:

@@ -9,7 +9,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from starlette.types import ASGIApp
 
@@ -52,6 +55,14 @@ class Monitoring:
             self.self_tests[engine.name] = result
         self.metrics.watch(engine)
         return engine if self._tracing is None else Traced(engine, self._tracing)
+
+    def span(self, name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """A span around something that others asked for, in the trace their headers name; nothing where nobody traces."""
+        return nullcontext() if self._tracing is None else self._tracing.http_span(name, headers)
+
+    def trace_headers(self) -> dict[str, str]:
+        """W3C trace headers of the present span, for whoever is asked on its behalf; none where nobody traces."""
+        return {} if self._tracing is None else self._tracing.headers()
 
     def around(self, app: ASGIApp, state: ServerState) -> ASGIApp:
         """The application with what watches its requests."""

@@ -34,7 +34,16 @@ KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
 LAST_WORDS_S = 5.0  # for connections whose requests were cut off
 
 
-def run_server(settings: ServerSettings, status: Callable[[str], None] = lambda line: None) -> None:
+Status = Callable[[str], None]
+Load = Callable[[ServerState, Monitoring, Status], Sequence[Serves]]
+
+
+def load_here(state: ServerState, monitoring: Monitoring, status: Status) -> Sequence[Serves]:
+    """Engines in this process."""
+    return load_engines(state.settings, monitoring, status)
+
+
+def run_server(settings: ServerSettings, status: Status = lambda line: None, load: Load = load_here) -> None:
     """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what loading raises."""
     logs = Logging(settings.log_format, settings.log_level)
     if settings.log_format == "json":
@@ -45,7 +54,7 @@ def run_server(settings: ServerSettings, status: Callable[[str], None] = lambda 
         try:
             app = monitoring.around(make_app(state), state)
             state.self_tests = monitoring.self_tests
-            Process(state, app, lambda: load_engines(settings, monitoring, status)).run()
+            Process(state, app, lambda: load(state, monitoring, status)).run()
         finally:
             monitoring.close()
     finally:

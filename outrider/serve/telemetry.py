@@ -117,6 +117,10 @@ class Traced:
             self._tracing.refused(request)
             raise
 
+    async def settle(self, request_id: str) -> None:
+        """Raises what the engine raises."""
+        await self._engine.settle(request_id)
+
     @property
     def name(self) -> str:
         return self._engine.name

@@ -33,18 +33,27 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., instance: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ...) -> None: ...
 
 class ModelIdentity(_message.Message):
-    __slots__ = ("name", "vocab_size", "vocabulary_sha256", "tokenizer_sha256", "model_sha256")
+    __slots__ = ("name", "vocab_size", "vocabulary_sha256", "tokenizer_sha256", "model_sha256", "facts")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SHA256_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     vocabulary_sha256: str
     tokenizer_sha256: str
     model_sha256: str
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., model_sha256: _Optional[str] = ...) -> None: ...
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., model_sha256: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "release", "instance", "model", "notes", "draft", "target")
@@ -256,7 +265,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("base_length", "token_ids", "text", "origins", "pieces", "logprobs", "prompt_logprobs", "finish")
+    __slots__ = ("base_length", "token_ids", "text", "origins", "pieces", "logprobs", "prompt_logprobs", "finish", "drafted")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +274,7 @@ class GenerateReply(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -273,7 +283,8 @@ class GenerateReply(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish: Finish
-    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., origins: _Optional[_Iterable[str]] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    drafted: int
+    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., origins: _Optional[_Iterable[str]] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., drafted: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("none", "tokens", "values")

@@ -190,7 +190,10 @@ class ModelList(Part):
 
 
 class Health(Part):
+    """`replicas`: by model, where answers come from other processes."""
+
     status: Literal["ok"] = "ok"
+    replicas: dict[str, list[dict[str, Any]]] | None = None
 
 
 class Ready(Part):
@@ -198,6 +201,7 @@ class Ready(Part):
 
     status: Literal["ready"] = "ready"
     self_tests: dict[str, dict[str, Any]]
+    replicas: dict[str, list[dict[str, Any]]] | None = None  # as in `Health`
 
 
 class Version(Part):

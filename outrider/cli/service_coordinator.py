@@ -1,0 +1,141 @@
+"""`outrider service coordinator`: an OpenAI-compatible server whose models run in target services."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.options import MODEL, option, with_groups
+from outrider.cli.serve import ListenOptions, check_installed
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.remote.coordinator.settings import CoordinatorSettings
+
+REPLICAS = "Replicas"
+DRAFT_VARIABLE = "DRAFT_ENDPOINT"
+STEPS_ARE_THERE = (
+    "a coordinator makes no steps, so it asks no draft service: give --draft-endpoint to the target services "
+    "('outrider service target ... --draft-endpoint')"
+)
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Models, their target services and routes from a TOML file.", metavar="FILE", show_default=False),
+]
+DraftEndpoint = Annotated[
+    str | None, typer.Option(help="No option of a coordinator: it belongs to target services.", hidden=True)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOptions:
+    """Which target services answer, how they are reached, and how much is tried."""
+
+    model: Annotated[
+        list[str] | None,
+        option(
+            MODEL, "The model whose tokenizer and chat template are read (no weights); may be given again with names.",
+            metavar="[NAME=]MODEL", show_default=False,
+        ),
+    ] = None  # fmt: skip
+    revision: Annotated[str | None, option(MODEL, "Its branch, tag or commit on the hub.", show_default=False)] = None
+    trust_remote_code: Annotated[bool, option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")] = False
+    target_endpoint: Annotated[
+        list[str] | None,
+        option(
+            REPLICAS, "Target services of the model, grpc://HOST:PORT with commas between; may be given again with names.",
+            metavar="[NAME=]A,B", show_default=False,
+        ),
+    ] = None  # fmt: skip
+    tls_ca: Annotated[
+        Path | None,
+        option(REPLICAS, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's"),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, option(REPLICAS, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE", show_default=False)
+    ] = None
+    tls_key: Annotated[Path | None, option(REPLICAS, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
+    tls_server_name: Annotated[
+        str | None, option(REPLICAS, "Name in their certificates, where it is not the address.", show_default=False)
+    ] = None
+    max_retries: Annotated[int, option(REPLICAS, "Replicas that one request may lose before it ends with an error.")] = 3
+    replica_wait: Annotated[
+        float, option(REPLICAS, "Seconds that a request waits for a replica when none answers.")
+    ] = 30.0
+    stall_timeout: Annotated[
+        float, option(REPLICAS, "Seconds of silence after which a replica is given up, with the streams that bring nothing.")
+    ] = 10.0
+    max_queue: Annotated[int, option(REPLICAS, "Requests that may wait while no replica answers.")] = 256
+
+
+@with_groups
+def coordinator(
+    replicas: ReplicaOptions,
+    listen: ListenOptions,
+    config: Config = None,
+    draft_endpoint: DraftEndpoint = None,
+) -> int:
+    """Answer OpenAI clients from target services, and carry their requests on when one of them dies.
+
+    Environment: MODEL, TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN, OUTRIDER_API_KEY.
+    """
+    if draft_endpoint is not None:
+        raise ConfigError(f"--draft-endpoint: {STEPS_ARE_THERE}")
+    from outrider.cli.session import quieten_libraries
+
+    check_installed()
+    settings = _settings(replicas, listen, config)
+    from outrider.remote.coordinator.run import run_coordinator
+
+    quieten_libraries()
+    if os.environ.get(DRAFT_VARIABLE):
+        _say(f"note: {DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}")
+    run_coordinator(settings, status=_say)
+    return 0
+
+
+def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | None) -> CoordinatorSettings:
+    """Raises ConfigError, before anything is loaded."""
+    from outrider.remote.coordinator.journey import Limits
+    from outrider.remote.coordinator.replica import Patience
+    from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
+    from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
+
+    given = listen.given()
+    given.pop("self_test", None)  # nothing is tried here: the target services do that
+    hang_s = given.get("hang_timeout_s", 60.0)
+    if config is not None:
+        if replicas.model or replicas.target_endpoint:
+            raise ConfigError("--config says which models are served, and where: leave out --model and --target-endpoint")
+        server, endpoints = from_file(config, given)
+    else:
+        models = replicas.model or _from_environment("MODEL")
+        places = replicas.target_endpoint or _from_environment("TARGET_ENDPOINT")
+        server, endpoints = from_options(
+            models, places, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision
+        )
+    security = ClientSecurity(
+        ca=replicas.tls_ca, certificate=replicas.tls_cert, key=replicas.tls_key, token=os.environ.get(TOKEN_VARIABLE) or None,
+        server_name=replicas.tls_server_name,
+    )  # fmt: skip
+    return CoordinatorSettings(
+        server=server, endpoints=endpoints, security=security,
+        patience=Patience(
+            silence_s=replicas.stall_timeout, hang_s=hang_s, watch_interval_s=min(1.0, replicas.stall_timeout / 4)
+        ),
+        limits=Limits(max_retries=replicas.max_retries, wait_s=replicas.replica_wait), max_queue=replicas.max_queue,
+    )  # fmt: skip
+
+
+def _from_environment(name: str) -> list[str]:
+    """Several with semicolons between."""
+    return [part for part in os.environ.get(name, "").split(";") if part.strip()]
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

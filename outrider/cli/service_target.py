@@ -1,0 +1,147 @@
+"""`outrider service target MODEL`: an engine behind gRPC, for coordinators."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.engine.settings import EngineSettings
+    from outrider.remote.serving import ServiceSettings
+
+SERVICE = "Service"
+ENGINE = "Engine"
+WATCHING = "Watching"
+SPARE_CALLS = 64  # beside requests: those that watch, shake hands, or are refused
+Target = Annotated[
+    str | None,
+    typer.Argument(help="'demo', a local folder, or a hub id.", envvar="MODEL", show_default=False, metavar="[MODEL]"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetListenOptions:
+    """Where a target service listens, whom it lets in, and how it is watched."""
+
+    host: Annotated[str, option(SERVICE, "Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1"
+    port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50052
+    metrics_port: Annotated[int | None, option(SERVICE, "Port for Prometheus, /metrics.", show_default="none")] = None
+    tls_cert: Annotated[Path | None, option(SERVICE, "Certificate for TLS (PEM).", metavar="FILE", show_default=False)] = None
+    tls_key: Annotated[Path | None, option(SERVICE, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        option(SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE", show_default=False),
+    ] = None
+    drain_timeout: Annotated[float, option(SERVICE, "Seconds that running requests have to finish after SIGTERM.")] = 30.0
+    log_format: Annotated[Literal["human", "json"], option(WATCHING, "human or json.")] = "human"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], option(WATCHING, "Least severity of log lines.")
+    ] = "info"
+    otlp_endpoint: Annotated[
+        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
+    ] = None
+    no_self_test: Annotated[
+        bool, option(WATCHING, "Do not try at the start whether drafting pays.", "--no-self-test", show_default=False)
+    ] = False
+
+    def listen(self, max_streams: int) -> ServiceSettings:
+        """Raises ConfigError for what cannot be."""
+        from outrider.remote.security import TOKEN_VARIABLE, ServerSecurity
+        from outrider.remote.serving import ServiceSettings
+
+        token = os.environ.get(TOKEN_VARIABLE)
+        security = ServerSecurity(
+            certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
+        )
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise ConfigError(f"--drain-timeout must be at least 0 seconds, and finite, got {self.drain_timeout}")
+        return ServiceSettings(
+            host=self.host, port=self.port, security=security, metrics_port=self.metrics_port,
+            drain_timeout_s=self.drain_timeout, max_streams=max_streams,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetEngineOptions:
+    """How a target service runs its model."""
+
+    batch_size: Annotated[int, option(ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")] = 32
+    max_queue: Annotated[int, option(ENGINE, "Requests that may wait; more are refused.")] = 256
+    kv_memory: Annotated[
+        str | None,
+        option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"),
+    ] = None
+    prefix_share: Annotated[float, option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.")] = 0.25
+    served_model_name: Annotated[
+        str | None, option(ENGINE, "What the model is called in logs and metrics.", show_default="MODEL")
+    ] = None
+    generation_config: Annotated[str, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER")] = "auto"
+    extra_drafter: Annotated[
+        list[str] | None,
+        option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
+    ] = None
+    allow_lossy: Annotated[
+        list[str] | None,
+        option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
+    ] = None
+
+    def engine(self) -> EngineSettings:
+        """Raises ConfigError for values out of range."""
+        from outrider.cli.quantities import memory
+        from outrider.engine.settings import EngineSettings
+
+        return EngineSettings(
+            max_num_seqs=self.batch_size, max_queue=self.max_queue, prefix_share=self.prefix_share,
+            kv_memory=None if self.kv_memory is None else memory("--kv-memory", self.kv_memory),
+        )  # fmt: skip
+
+
+@with_groups
+def target(
+    model: ModelOptions,
+    engine: TargetEngineOptions,
+    listen: TargetListenOptions,
+    target: Target = None,
+) -> int:
+    """Run a model for coordinators: tokens in, tokens and text out, over gRPC.
+
+    Environment: MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS (--num-draft-tokens), DRAFT_ENDPOINT, OUTRIDER_SERVICE_TOKEN.
+    """
+    if target is None:
+        raise ConfigError("name a model to run ('demo', a folder or a hub id), or set the environment variable MODEL")
+    if model.num_draft_tokens is None and (most := os.environ.get("MAX_DRAFT_TOKENS")):
+        model = dataclasses.replace(model, num_draft_tokens=most)
+    from outrider.build import Options
+    from outrider.cli.session import quieten_libraries
+    from outrider.remote.target.run import TargetSettings, run_target
+    from outrider.serve.settings import ServedModel
+
+    settings = engine.engine()
+    served = ServedModel(
+        name=engine.served_model_name or target, options=Options(target=target, **model.llm_arguments()), engine=settings,
+        extra_drafters=tuple(engine.extra_drafter or ()), allow_lossy=tuple(engine.allow_lossy or ()),
+        generation_config=engine.generation_config,
+    )  # fmt: skip
+    service = listen.listen(settings.max_num_seqs + settings.max_queue + SPARE_CALLS)
+    quieten_libraries()
+    run_target(
+        TargetSettings(
+            model=served, service=service, self_test=not listen.no_self_test, log_format=listen.log_format,
+            log_level=listen.log_level, otlp_endpoint=listen.otlp_endpoint,
+        ),
+        status=_say,
+    )  # fmt: skip
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -1,0 +1,101 @@
+"""The life of a coordinator: `outrider serve`'s own process and application, with engines that are target services.
+
+It reads tokenizers and no weights. It is ready when every model has a replica; it never gives up waiting for one, and says every
+half minute what it waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.demo import demo_paths
+from outrider.models.load import load_tokenizer
+from outrider.options import DEMO
+from outrider.remote.coordinator.engine import Carriage, RemoteEngine
+from outrider.remote.coordinator.fleet import Fleet
+from outrider.remote.coordinator.metrics import FleetMetrics
+from outrider.remote.coordinator.settings import CoordinatorSettings
+from outrider.remote.identity import model_identity
+from outrider.serve.monitoring import Monitoring
+from outrider.serve.run import Status, run_server
+from outrider.serve.served import ServerState, Serves
+from outrider.serve.settings import ServedModel
+
+log = logging.getLogger("outrider.service")
+LOOK_S = 0.1  # between two looks whether a replica was admitted
+REMIND_S = 30.0
+
+
+def run_coordinator(settings: CoordinatorSettings, status: Status = lambda line: None) -> None:
+    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what reading tokenizers raises."""
+    with Coordinator(settings) as coordinator:
+        run_server(settings.server, status, coordinator.load)
+
+
+class Coordinator:
+    """All fleets of one coordinator, and the loop they live in. A context manager: it ends its connections."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._carriage = Carriage()
+        self._over = threading.Event()
+        self.fleets: dict[str, Fleet] = {}
+        self._engines: dict[str, RemoteEngine] = {}
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self._over.set()
+        for fleet in self.fleets.values():
+            self._carriage.result(fleet.close(), 10.0)
+        self._carriage.close()
+
+    def load(self, state: ServerState, monitoring: Monitoring, status: Status) -> Sequence[Serves]:
+        """Engines of all models, once each has a replica. In a thread: it waits."""
+        tokenizers = {}
+        for model in self._settings.server.models:
+            status(f"reading the tokenizer of {model.name}")
+            tokenizers[model.name] = _tokenizer(model)
+            self.fleets[model.name] = self._carriage.result(self._started(model, tokenizers[model.name]))
+        state.replicas = lambda: {name: fleet.report() for name, fleet in self.fleets.items()}
+        state.metrics.registry.register(FleetMetrics(self.fleets, lambda: {n: e.retries for n, e in self._engines.items()}))
+        found = []
+        for name, fleet in self.fleets.items():
+            self._wait_for(fleet)
+            engine = RemoteEngine(
+                fleet, tokenizers[name], self._carriage, monitoring.observer(name), self._settings.limits,
+                max_queue=self._settings.max_queue, headers=monitoring.trace_headers,
+            )  # fmt: skip
+            self._engines[name] = engine
+            found.append(monitoring.ready(engine, test=False))
+        return found
+
+    async def _started(self, model: ServedModel, tokenizer: Any) -> Fleet:
+        settings = self._settings
+        fleet = Fleet(
+            model.name, settings.endpoints[model.name], settings.security, model_identity(model.name, tokenizer, len(tokenizer)),
+            settings.patience, instance=uuid.uuid4().hex, hold_s=settings.limits.wait_s,
+        )  # fmt: skip
+        fleet.start()
+        return fleet
+
+    def _wait_for(self, fleet: Fleet) -> None:
+        waited_s = 0.0
+        while fleet.known is None and not self._over.wait(LOOK_S):
+            waited_s += LOOK_S
+            if waited_s >= REMIND_S:
+                waited_s = 0.0
+                log.warning("waiting for a replica of '%s': %s", fleet.name, fleet.reasons())
+        if fleet.known is None:
+            raise SystemExit  # the process ends; nobody waits for this thread
+
+
+def _tokenizer(model: ServedModel) -> Any:
+    options = model.options
+    name = str(demo_paths()[0]) if options.target == DEMO else options.target
+    return load_tokenizer(name, options.trust_remote_code, options.revision)

@@ -1,0 +1,110 @@
+"""What decides a replica's texts, as named facts: a coordinator mixes only replicas that agree in all of them.
+
+Weights count by the content of their files, arithmetic by the bits of the logits it gives to a few tokens: kernels, programs,
+quantisation and the processor's instructions all show there. Hashing reads every weight file once; the result is remembered by
+the file's path, size and time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.build import Built
+from outrider.models.adapter import adapter_in
+from outrider.models.compile import cache_folder
+from outrider.models.lm import LM
+from outrider.models.probe import probe_tokens
+
+log = logging.getLogger("outrider.service")
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
+NOT_COMPARED = ("_name_or_path", "transformers_version")  # of the config
+PROBED = (31, 5, 1)  # tokens of the passes whose logits are hashed
+
+
+def model_facts(built: Built) -> dict[str, str]:
+    """The facts, by name. To be asked before the engine starts: it makes passes on a twin of the target."""
+    target, verifier = built.target, built.decoder.verifier
+    config = {name: value for name, value in target.config.to_dict().items() if name not in NOT_COMPARED}
+    facts = {
+        "weights": weights_hash(target.name, target.config),
+        "config": _digest(json.dumps(config, sort_keys=True, default=str).encode()),
+        "dtype": str(target.lm.dtype).removeprefix("torch."),
+        "device": target.lm.device.type,
+        "programs": type(target.lm.run).__name__,
+        "arithmetic": arithmetic_hash(target.lm),
+        "ends": ",".join(map(str, sorted(target.eos_token_ids))),
+    }
+    if not verifier.lossless:  # then the drafter's choices are in the text, too
+        options = built.options
+        facts["lossy"] = f"{verifier.name} {options.verifier_options} {options.drafter} {options.num_draft_tokens}"
+    return facts
+
+
+def weights_hash(name: str, config: Any) -> str:
+    """SHA-256 of the weight files of a folder, with those of its base where it holds an adapter; for a hub id its commit."""
+    adapter = adapter_in(name)
+    base = "" if adapter is None else weights_hash(adapter.base, config)
+    folder = Path(name)
+    if not folder.is_dir():
+        return f"{name}@{getattr(config, '_commit_hash', None) or 'unknown'}"
+    files = sorted({file for pattern in WEIGHTS for file in folder.glob(pattern)})
+    known = _remembered()
+    hashes = [_file_hash(file, known) for file in files]
+    _remember(known)
+    return _digest(json.dumps([base, *zip([file.name for file in files], hashes, strict=True)]).encode())
+
+
+@torch.inference_mode()
+def arithmetic_hash(target: LM) -> str:
+    """SHA-256 of the logits' bits in passes of several widths over a few tokens, on a cache of its own."""
+    lm = target.twin()
+    lm.kv.add_row()
+    tokens = probe_tokens(lm.shape.vocab_size, sum(PROBED), lm.device)
+    digest, start = hashlib.sha256(), 0
+    for width in PROBED:
+        logits = lm.forward(tokens[:, start : start + width])
+        digest.update(logits.float().cpu().contiguous().numpy().tobytes())
+        lm.kv.advance(0, width)
+        start += width
+    return digest.hexdigest()[:16]
+
+
+def _file_hash(file: Path, known: dict[str, str]) -> str:
+    state = file.stat()
+    key = f"{file.resolve()} {state.st_size} {state.st_mtime_ns}"
+    if key not in known:
+        with file.open("rb") as content:
+            known[key] = hashlib.file_digest(content, "sha256").hexdigest()
+    return known[key]
+
+
+def _place() -> Path:
+    return cache_folder().parent / "weight-hashes.json"
+
+
+def _remembered() -> dict[str, str]:
+    try:
+        found = json.loads(_place().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remember(known: dict[str, str]) -> None:
+    try:
+        _place().parent.mkdir(parents=True, exist_ok=True)
+        scratch = _place().with_suffix(".new")
+        scratch.write_text(json.dumps(known), encoding="utf-8")
+        scratch.replace(_place())
+    except OSError as error:
+        log.info("hashes of weights are not kept for the next start: %s", error)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

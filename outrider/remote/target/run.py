@@ -1,0 +1,172 @@
+"""The life of a target service: listen, load, answer, drain, leave.
+
+Health says NOT_SERVING until the model is there, and again from the first SIGTERM on: then nothing new is taken, what runs has
+`drain_timeout_s` to finish, and the process ends with code 0. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prometheus_client import Counter
+
+from outrider.engine.engine import Engine
+from outrider.engine.start import make_engine
+from outrider.remote.identity import model_identity
+from outrider.remote.protocol import messages, stubs
+from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal
+from outrider.remote.target.facts import model_facts
+from outrider.remote.target.service import TargetService
+from outrider.serve.logs import Logging
+from outrider.serve.metrics import ServerMetrics
+from outrider.serve.metrics_families import PREFIX
+from outrider.serve.monitoring import Monitoring
+from outrider.serve.served import Serves
+from outrider.serve.settings import ServedModel
+
+log = logging.getLogger("outrider.service")
+Result = TypeVar("Result")
+LAST_WORDS_S = 5.0  # for replies that are on their way when everything has finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSettings:
+    """What an operator decides about a target service."""
+
+    model: ServedModel
+    service: ServiceSettings
+    self_test: bool = True
+    log_format: str = "human"
+    log_level: str = "info"
+    otlp_endpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine that runs, and what a handshake says of it."""
+
+    engine: Engine
+    ready: Serves  # the engine as requests reach it
+    identity: messages.ModelIdentity
+    terms: messages.TargetTerms
+
+
+def run_target(settings: TargetSettings, status: Callable[[str], None] = lambda line: None) -> None:
+    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what loading raises."""
+    logs = Logging(settings.log_format, settings.log_level)
+    if settings.log_format == "json":
+        status = log.info  # every line of the log is an object
+    metrics = ServerMetrics()
+    monitoring = Monitoring(metrics, otlp_endpoint=settings.otlp_endpoint)
+    is_loaded = True
+    try:
+        is_loaded = asyncio.run(_run(settings, metrics, monitoring, status))
+    finally:
+        monitoring.close()
+        logs.close()
+    if not is_loaded:
+        os._exit(0)  # a thread that reads weights cannot be told to stop, and Python would abort while it runs
+
+
+def load(settings: TargetSettings, monitoring: Monitoring, status: Callable[[str], None]) -> Loaded:
+    """The engine, hashed, started and tried. Raises what `make_engine` raises."""
+    model = settings.model
+    engine = make_engine(
+        model.options, model.engine, extra_drafters=model.extra_drafters, allow_lossy=model.allow_lossy,
+        observer=monitoring.observer(model.name), name=model.name, generation_config=model.generation_config, status=status,
+    )  # fmt: skip
+    status(f"hashing the weights of {model.name}")
+    identity = model_identity(model.name, engine.tokenizer, engine.vocab_size, model_facts(engine.built))
+    engine.start()
+    for note in engine.notes:
+        log.info("%s: %s", model.name, note)
+    try:
+        return Loaded(engine, monitoring.ready(engine, test=settings.self_test), identity, terms_of(engine, model))
+    except BaseException:
+        engine.stop()
+        raise
+
+
+def terms_of(engine: Engine, model: ServedModel) -> messages.TargetTerms:
+    """What callers may ask for."""
+    return messages.TargetTerms(
+        max_context=engine.context, max_running=model.engine.max_num_seqs, max_waiting=model.engine.max_queue,
+        drafters=engine.drafters, lossless=engine.lossless, eos_token_ids=sorted(engine.eos_token_ids),
+        config_json=json.dumps(engine.config, default=str),
+        sampling_defaults_json=json.dumps(dict(engine.sampling_defaults.values)),
+        lossy_verifiers=model.allow_lossy,
+    )  # fmt: skip
+
+
+async def _run(
+    settings: TargetSettings, metrics: ServerMetrics, monitoring: Monitoring, status: Callable[[str], None]
+) -> bool:
+    """Whether it came to be loaded before it was told to end."""
+    calls = Counter(PREFIX + "service_calls", "Calls that ended.", ["method", "status"], registry=metrics.registry)
+    service = TargetService(uuid.uuid4().hex, lambda method, code: calls.labels(method, code).inc(), monitoring.span)
+    server = GrpcServer(settings.service, metrics.registry)
+    stubs.add_TargetServiceServicer_to_server(service, server.server)
+    await server.listen()
+    told = asyncio.ensure_future(until_signal())
+    loading = in_thread(lambda: load(settings, monitoring, status))
+    began = time.monotonic()
+    try:
+        first: set[asyncio.Future[Any]] = {told, loading}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            log.info("told to end while loading")
+            return False
+        loaded = loading.result()
+        service.serve(loaded.ready, loaded.identity, loaded.terms, loaded.engine.notes)
+        await server.set_serving(True)
+        log.info("ready after %.1f s: %s", time.monotonic() - began, settings.model.name)
+        try:
+            await told
+            await _drain(settings, service, server, loaded.engine)
+        finally:
+            await asyncio.to_thread(loaded.engine.stop)
+            await service.close()
+    finally:
+        told.cancel()
+        await server.stop(LAST_WORDS_S)
+    return True
+
+
+def in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """The result of `work`, done in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def tell(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(lambda: None if done.cancelled() else set_outcome(outcome))
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001  raised again where the result is waited for
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, found)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return done
+
+
+async def _drain(settings: TargetSettings, service: TargetService, server: GrpcServer, engine: Any) -> None:
+    limit = settings.service.drain_timeout_s
+    log.info("finishing what runs (at most %g s)", limit)
+    await server.set_serving(False)
+    await service.drain()
+    if not await asyncio.to_thread(engine.drain, limit):
+        log.warning("time is up: what still runs is cut off")
