@@ -39,8 +39,7 @@ def decoded(models: dict[str, LLM], asked: dict[str, Any]) -> dict[str, Any]:
 
 def counts(llm: LLM) -> dict[str, float]:
     """What the drafter counted so far; nothing without a connection."""
-    counted: Any = getattr(llm._decoder.drafter, "counts", None)
-    return {} if counted is None else dict(counted.as_dict())
+    return dict(llm._decoder.drafter.counters)
 
 
 if __name__ == "__main__":

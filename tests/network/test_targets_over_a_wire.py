@@ -82,8 +82,8 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             Part(network, place, command, TARGET_PORT, folder / f"{place}.log", environment).start()
             for place in ("one", "two")
         ]
-        environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets), "MODEL": str(target)}
-        command = ["service", "coordinator", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
+        environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets), "MODEL": f"demo={target}"}
+        command = ["service", "coordinator", *anywhere, str(HTTP_PORT)]
         coordinator = Part(network, "front", command, HTTP_PORT, folder / "coordinator.log", environment).start()
         bodies = requests()
         expected = reference(str(target), bodies)
