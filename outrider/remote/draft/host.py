@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from outrider.drafters.base import Drafter
-from outrider.models.lm import PREFILL_CHUNK
+from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import Text, common
 from outrider.rows import Row, Rows
@@ -61,9 +61,11 @@ class GeneralHost:
     learns from texts (look-ups do) and not from acceptance.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None) -> None:
+        """`model`: the one that it drafts with, beside look-ups or behind another tokenizer."""
         self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), list[int]()
-        self.has_outcomes = drafter.model is None and not drafter.text_caches  # reading a text anew costs a model too much
+        self._bytes = LOOKUP_BYTES + (0 if model is None else model.kv.bytes_per_token)  # of a token
+        self.has_outcomes = model is None  # what is drafted ahead reads the text anew, which costs a model too much
 
     @property
     def uids(self) -> list[int]:
@@ -113,14 +115,12 @@ class GeneralHost:
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
         """Whether so many bytes suffice for texts of these lengths."""
-        keys = sum(cache.bytes_per_token for cache in self.drafter.text_caches)
-        if self.drafter.model is not None:
-            keys = max(keys, self.drafter.model.kv.bytes_per_token)
-        return sum(lengths) * (LOOKUP_BYTES + keys) <= budget
+        return sum(lengths) * self._bytes <= budget
 
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
         """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
+        self._settle()  # first the drafter hears how the texts went on
         gamma = [asks.get(uid, 0) for uid in self._uids]
         wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
         found = drafted_nodes(self._draft(wanted), self._rows)
@@ -145,6 +145,7 @@ class GeneralHost:
             if not first:
                 return []
             virtual.tokens.append(first[0].token)
+            self._settle()
             behind = self._nodes_of(index, num_nodes)
         finally:
             virtual.num_prompt = len(virtual.tokens)  # guesses are not remembered
@@ -159,12 +160,16 @@ class GeneralHost:
 
     def _draft(self, gamma: list[int]) -> Draft:
         """A proposal; afterwards the drafter is as if nothing had been drafted."""
+        draft = self.drafter.propose(self._rows, gamma)
+        self._settle()
+        return draft
+
+    def _settle(self) -> None:
+        """A step without a draft: the drafter takes in the texts as they are, and counts nothing as rejected."""
         rows = self._rows
-        draft = self.drafter.propose(rows, gamma)
-        nothing = self.drafter.propose(rows, [0] * len(rows))  # so that nobody counts the draft as rejected
+        nothing = self.drafter.propose(rows, [0] * len(rows))
         verdict = prefix_verdict(nothing, [0] * len(rows), [0] * len(rows))
         self.drafter.commit(rows, nothing, verdict, no_output(len(rows), rows.device))
-        return draft
 
 
 def no_output(num_rows: int, device: torch.device) -> TargetOutput:

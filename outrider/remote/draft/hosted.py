@@ -136,10 +136,12 @@ def load_drafter(options: DrafterOptions, status: Callable[[str], None] = lambda
     drafter: Drafter = parts.drafter.build(setup)
     if drafter.signals:
         raise CapabilityError(f"drafter '{parts.drafter_name}' wants the target's hidden states. Use {WORKS}")
-    is_chain_of_model = isinstance(drafter, ModelDrafter) and not isinstance(drafter, TreeModelDrafter)
-    host: ModelHost | GeneralHost = (
-        ModelHost(drafter, vocab_size) if is_chain_of_model else GeneralHost(drafter, vocab_size, device)  # type: ignore[arg-type]
-    )
+    lm = None if loaded is None else loaded.lm
+    host: ModelHost | GeneralHost
+    if isinstance(drafter, ModelDrafter) and not isinstance(drafter, TreeModelDrafter):
+        host = ModelHost(drafter, vocab_size)
+    else:
+        host = GeneralHost(drafter, vocab_size, device, lm)
     name = options.model or options.draft or ""
     identity = model_identity(name, target.tokenizer, vocab_size)
     notes = [*notes, *drafter.notes]

@@ -1,0 +1,128 @@
+"""A draft service without a wire, driven turn by turn: for tests of what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from outrider.drafters.draft_model import ModelDrafter
+from outrider.remote.draft.asked import row_options
+from outrider.remote.draft.counters import DraftCounters
+from outrider.remote.draft.host import row_of
+from outrider.remote.draft.hosted import DrafterOptions, HostedDrafter, load_drafter
+from outrider.remote.draft.model_host import ModelHost
+from outrider.remote.draft.nodes import DraftNode, drafted_nodes
+from outrider.remote.draft.settings import DraftLimits
+from outrider.remote.draft.texts import Text, Texts
+from outrider.remote.draft.worker import Worker
+from outrider.remote.protocol import messages
+from outrider.rows import Rows
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+
+VOCAB = 257
+MOST_TURNS = 200
+
+
+def save_draft(folder: Path, **changes: Any) -> Path:
+    """A random draft model in fp32, sharp enough for greedy text to be other than one token over and over."""
+    return save_checkpoint(folder, tiny_llama(VOCAB, seed=3, sharpness=4.0, **changes), byte_tokenizer())
+
+
+def hosted_model(folder: Path, **changes: Any) -> HostedDrafter:
+    """A service's drafter from this model."""
+    return load_drafter(DrafterOptions(draft=str(folder), dtype="float32", compile="off", **changes))
+
+
+@dataclass
+class Reader:
+    """An asker's stream that keeps what comes."""
+
+    instance: str
+    replies: list[messages.RowReply] = field(default_factory=list)
+
+    def send(self, replies: list[messages.RowReply]) -> None:
+        """As a stream takes them."""
+        self.replies += replies
+
+
+class Bench:
+    """A service's parts and a clock that stands still."""
+
+    def __init__(self, hosted: HostedDrafter, **limits: Any) -> None:
+        self.now = 100.0
+        self.hosted, self.limits = hosted, DraftLimits(**limits)
+        for uid in list(hosted.host.uids):  # of the bench before
+            hosted.host.stop(uid)
+        self.counters = DraftCounters(CollectorRegistry())
+        self.texts = Texts(self.limits, hosted.vocab_size, hosted.max_context, lambda: self.now)
+        self.worker = Worker(hosted.host, self.texts, self.limits, self.counters, hosted.max_context)
+
+    def reader(self, instance: str) -> Reader:
+        """An asker that has opened a stream."""
+        self.texts.open(instance, self.hosted.vocab_size)
+        assert self.texts.connect(instance)
+        return Reader(instance)
+
+    def tell(self, reader: Reader, **fields: Any) -> messages.RowReply | None:
+        """One message about a row; the trouble that is answered at once."""
+        return self.texts.receive(reader, messages.RowRequest(**fields))
+
+    def turns(self, reader: Reader, row: int) -> list[messages.RowReply]:
+        """Turns until this row's draft is finished; all that was said of it."""
+        for _ in range(MOST_TURNS):
+            self.worker.turn()
+            found = [reply for reply in reader.replies if reply.row == row]
+            if found and found[-1].finished:
+                reader.replies = [reply for reply in reader.replies if reply.row != row]
+                return found
+        raise AssertionError(f"no finished draft of row {row} after {MOST_TURNS} turns")
+
+    def ask(self, reader: Reader, row: int, **fields: Any) -> list[messages.RowReply]:
+        """Tell, and the replies."""
+        assert self.tell(reader, row=row, **fields) is None
+        return self.turns(reader, row)
+
+    def forget(self, reader: Reader, row: int) -> None:
+        """Evict a row, if it is there."""
+        held = [text for text in self.texts._askers[reader.instance].rows.values() if text.number == row]
+        for text in held:
+            self.texts.remove(text)
+
+    def total(self, name: str) -> float:
+        """A counter's sum over its labels."""
+        metrics = self.counters.registry.collect()
+        return sum(s.value for m in metrics for s in m.samples if s.name == f"outrider:draft_service_{name}_total")
+
+
+def nodes_of(replies: list[messages.RowReply]) -> list[messages.Node]:
+    """All nodes that were sent for a base, in the order of their numbers."""
+    return [node for reply in replies for node in reply.nodes]
+
+
+def chain_of(reply: messages.RowReply) -> list[int]:
+    """Tokens of a chain."""
+    assert [node.parent for node in reply.nodes] == list(range(-1, len(reply.nodes) - 1))
+    return [node.token for node in reply.nodes]
+
+
+def law_of(node: messages.Node, vocab_size: int = VOCAB) -> torch.Tensor:
+    """(V,) fp32."""
+    law = torch.zeros(vocab_size)
+    law[list(node.law.tokens)] = torch.tensor(list(node.law.probs))
+    return law
+
+
+@torch.inference_mode()
+def fresh_chain(hosted: HostedDrafter, tokens: list[int], sampling: messages.Sampling, count: int) -> list[DraftNode]:
+    """What the drafter proposes in one process for this text, read from its beginning by a model with an empty cache."""
+    assert isinstance(hosted.host, ModelHost)
+    drafter = ModelDrafter(hosted.host.lm.twin())
+    row = row_of(Text(0, "", 0, row_options(sampling, VOCAB, DraftLimits().law_tokens)), tokens)
+    rows = Rows(VOCAB, torch.device("cpu"))
+    rows.add(row)
+    drafter.start(row)
+    return drafted_nodes(drafter.propose(rows, [count]), rows)[0]

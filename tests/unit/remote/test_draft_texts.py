@@ -1,0 +1,312 @@
+"""What askers tell a draft service: tokens that agree, differ or are missing, limits, turns, and messages that make no sense."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import ConfigError, NumericalError
+from outrider.remote.draft.hosted import HostedDrafter
+from outrider.remote.draft.settings import DraftLimits
+from outrider.remote.draft.texts import Job, Texts, common
+from outrider.remote.protocol import messages
+from tests.draft_bench import VOCAB, Bench, Reader, chain_of, fresh_chain, hosted_model, save_draft
+
+GREEDY = messages.Sampling()
+TEXT = [5, 6, 7, 8]
+
+
+class Desk:
+    """A table and its askers, without a drafter."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 0.0
+        self.table = Texts(DraftLimits(**limits), VOCAB, 64, lambda: self.now)
+
+    def reader(self, name: str) -> Reader:
+        """An asker with a stream."""
+        self.table.open(name, VOCAB)
+        assert self.table.connect(name)
+        return Reader(name)
+
+    def tell(self, reader: Reader, row: int, tokens: list[int], **more: Any) -> messages.RowReply | None:
+        """One message that wants a draft."""
+        return self.table.receive(reader, messages.RowRequest(row=row, tokens=tokens, **{"num_draft_tokens": 3, **more}))
+
+    def jobs(self, most: int = 100) -> list[Job]:
+        """Who has a turn."""
+        return self.table.take(most)
+
+
+def trouble_of(reply: messages.RowReply | None) -> int:
+    """What was wrong; 0: nothing."""
+    return 0 if reply is None else reply.trouble
+
+
+def test_tokens_that_agree_change_nothing_and_others_replace() -> None:
+    """Jobs say from where on a text differs; what waits is merged."""
+    desk = Desk()
+    reader = desk.reader("a")
+    assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
+    (job,) = desk.jobs()
+    assert (job.start, job.tail) == (0, TEXT)
+    assert desk.tell(reader, 1, [7, 8], base_length=2) is None
+    (job,) = desk.jobs()
+    assert (job.start, job.tail) == (4, [])
+    assert desk.tell(reader, 1, [8, 9], base_length=3) is None
+    assert desk.tell(reader, 1, [1, 1], base_length=2) is None
+    (job,) = desk.jobs()
+    assert (job.start, job.tail) == (2, [1, 1])
+    assert desk.tell(reader, 1, [], base_length=3) is None  # what is behind is replaced by nothing
+    (job,) = desk.jobs()
+    assert (job.start, job.tail) == (3, [])
+
+
+@pytest.mark.parametrize(("text", "start", "tokens", "same"), [
+    ([1, 2, 3], 0, [1, 2, 3], 3), ([1, 2, 3], 1, [2, 4], 1), ([1, 2, 3], 2, [3, 4, 5], 1), ([1], 1, [2], 0), ([1, 2], 0, [], 0),
+])  # fmt: skip
+def test_common_beginnings(text: list[int], start: int, tokens: list[int], same: int) -> None:
+    """Counted from `start` on."""
+    assert common(text, start, tokens) == same
+
+
+def test_lost_messages_and_forgotten_rows_are_noticed() -> None:
+    """Each with what the asker has to send."""
+    desk = Desk()
+    reader = desk.reader("a")
+    assert trouble_of(desk.tell(reader, 1, TEXT)) == messages.TROUBLE_UNKNOWN_ROW
+    assert trouble_of(desk.tell(reader, 1, TEXT, base_length=2, sampling=GREEDY)) == messages.TROUBLE_MISSING_TOKENS
+    assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
+    reply = desk.tell(reader, 1, [9], base_length=6)
+    assert reply is not None
+    assert (reply.trouble, reply.have_length) == (messages.TROUBLE_MISSING_TOKENS, 4)
+    assert desk.table.receive(reader, messages.RowRequest(row=1, end=True)) is None
+    assert trouble_of(desk.tell(reader, 1, [9], base_length=4)) == messages.TROUBLE_UNKNOWN_ROW
+    assert not desk.jobs()
+
+
+WRONG = [
+    ({"tokens": [VOCAB]}, "token 257 is outside the vocabulary of 257"),
+    ({"tokens": [2**32 - 1]}, "outside the vocabulary"),
+    ({"tokens": []}, "without a token"),
+    ({"tokens": [1] * 65}, "65 tokens, and the drafter has room for 64"),
+    ({"sampling": messages.Sampling(temperature=-1)}, "temperature"),
+    ({"sampling": messages.Sampling(temperature=math.nan)}, "temperature"),
+    ({"sampling": messages.Sampling(temperature=math.inf)}, "temperature"),
+    ({"sampling": messages.Sampling(top_p=1.5)}, "top_p"),
+    ({"sampling": messages.Sampling(top_k=-7)}, "top_k"),
+    ({"sampling": messages.Sampling(min_p=-0.1)}, "min_p"),
+    ({"sampling": messages.Sampling(repetition_penalty=-1)}, "repetition_penalty"),
+    ({"sampling": messages.Sampling(frequency_penalty=9)}, "frequency_penalty"),
+    ({"sampling": messages.Sampling(logit_bias={1: math.nan})}, "logit_bias"),
+    ({"sampling": messages.Sampling(allowed_token_ids=[VOCAB])}, "no allowed token"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), WRONG)
+def test_nonsense_is_refused_in_words(fields: dict[str, Any], reason: str) -> None:
+    """And the row is forgotten; the others go on."""
+    desk = Desk()
+    reader = desk.reader("a")
+    assert desk.tell(reader, 2, TEXT, sampling=GREEDY) is None
+    reply = desk.tell(reader, 1, **{"tokens": TEXT, "sampling": GREEDY, **fields})
+    assert reply is not None
+    assert reply.trouble == messages.TROUBLE_REFUSED
+    assert reason in reply.reason
+    assert [job.text.number for job in desk.jobs()] == [2]
+    assert desk.table.num_rows() == 1
+
+
+def test_a_base_beyond_everything_is_a_lost_message() -> None:
+    """Not an allocation."""
+    desk = Desk()
+    reader = desk.reader("a")
+    assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
+    assert trouble_of(desk.tell(reader, 1, [1], base_length=2**64 - 1)) == messages.TROUBLE_MISSING_TOKENS
+
+
+def test_askers_have_turns() -> None:
+    """One with many rows does not keep another waiting, and the first one changes from batch to batch."""
+    desk = Desk()
+    many, few = desk.reader("many"), desk.reader("few")
+    for row in range(20):
+        assert desk.tell(many, row, TEXT, sampling=GREEDY) is None
+    for row in range(2):
+        assert desk.tell(few, row, TEXT, sampling=GREEDY) is None
+    first = [(job.text.instance, job.text.number) for job in desk.jobs(4)]
+    assert first == [("many", 0), ("few", 0), ("many", 1), ("few", 1)]
+    assert desk.tell(few, 0, [1], base_length=4) is None
+    assert desk.jobs(1)[0].text.instance == "few"
+    assert len(desk.jobs()) == 18
+
+
+def test_the_newest_request_of_a_row_replaces_the_one_that_waits() -> None:
+    """Nothing is drafted for a text that has gone on."""
+    desk = Desk()
+    reader = desk.reader("a")
+    assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
+    (old,) = desk.jobs()
+    assert desk.table.is_current(old)
+    for length in range(4, 9):
+        assert desk.tell(reader, 1, [length], base_length=length) is None
+    assert not desk.table.is_current(old)
+    desk.table.put_back(old)
+    (job,) = desk.jobs()
+    assert (job.start, job.tail) == (4, [4, 5, 6, 7, 8])
+    assert desk.tell(reader, 1, [1], base_length=9, num_draft_tokens=0) is None  # committed, and nothing wanted
+    assert not desk.table.is_current(job)
+    assert not desk.jobs()
+
+
+def test_floods_are_told_that_the_service_is_busy() -> None:
+    """Rows and rate are bounded for each asker by itself; a lost message behind it is noticed later."""
+    desk = Desk(max_rows=2, max_requests_per_s=10)
+    reader, other = desk.reader("a"), desk.reader("b")
+    for row in range(2):
+        assert desk.tell(reader, row, TEXT, sampling=GREEDY) is None
+    assert trouble_of(desk.tell(reader, 2, TEXT, sampling=GREEDY)) == messages.TROUBLE_BUSY
+    told = [desk.tell(reader, 0, [4 + place], base_length=4 + place) for place in range(20)]
+    assert sum(trouble_of(reply) == messages.TROUBLE_BUSY for reply in told) == 13  # 10 at once, 3 were used up before
+    assert desk.tell(other, 0, TEXT, sampling=GREEDY) is None
+    desk.now += 1.0
+    reply = desk.tell(reader, 0, [1], base_length=24)
+    assert reply is not None
+    assert (reply.trouble, reply.have_length) == (messages.TROUBLE_MISSING_TOKENS, 11)
+    assert desk.table.num_waiting() == 3
+
+
+def test_askers_are_bounded() -> None:
+    """One without a stream makes room; connected ones stay."""
+    desk = Desk(max_instances=2)
+    gone, _ = desk.reader("a"), desk.reader("b")
+    with pytest.raises(ConfigError, match="--max-instances"):
+        desk.table.open("c", VOCAB)
+    assert desk.tell(gone, 1, TEXT, sampling=GREEDY) is None
+    desk.table.disconnect(gone)
+    assert not desk.jobs()  # nobody waits
+    desk.table.open("c", VOCAB)
+    assert len(desk.table.gone()) == 1
+    assert not desk.table.connect("a")
+    assert trouble_of(desk.tell(gone, 1, [1], base_length=4)) == messages.TROUBLE_UNKNOWN_ROW
+
+
+@pytest.fixture(scope="module")
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
+    """A random model behind a service."""
+    return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
+
+
+def test_idle_rows_are_forgotten(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After their time, in table, batch and cache; rows that are asked about stay."""
+    monkeypatch.setattr("outrider.remote.draft.worker.REST_S", 0.0)
+    bench = Bench(hosted, idle_timeout_s=10)
+    reader = bench.reader("a")
+    for row in range(2):
+        bench.ask(reader, row, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
+    bench.now += 9
+    bench.ask(reader, 1, base_length=4, tokens=[9], num_draft_tokens=2)
+    bench.now += 2
+    bench.worker.turn()
+    bench.worker.turn()
+    assert bench.texts.num_rows() == 1 == len(hosted.host.uids) == hosted.host.lm.kv.num_rows  # type: ignore[union-attr]
+    assert bench.total("evictions") == 1
+    assert trouble_of(bench.tell(reader, row=0, base_length=4, tokens=[9])) == messages.TROUBLE_UNKNOWN_ROW
+
+
+def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
+    """Texts that were asked about longest ago make room; one that cannot fit at all is refused."""
+    kv = hosted.host.lm.kv  # type: ignore[union-attr]
+    bench = Bench(hosted, memory_bytes=4 * 512 * kv.bytes_per_token)
+    kv.shrink(1, 512)
+    reader = bench.reader("a")
+    for row in range(6):
+        bench.now += 1
+        (reply,) = bench.ask(reader, row, tokens=[*TEXT, row], sampling=GREEDY, num_draft_tokens=2)
+        assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, row], GREEDY, 2)]
+        assert kv.allocated_bytes <= bench.limits.memory_bytes
+    assert bench.total("evictions") == 2
+    assert [trouble_of(bench.tell(reader, row=row, base_length=5, tokens=[9])) for row in range(6)] == [1, 1, 0, 0, 0, 0]
+    long = [place % VOCAB for place in range(900)]
+    (reply,) = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
+    assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, GREEDY, 2)]
+    assert kv.allocated_bytes <= bench.limits.memory_bytes
+    (reply,) = bench.ask(reader, 8, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
+    assert reply.trouble == messages.TROUBLE_REFUSED
+    assert "--memory" in reply.reason
+
+
+def test_outcomes_give_way_to_newer_tokens(hosted: HostedDrafter) -> None:
+    """Between two passes the service looks who waits; what was begun for an older text is dropped."""
+    bench = Bench(hosted)
+    reader = bench.reader("a")
+    assert bench.tell(reader, row=1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4, prepare_outcomes=True) is None
+    bench.worker.turn()
+    bench.worker.turn()
+    assert [reply.finished for reply in reader.replies] == [False, False]
+    (reply,) = bench.ask(reader, 1, base_length=4, tokens=[9], num_draft_tokens=2)[-1:]
+    assert reply.base_length == 5
+    assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, 9], GREEDY, 2)]
+    reader.replies.clear()
+    bench.worker.turn()
+    assert not reader.replies
+
+
+def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) -> None:
+    """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that begins anew, all are."""
+    bench = Bench(hosted)
+    reader = bench.reader("a")
+    (first,) = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
+    (more,) = bench.ask(reader, 1, base_length=4, tokens=[], num_draft_tokens=4)
+    assert [node.parent for node in more.nodes] == [1, 2]
+    tokens = [node.token for node in [*first.nodes, *more.nodes]]
+    assert tokens == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 4)]
+    again = bench.reader("a")
+    (reply,) = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
+    assert chain_of(reply) == tokens
+    (reply,) = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)
+    assert chain_of(reply) == tokens
+
+
+def test_a_row_that_breaks_the_drafter_is_refused_alone(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its neighbours in the call have their drafts."""
+    bench = Bench(hosted)
+    reader = bench.reader("a")
+    propose = hosted.host.propose
+    bad = 250
+
+    def breaking(asks: dict[int, int]) -> Any:
+        if any(bad in hosted.host.tokens(uid) for uid in asks):
+            raise NumericalError("the logits are NaN")
+        return propose(asks)
+
+    monkeypatch.setattr(hosted.host, "propose", breaking)
+    for row, last in enumerate([9, bad, 10]):
+        assert bench.tell(reader, row=row, tokens=[*TEXT, last], sampling=GREEDY, num_draft_tokens=2) is None
+    bench.worker.turn()
+    replies = {reply.row: reply for reply in reader.replies}
+    assert replies[1].trouble == messages.TROUBLE_REFUSED
+    assert "NaN" in replies[1].reason
+    for row, last in ((0, 9), (2, 10)):
+        assert chain_of(replies[row]) == [node.token for node in fresh_chain(hosted, [*TEXT, last], GREEDY, 2)]
+    assert bench.texts.num_rows() == 2
+
+
+@pytest.mark.parametrize("field", ["max_draft_tokens", "batch_size", "max_rows", "law_tokens", "outcome_nodes", "idle_timeout_s"])
+def test_limits_are_checked(field: str) -> None:
+    """By name."""
+    with pytest.raises(ConfigError, match=field):
+        DraftLimits(**{field: -1})
+
+
+def test_a_model_of_another_width_than_the_askers(tmp_path: Path) -> None:
+    """An asker's padded vocabulary may be wider: its committed tokens are taken."""
+    hosted = hosted_model(save_draft(tmp_path))
+    bench = Bench(hosted)
+    bench.texts.open("wide", VOCAB + 63)
+    reader = bench.reader("wide")
+    bench.texts.open("wide", VOCAB + 63)
+    replies = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=GREEDY, num_draft_tokens=2)
+    assert len(replies[0].nodes) == 2

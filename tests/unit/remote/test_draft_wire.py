@@ -1,0 +1,268 @@
+"""The draft service over gRPC: opening, streams, what a restart and a slow or wrong asker meet, and its process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.cli.app import run
+from outrider.remote.draft.hosted import HostedDrafter
+from outrider.remote.draft.run import RunningDraftService
+from outrider.remote.draft.settings import DraftLimits
+from outrider.remote.draft.stream import MOST_UNSENT, OpenStream
+from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
+from outrider.remote.serving import ServiceSettings
+from tests.draft_bench import chain_of, fresh_chain, hosted_model, save_draft
+
+TEXT = [5, 6, 7, 8]
+GREEDY = messages.Sampling()
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
+    """A random model behind a service."""
+    return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
+
+
+Use = Callable[[RunningDraftService, stubs.DraftServiceStub], Awaitable[None]]
+
+
+def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any) -> None:
+    """A service on a socket of its own while `use` runs."""
+
+    async def main() -> None:
+        for uid in list(hosted.host.uids):
+            hosted.host.stop(uid)
+        running = RunningDraftService(ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits(**limits))
+        address = await running.start()
+        await running.serve(hosted)
+        async with aio.insecure_channel(address) as channel:
+            try:
+                await asyncio.wait_for(use(running, stubs.DraftServiceStub(channel)), PATIENCE_S)
+            finally:
+                await running.stop()
+
+    asyncio.run(main())
+
+
+def hello(hosted: HostedDrafter, instance: str = "a", **changes: Any) -> messages.Hello:
+    """A right opening."""
+    return messages.Hello(**{"protocol": PROTOCOL, "release": "0", "instance": instance, "model": hosted.identity, **changes})
+
+
+def request(**fields: Any) -> messages.DraftRequest:
+    """One row's message."""
+    return messages.DraftRequest(rows=[messages.RowRequest(**{"row": 1, "num_draft_tokens": 3, **fields})])
+
+
+async def answer(call: Any, row: int = 1) -> messages.RowReply:
+    """The next finished reply about a row."""
+    while True:
+        for reply in (await call.read()).rows:
+            if reply.row == row and reply.finished:
+                return reply
+
+
+def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """Terms, a first draft, the next one; two askers with the same row number are apart; end of a row."""
+
+    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+        welcome = await stub.Open(hello(hosted))
+        assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (PROTOCOL, "draft-model", 2048)
+        assert welcome.draft.has_laws
+        assert welcome.draft.prepares_outcomes
+        assert welcome.model == hosted.identity
+        await stub.Open(hello(hosted, "b"))
+        calls = {name: stub.Draft(metadata=((INSTANCE, name),)) for name in "ab"}
+        for place, call in enumerate(calls.values()):
+            await call.write(request(tokens=[*TEXT, place], sampling=GREEDY))
+        for place, call in enumerate(calls.values()):
+            reply = await answer(call)
+            assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, place], GREEDY, 3)]
+        await calls["a"].write(request(base_length=5, tokens=[9]))
+        assert chain_of(await answer(calls["a"])) == [node.token for node in fresh_chain(hosted, [*TEXT, 0, 9], GREEDY, 3)]
+        await calls["a"].write(request(end=True))
+        await calls["a"].write(request(base_length=6, tokens=[9]))
+        assert (await answer(calls["a"])).trouble == messages.TROUBLE_UNKNOWN_ROW
+        assert running.texts is not None
+        assert running.texts.num_rows() == 1
+
+    with_service(hosted, tmp_path, use)
+
+
+def test_a_broken_line_leaves_the_rows(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """The asker comes back and goes on where it was."""
+
+    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+        await stub.Open(hello(hosted))
+        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        await call.write(request(tokens=TEXT, sampling=GREEDY))
+        await answer(call)
+        call.cancel()
+        again = stub.Draft(metadata=((INSTANCE, "a"),))
+        await again.write(request(base_length=4, tokens=[9]))
+        assert chain_of(await answer(again)) == [node.token for node in fresh_chain(hosted, [*TEXT, 9], GREEDY, 3)]
+
+    with_service(hosted, tmp_path, use)
+
+
+WRONG: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
+    "protocol": ({"protocol": 99}, grpc.StatusCode.FAILED_PRECONDITION, "version 99"),
+    "vocabulary": (
+        {"model": messages.ModelIdentity(name="other", vocab_size=5, vocabulary_sha256="ff")},
+        grpc.StatusCode.FAILED_PRECONDITION, "same family",
+    ),
+    "instance": ({"instance": ""}, grpc.StatusCode.INVALID_ARGUMENT, "instance"),
+    "long instance": ({"instance": "x" * 1000}, grpc.StatusCode.INVALID_ARGUMENT, "instance"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_who_does_not_fit_is_told_why(hosted: HostedDrafter, tmp_path: Path, wrong: str) -> None:
+    """When it opens, not in the middle of a text."""
+    changes, code, words = WRONG[wrong]
+
+    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+        with pytest.raises(aio.AioRpcError, match=words) as raised:
+            await stub.Open(hello(hosted, **changes))
+        assert raised.value.code() == code
+
+    with_service(hosted, tmp_path, use)
+
+
+def test_streams_want_to_be_opened_and_askers_are_bounded(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """With what to do about it."""
+
+    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+        with pytest.raises(aio.AioRpcError, match="call Open first"):
+            await stub.Draft(metadata=((INSTANCE, "never"),)).read()
+        await stub.Open(hello(hosted))
+        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        await call.write(request(tokens=TEXT, sampling=GREEDY))
+        await answer(call)
+        with pytest.raises(aio.AioRpcError, match="max-instances") as raised:
+            await stub.Open(hello(hosted, "b"))
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    with_service(hosted, tmp_path, use, max_instances=1)
+
+
+def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """Refused rows are named, and the next right one has its draft."""
+
+    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+        await stub.Open(hello(hosted))
+        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        rows = [
+            messages.RowRequest(row=2, tokens=[9999], sampling=GREEDY, num_draft_tokens=2**32 - 1),
+            messages.RowRequest(row=2**64 - 1, base_length=2**64 - 1, num_draft_tokens=1),
+            messages.RowRequest(row=3, tokens=TEXT, sampling=messages.Sampling(temperature=float("nan")), num_draft_tokens=1),
+            messages.RowRequest(),
+        ]
+        await call.write(messages.DraftRequest(rows=rows))
+        await call.write(messages.DraftRequest())
+        await call.write(request(tokens=TEXT, sampling=GREEDY, num_draft_tokens=2**32 - 1))
+        kinds = {row: (await answer(call, row)).trouble for row in (2,)}
+        assert kinds == {2: messages.TROUBLE_REFUSED}
+        again = stub.Draft(metadata=((INSTANCE, "a"),))
+        await again.write(request(base_length=4, tokens=[9], num_draft_tokens=2**32 - 1))
+        assert len((await answer(again)).nodes) == 8  # --max-draft-tokens
+
+    with_service(hosted, tmp_path, use)
+
+
+def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """Not serving while a model loads, serving then; a drain ends open calls without an error."""
+
+    async def main() -> None:
+        running = RunningDraftService(ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits())
+        address = await running.start()
+        async with aio.insecure_channel(address) as channel:
+            health, stub = health_pb2_grpc.HealthStub(channel), stubs.DraftServiceStub(channel)
+            states = health_pb2.HealthCheckResponse
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status == states.NOT_SERVING
+            with pytest.raises(aio.AioRpcError, match="being loaded"):
+                await stub.Open(hello(hosted))
+            await running.serve(hosted)
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status == states.SERVING
+            await stub.Open(hello(hosted))
+            call = stub.Draft(metadata=((INSTANCE, "a"),))
+            await call.write(request(tokens=TEXT, sampling=GREEDY))
+            await answer(call)
+            stopping = asyncio.create_task(running.stop(5.0))
+            assert await call.read() == aio.EOF
+            assert await call.code() == grpc.StatusCode.OK
+            await stopping
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_an_asker_that_does_not_read_is_cut_off() -> None:
+    """Unsent replies are bounded."""
+
+    async def main() -> None:
+        stream = OpenStream("a", {})
+        for _ in range(MOST_UNSENT + 2):
+            stream.put([messages.RowReply()])
+        assert await stream.next() is None
+        assert stream.is_slow
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
+    """From the command line: the demo's draft model, metrics, a signal, exit code 0."""
+    command = [sys.executable, "-m", "outrider", "service", "draft", "--port", "0", "--metrics-port", "0", "--log-format", "json"]
+    environment = {**os.environ, "MODEL": "demo", "MAX_DRAFT_TOKENS": "3"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "drafting for" in line:
+                break
+        address = re.search(r"listening on ([0-9.:]+)", "".join(lines))
+        assert address is not None
+        with grpc.insecure_channel(address[1]) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(number)
+        assert process.wait(60) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--drafter", "eagle"], "hidden states"),
+        (["demo", "--draft", "other"], "two models were named"),
+        (["demo", "--max-draft-tokens", "0"], "max_draft_tokens"),
+        (["demo", "--memory", "much"], "--memory"),
+        (["demo", "--tls-cert", "cert.pem"], "--tls-key"),
+        (["demo", "--port", "99999"], "port"),
+        ([], "needs a draft model"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With exit code 2 and one line."""
+    assert run(["service", "draft", *arguments]) == 2
+    assert words in capsys.readouterr().err
