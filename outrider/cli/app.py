@@ -24,6 +24,7 @@ from outrider.cli.reasoning import reasoning
 from outrider.cli.replay import replay
 from outrider.cli.report import report
 from outrider.cli.serve import serve
+from outrider.cli.service import service_app
 from outrider.cli.train import train
 from outrider.cli.tune import tune
 from outrider.errors import OutriderError
@@ -48,6 +49,7 @@ def build_app() -> typer.Typer:
     )  # fmt: skip
     for verb in verbs:
         app.command()(verb)
+    app.add_typer(service_app())
     return app
 
 

@@ -1,0 +1,177 @@
+"""A drafter at work for the texts of many askers: what is the same for all drafters, and the general way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from outrider.drafters.base import Drafter
+from outrider.models.lm import PREFILL_CHUNK
+from outrider.remote.draft.nodes import DraftNode, drafted_nodes
+from outrider.remote.draft.texts import Text, common
+from outrider.rows import Row, Rows
+from outrider.text import StopStrings
+from outrider.types import Draft, TargetOutput
+from outrider.verifiers.base import prefix_verdict
+from outrider.verifiers.coupled import CoupledVerifier
+
+LOOKUP_BYTES = 1024  # that a token of a text takes in the tables of a look-up drafter, about
+NO_END = 1 << 62
+
+
+class Host(Protocol):
+    """Rows of a drafter, known by the uids of their texts."""
+
+    has_outcomes: bool  # whether drafts for likely outcomes can be made
+
+    @property
+    def uids(self) -> list[int]: ...
+
+    def start(self, text: Text, tokens: list[int]) -> None: ...
+
+    def change(self, uid: int, start: int, tail: list[int]) -> None: ...
+
+    def stop(self, uid: int) -> None: ...
+
+    def length(self, uid: int) -> int: ...
+
+    def tokens(self, uid: int) -> list[int]: ...
+
+    def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool: ...
+
+    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]: ...
+
+
+def row_of(text: Text, tokens: list[int]) -> Row:
+    """The text as the row of a batch."""
+    options = text.options
+    return Row(
+        request=text.uid, tokens=list(tokens), num_prompt=min(options.num_prompt, NO_END), params=options.params,
+        seed=options.seed, max_tokens=NO_END, stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+        verifier=CoupledVerifier() if options.coupled else None,
+    )  # fmt: skip
+
+
+class GeneralHost:
+    """All rows in the drafter's one batch; those that nobody asks about get no nodes.
+
+    Verdicts are reached elsewhere. So the drafter is told that nothing was drafted, and meets what became of it as text: it
+    learns from texts (look-ups do) and not from acceptance.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device) -> None:
+        self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), list[int]()
+        self.has_outcomes = drafter.model is None and not drafter.text_caches  # reading a text anew costs a model too much
+
+    @property
+    def uids(self) -> list[int]:
+        """Whom it holds, in the batch's order."""
+        return self._uids
+
+    def start(self, text: Text, tokens: list[int]) -> None:
+        """A new row. Raises ConfigError where its sampling names unknown ids."""
+        row = row_of(text, tokens)
+        self._rows.add(row)
+        self.drafter.start(row)
+        self._uids.append(text.uid)
+
+    def stop(self, uid: int) -> None:
+        """A row leaves."""
+        index = self._uids.index(uid)
+        self.drafter.stop(index)
+        self._rows.swap_remove(index)
+        self._uids[index] = self._uids[-1]
+        self._uids.pop()
+
+    def length(self, uid: int) -> int:
+        """Tokens of its text."""
+        return len(self.tokens(uid))
+
+    def tokens(self, uid: int) -> list[int]:
+        """Its text."""
+        return self._rows[self._uids.index(uid)].tokens
+
+    def change(self, uid: int, start: int, tail: list[int]) -> None:
+        """The text is its first `start` tokens, then `tail`. A row whose tokens were replaced starts anew: look-ups only grow."""
+        index = self._uids.index(uid)
+        row = self._rows[index]
+        if start == len(row.tokens) and (self._rows.history is None or start >= row.num_prompt):
+            row.tokens.extend(tail)
+            if self._rows.history is not None and tail:
+                self._rows.history.append(index, tail)
+            return
+        prompt, row.num_prompt = row.num_prompt, len(row.tokens)  # what is replaced was never said: nobody remembers it
+        self.drafter.stop(index)
+        self._rows.swap_remove(index)
+        self._uids[index] = self._uids[-1]
+        self._uids[-1] = uid
+        row.tokens, row.num_prompt = row.tokens[:start] + tail, prompt
+        self._rows.add(row)
+        self.drafter.start(row)
+
+    def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
+        """Whether so many bytes suffice for texts of these lengths."""
+        keys = sum(cache.bytes_per_token for cache in self.drafter.text_caches)
+        if self.drafter.model is not None:
+            keys = max(keys, self.drafter.model.kv.bytes_per_token)
+        return sum(lengths) * (LOOKUP_BYTES + keys) <= budget
+
+    @torch.inference_mode()
+    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
+        """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
+        gamma = [asks.get(uid, 0) for uid in self._uids]
+        wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
+        found = drafted_nodes(self._draft(wanted), self._rows)
+        return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
+
+    @torch.inference_mode()
+    def ahead(self, uid: int, chain: list[int], num_nodes: int) -> list[DraftNode]:
+        """What would be drafted if all of `chain` were kept: the token behind it, and at most `num_nodes` nodes behind that one.
+
+        Drafted by a row that is there for this alone. Parents are numbered among the nodes; -1: the last of `chain`.
+        """
+        row = self._rows[self._uids.index(uid)]
+        tokens = row.tokens + chain
+        virtual = Row(
+            request=-1, tokens=tokens, num_prompt=len(tokens), params=row.params, seed=row.seed, max_tokens=NO_END,
+            stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), verifier=row.verifier,
+        )  # fmt: skip
+        index = self._rows.add(virtual)
+        self.drafter.start(virtual)
+        try:
+            first = self._nodes_of(index, 1)
+            if not first:
+                return []
+            virtual.tokens.append(first[0].token)
+            behind = self._nodes_of(index, num_nodes)
+        finally:
+            virtual.num_prompt = len(virtual.tokens)  # guesses are not remembered
+            self.drafter.stop(index)
+            self._rows.swap_remove(index)
+        return [first[0], *(DraftNode(node.parent + 1, node.token, node.law) for node in behind)]
+
+    def _nodes_of(self, index: int, count: int) -> list[DraftNode]:
+        gamma = [0] * len(self._rows)
+        gamma[index] = count
+        return drafted_nodes(self._draft(gamma), self._rows)[index]
+
+    def _draft(self, gamma: list[int]) -> Draft:
+        """A proposal; afterwards the drafter is as if nothing had been drafted."""
+        rows = self._rows
+        draft = self.drafter.propose(rows, gamma)
+        nothing = self.drafter.propose(rows, [0] * len(rows))  # so that nobody counts the draft as rejected
+        verdict = prefix_verdict(nothing, [0] * len(rows), [0] * len(rows))
+        self.drafter.commit(rows, nothing, verdict, no_output(len(rows), rows.device))
+        return draft
+
+
+def no_output(num_rows: int, device: torch.device) -> TargetOutput:
+    """There is no target here: a pass without logits."""
+    return TargetOutput(torch.empty(num_rows, 1, 0, device=device), {}, [[0]] * num_rows)
+
+
+def shared_with(held: list[int], start: int, tail: list[int]) -> int:
+    """Length of the common beginning of `held` and a text that has its first `start` tokens, then `tail`."""
+    return min(start, len(held)) + (common(held, start, tail) if start < len(held) else 0)

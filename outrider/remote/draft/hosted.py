@@ -1,0 +1,190 @@
+"""From names and options to a drafter that works without a target: refused, loaded and checked in that order.
+
+A drafter is built for a target. Here a stand-in takes its place, which has what look-ups and draft models ask of one: a
+tokenizer, the width of the vocabulary, a device. Whoever asks it for more needs the target's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.demo import demo_paths
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.composite import CompositeSettings
+from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.draft_tree import TreeModelDrafter
+from outrider.errors import CapabilityError, ConfigError
+from outrider.loader import ModelLoader
+from outrider.models.context import context_length
+from outrider.models.load import LoadedModel, load_config, load_tokenizer, resolve_device, resolve_dtype
+from outrider.models.memory import estimate_memory
+from outrider.options import DEMO, Needs, Options
+from outrider.parts import Parts, choose_parts
+from outrider.remote.draft.host import GeneralHost
+from outrider.remote.draft.model_host import ModelHost
+from outrider.remote.identity import model_identity
+from outrider.remote.protocol import messages
+from outrider.settings import parse_settings
+
+WORKS = "draft-model, universal, ngram, suffix, ngram-cache, retrieval, or a composite of these"
+ELSEWHERE = {
+    "none": "drafts nothing",
+    "recycling": "learns from the target's logits of every pass",
+    "lookahead": "makes its guesses in the target's own passes",
+    "prediction": "drafts from what a request expects, which only the target's process knows",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """Which drafter a service hosts."""
+
+    model: str | None = None  # whose tokens are drafted: the target; its weights are not read
+    draft: str | None = None  # the draft model
+    drafter: str = "draft-model"
+    drafter_options: dict[str, Any] = field(default_factory=dict)
+    max_draft_tokens: int = 8
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    compile: str = "auto"
+    max_model_len: int | None = None  # longest text; None: as the models have it
+    revision: str | None = None  # of the target
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class HostedDrafter:
+    """A drafter ready to work for askers."""
+
+    name: str
+    host: ModelHost | GeneralHost
+    identity: messages.ModelIdentity
+    vocab_size: int
+    max_context: int  # tokens of a text
+    has_laws: bool
+    notes: list[str]
+
+
+class StandIn:
+    """A target that is somewhere else. Raises CapabilityError when it is asked for what only a real one has."""
+
+    def __init__(self, what: str, **known: Any) -> None:
+        self.__dict__.update(known)
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CapabilityError(f"this drafter needs the {self._what}'s '{name}', which a draft service does not have. Use {WORKS}")
+
+
+def chosen_parts(options: DrafterOptions) -> Parts:
+    """The drafter by name, before anything is loaded. Raises ConfigError or CapabilityError with what would work."""
+    name = options.drafter
+    _refuse_by_name(name)
+    parts = choose_parts(name, options.drafter_options, "auto", {}, options.max_draft_tokens, lossy=False)
+    kind, settings = parts.drafter, parts.drafter_settings
+    if isinstance(settings, CompositeSettings):
+        for part in settings.names():
+            _refuse_by_name(part)
+    if kind.needs_head or kind.heads_of(settings) or kind.head_part(settings) is not None:
+        raise CapabilityError(f"drafter '{name}' drafts from the target's hidden states, which stay in its process. Use {WORKS}")
+    if kind.wants_module(settings):
+        raise CapabilityError(f"drafter '{name}' runs on the target's own weights. Use {WORKS}")
+    if name == "draft-model" and parts.draws_trees:
+        raise ConfigError(
+            "a draft service drafts chains with a model: leave out the drafter's 'tree'. Alternatives are drafted ahead, as "
+            "likely outcomes (--outcome-nodes)"
+        )
+    if parts.wants_draft and options.draft is None:
+        raise ConfigError(f"drafter '{name}' needs a draft model: outrider service draft MODEL, a folder, a hub id or demo")
+    if options.draft is not None and not parts.wants_draft:
+        raise ConfigError(f"drafter '{name}' uses no draft model, but '{options.draft}' was given as one")
+    if options.model is None and name != "draft-model":
+        raise ConfigError(f"drafter '{name}' needs to know whose tokens it drafts: --model TARGET (only its tokenizer is read)")
+    if options.revision is not None and options.model is None:
+        raise ConfigError("a revision is the target's: name it with --model TARGET")
+    return parts
+
+
+def wants_draft(drafter: str, drafter_options: dict[str, Any]) -> bool:
+    """Whether this drafter has a draft model. Raises ConfigError for unknown names and options."""
+    kind: type[Drafter] = DRAFTERS.load(drafter)
+    return kind.wants_draft(parse_settings(kind.Settings, drafter_options, f"drafter '{drafter}'"))
+
+
+def _refuse_by_name(name: str) -> None:
+    if name in ELSEWHERE:
+        raise CapabilityError(f"drafter '{name}' {ELSEWHERE[name]}, so no service can host it. Use {WORKS}")
+
+
+def load_drafter(options: DrafterOptions, status: Callable[[str], None] = lambda line: None) -> HostedDrafter:
+    """Load and build. Raises what loading a model raises, and CapabilityError for a drafter that needs its target."""
+    parts = chosen_parts(options)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(options.device)
+    loaded, notes = _load_draft(options, parts, device, status) if options.draft is not None else (None, [])
+    target, vocab_size, context = _target(options, loaded, device)
+    setup = DraftSetup(target, loaded, options.max_draft_tokens, parts.drafter_settings, any_length=True)
+    drafter: Drafter = parts.drafter.build(setup)
+    if drafter.signals:
+        raise CapabilityError(f"drafter '{parts.drafter_name}' wants the target's hidden states. Use {WORKS}")
+    is_chain_of_model = isinstance(drafter, ModelDrafter) and not isinstance(drafter, TreeModelDrafter)
+    host: ModelHost | GeneralHost = (
+        ModelHost(drafter, vocab_size) if is_chain_of_model else GeneralHost(drafter, vocab_size, device)  # type: ignore[arg-type]
+    )
+    name = options.model or options.draft or ""
+    identity = model_identity(name, target.tokenizer, vocab_size)
+    notes = [*notes, *drafter.notes]
+    return HostedDrafter(parts.drafter_name, host, identity, vocab_size, context, loaded is not None, notes)
+
+
+def _load_draft(
+    options: DrafterOptions, parts: Parts, device: torch.device, status: Callable[[str], None]
+) -> tuple[LoadedModel, list[str]]:
+    """The draft model as it is loaded beside a target: weighed, probed, compiled where that is asked for or there."""
+    assert options.draft is not None
+    name = str(demo_paths().draft) if options.draft == DEMO else options.draft
+    elsewhere = Options(
+        target="the target, elsewhere", draft=name, dtype=options.dtype, device=options.device, threads=options.threads,
+        compile=options.compile, trust_remote_code=options.trust_remote_code,
+    )  # fmt: skip
+    config = load_config(name, options.trust_remote_code)
+    dtype = resolve_dtype(options.dtype, config, device)
+    memory = estimate_memory([name], [config], dtype=dtype, device=device, num_rows=1, packed=device.type == "cpu")
+    status(memory.one_line())
+    lengths = parts.drafter.loop_lengths(parts.drafter_settings, options.max_draft_tokens, any_length=True)
+    loader = ModelLoader(elsewhere, Needs(draft=True, loop_lengths=lengths), device, status, {name: options.draft})
+    loaded = loader.load(name, config.get_text_config().vocab_size if lengths else None)
+    return loaded, loader.notes
+
+
+def _target(options: DrafterOptions, draft: LoadedModel | None, device: torch.device) -> tuple[Any, int, int]:
+    """What stands in for the target, the width of the drafts' laws, and the longest text."""
+    if options.model is None:
+        assert draft is not None
+        name, tokenizer, config, vocab_size = draft.name, draft.tokenizer, draft.config, draft.lm.shape.vocab_size
+    else:
+        name = str(demo_paths().target) if options.model == DEMO else options.model
+        config = load_config(name, options.trust_remote_code, options.revision)
+        tokenizer = load_tokenizer(name, options.trust_remote_code, options.revision)
+        vocab_size = config.get_text_config().vocab_size
+    if draft is not None and draft.draft_loop is not None:
+        vocab_size = draft.config.get_text_config().vocab_size  # as its compiled loop picks tokens
+    if tokenizer is None:
+        raise ConfigError(f"'{name}' has no tokenizer, so nobody can compare its tokens with an asker's")
+    context = context_length(config.get_text_config())
+    if draft is not None and options.drafter != "universal":
+        context = min(context, draft.lm.shape.context_length)
+    if options.max_model_len is not None:
+        context = min(context, options.max_model_len)
+    shape = StandIn("target model", vocab_size=vocab_size, context_length=context)
+    lm = StandIn("target model", shape=shape, device=device)
+    return StandIn("target", name=name, tokenizer=tokenizer, config=config, lm=lm), vocab_size, context

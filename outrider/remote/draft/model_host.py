@@ -1,0 +1,179 @@
+"""A draft model at work for the texts of many askers: each call's rows side by side in the cache, and nothing read twice.
+
+A proposal leaves the keys and values of its own tokens in the cache. They stay: when the next message says that some of those
+tokens were committed, their positions are kept, and only what differs is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from outrider.drafters.draft_model import ModelDrafter
+from outrider.kv.cache import BLOCK
+from outrider.models.lm import LM, PREFILL_CHUNK
+from outrider.remote.draft.host import no_output, row_of, shared_with
+from outrider.remote.draft.nodes import DraftNode, drafted_nodes
+from outrider.remote.draft.texts import Text
+from outrider.remote.draft.window import KVWindow, swap, window
+from outrider.rows import Row, Rows
+from outrider.sampling.distribution import History
+from outrider.types import Draft
+from outrider.verifiers.base import prefix_verdict
+
+BATCHES = 16  # compositions of a batch whose tensors are kept
+SLACK = 128  # positions behind a text that a pass may write to: a chain and its outcomes
+
+
+class ModelHost:
+    """See the module docstring."""
+
+    has_outcomes = True
+
+    def __init__(self, drafter: ModelDrafter, vocab_size: int) -> None:
+        self.drafter, self._vocab_size = drafter, vocab_size
+        self._rows: dict[int, Row] = {}  # by uid
+        self._slots: list[int] = []  # uids, in the cache's order
+        self._chains: dict[int, list[int]] = {}  # by uid: what was drafted behind the text, in the cache but for its last token
+        self._batches: OrderedDict[tuple[int, ...], Rows] = OrderedDict()
+
+    @property
+    def lm(self) -> LM:
+        """The draft model."""
+        return self.drafter.lm
+
+    @property
+    def uids(self) -> list[int]:
+        """Whom it holds, in the cache's order."""
+        return self._slots
+
+    def row(self, uid: int) -> Row:
+        """A text as a row."""
+        return self._rows[uid]
+
+    def length(self, uid: int) -> int:
+        """Tokens of its text."""
+        return len(self._rows[uid].tokens)
+
+    def tokens(self, uid: int) -> list[int]:
+        """Its text."""
+        return self._rows[uid].tokens
+
+    def num_cached(self, uid: int) -> int:
+        """Positions in the cache: of the text, and of what was drafted behind it."""
+        return self.lm.kv.lengths[self._slots.index(uid)]
+
+    def start(self, text: Text, tokens: list[int]) -> None:
+        """A new row. Raises ConfigError where its sampling names unknown ids."""
+        row = row_of(text, tokens)
+        Rows(self._vocab_size, self.lm.device).add(row)
+        self.drafter.start(row)
+        self._rows[text.uid] = row
+        self._slots.append(text.uid)
+
+    def stop(self, uid: int) -> None:
+        """A row leaves."""
+        index = self._slots.index(uid)
+        self.drafter.stop(index)
+        self._slots[index] = self._slots[-1]
+        self._slots.pop()
+        del self._rows[uid]
+        self._chains.pop(uid, None)
+        for batch in [batch for batch in self._batches if uid in batch]:
+            del self._batches[batch]
+
+    def change(self, uid: int, start: int, tail: list[int]) -> None:
+        """The text is its first `start` tokens, then `tail`: what the cache holds of that stays, drafted or not."""
+        row, index, kv = self._rows[uid], self._slots.index(uid), self.lm.kv
+        held = (row.tokens + self._chains.pop(uid, []))[: kv.lengths[index]]
+        same = shared_with(held, start, tail)
+        row.tokens[start:] = tail
+        kv.truncate(index, max(0, min(same, len(row.tokens) - 1)))
+
+    def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
+        """Whether so many bytes suffice for texts of these lengths. Gives memory back where it is needed for that."""
+        kv, slots = self.lm.kv, 1
+        while slots < len(lengths):
+            slots *= 2
+        longest = max(lengths, default=1) + max(SLACK, PREFILL_CHUNK)
+        capacity = -(-longest // BLOCK) * BLOCK
+        if slots * capacity * kv.bytes_per_token > budget:
+            return False
+        grown_slots, grown = kv.size_for(len(lengths), longest)
+        if grown_slots * grown * kv.bytes_per_token > budget:  # what it has, and what doubling would add, is more than needed
+            fewest = 1
+            while fewest < kv.num_rows:
+                fewest *= 2
+            kv.shrink(fewest, max(BLOCK, -(-max([1, *kv.lengths]) // BLOCK) * BLOCK))
+            kv.reserve(len(lengths), 0)
+            kv.reserve(kv.num_rows, min(longest, capacity))
+        return True
+
+    @torch.inference_mode()
+    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
+        """Chains of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
+        with self.batch(list(asks)) as (uids, rows, _):
+            gamma = self.drafter.prepare(rows, [asks[uid] for uid in uids], PREFILL_CHUNK)
+            if not any(gamma):
+                return {}
+            draft = self.drafter.propose(rows, gamma)
+            found = drafted_nodes(draft, rows)
+            if draft.num_nodes:
+                self._commit(uids, rows, draft, found)
+        return {uid: nodes for uid, nodes, count in zip(uids, found, gamma, strict=True) if count}
+
+    def _commit(self, uids: list[int], rows: Rows, draft: Draft, found: list[list[DraftNode]]) -> None:
+        """The texts run ahead meanwhile, as if all that was drafted had been kept, so that the commit leaves it in the cache."""
+        lengths = draft.lists[1]
+        for uid, row, nodes in zip(uids, rows, found, strict=True):
+            self._chains[uid] = [node.token for node in nodes]
+            row.tokens.extend(self._chains[uid])
+        try:
+            all_kept = prefix_verdict(draft, lengths, [0] * len(rows))
+            self.drafter.commit(rows, draft, all_kept, no_output(len(rows), rows.device))
+        finally:
+            for row, length in zip(rows, lengths, strict=True):
+                del row.tokens[len(row.tokens) - length :]
+
+    @contextmanager
+    def batch(self, uids: list[int]) -> Iterator[tuple[list[int], Rows, KVWindow]]:
+        """These rows alone, as a batch: their uids in its order, the rows, and the cache."""
+        first = self._gather(uids)
+        order = self._slots[first : first + len(uids)]
+        with window(self.lm, first, len(uids)) as opened:
+            yield order, self._batch_of(tuple(order)), opened
+
+    def _gather(self, uids: list[int]) -> int:
+        """Put rows side by side, moving as few as possible; the first one's place."""
+        members, count = set(uids), len(uids)
+        inside = sum(uid in members for uid in self._slots[:count])
+        best, first = inside, 0
+        for start in range(1, len(self._slots) - count + 1):
+            inside += (self._slots[start + count - 1] in members) - (self._slots[start - 1] in members)
+            if inside > best:
+                best, first = inside, start
+        places = range(first, first + count)
+        strangers = [place for place in places if self._slots[place] not in members]
+        outside = [place for place, uid in enumerate(self._slots) if uid in members and place not in places]
+        for left, right in zip(strangers, outside, strict=True):
+            swap(self.lm.kv, left, right)
+            self._slots[left], self._slots[right] = self._slots[right], self._slots[left]
+        return first
+
+    def _batch_of(self, order: tuple[int, ...]) -> Rows:
+        """The rows' tensors, made once for each composition of a batch; penalties count the texts as they are now."""
+        rows = self._batches.pop(order, None)
+        if rows is None:
+            rows = Rows(self._vocab_size, self.lm.device)
+            for uid in order:
+                rows.add(self._rows[uid])
+        self._batches[order] = rows
+        while len(self._batches) > BATCHES:
+            self._batches.popitem(last=False)
+        if rows.history is not None:
+            prompts, outputs = [row.tokens[: row.num_prompt] for row in rows], [row.output for row in rows]
+            rows.history = History.start(prompts, outputs, self._vocab_size, self.lm.device)
+        return rows

@@ -1,0 +1,94 @@
+"""Drafts as nodes of messages: tokens, parents, and the law that each drawn token came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outrider.remote.protocol import messages
+from outrider.rows import Rows
+from outrider.types import Draft
+
+
+@dataclass(frozen=True)
+class Law:
+    """A distribution over few tokens, fp32, sum 1."""
+
+    tokens: list[int]
+    probs: list[float]
+
+
+@dataclass(frozen=True)
+class DraftNode:
+    """One guessed token of a row's tree."""
+
+    parent: int  # number of a node before it; -1: the last committed token
+    token: int
+    law: Law | None = None  # what it was drawn from; None: placed
+
+    def message(self, shift: int = 0) -> messages.Node:
+        """As it is sent; `shift` is added to the parent's number."""
+        parent = self.parent + shift if self.parent >= 0 else -1
+        node = messages.Node(parent=parent, token=self.token, drawn=self.law is not None)
+        if self.law is not None:
+            node.law.tokens.extend(self.law.tokens)
+            node.law.probs.extend(self.law.probs)
+        return node
+
+
+@dataclass
+class SentTree:
+    """The nodes sent for one base of one row, in the order of their numbers."""
+
+    nodes: list[DraftNode] = field(default_factory=list)
+    _child: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, nodes: Sequence[DraftNode]) -> tuple[list[int], list[DraftNode]]:
+        """Take in nodes whose parents are numbered among themselves: the number of each, and those that are new."""
+        numbers: list[int] = []
+        new: list[DraftNode] = []
+        for node in nodes:
+            number, added = self.add_one(numbers[node.parent] if node.parent >= 0 else -1, node.token, node.law)
+            numbers.append(number)
+            if added is not None:
+                new.append(added)
+        return numbers, new
+
+    def add_one(self, parent: int, token: int, law: Law | None) -> tuple[int, DraftNode | None]:
+        """A child of node number `parent`: its number, and itself where it was not there yet."""
+        known = self._child.get((parent, token))
+        if known is not None:
+            return known, None
+        number = self._child[parent, token] = len(self.nodes)
+        self.nodes.append(DraftNode(parent, token, law))
+        return number, self.nodes[-1]
+
+
+def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
+    """A drafter's proposal as nodes, row by row. Greedy rows have no laws, nor have tokens that were placed."""
+    tokens, lengths = draft.lists
+    drawn = draft.is_sampled().tolist() if draft.probs is not None else []
+    found = []
+    for index, row in enumerate(rows):
+        parents, laws = draft.parent_lists[index], {}
+        if draft.probs is not None and not row.params.is_greedy:
+            outputs = [parents[node] + 1 for node in range(lengths[index]) if drawn[index][node]]
+            laws = dict(zip(outputs, laws_of(draft.probs[index, outputs]), strict=True)) if outputs else {}
+        found.append([
+            DraftNode(parents[node], tokens[index][node], laws.get(parents[node] + 1) if laws and drawn[index][node] else None)
+            for node in range(lengths[index])
+        ])  # fmt: skip
+    return found
+
+
+def laws_of(probs: Tensor) -> list[Law]:
+    """Distributions (M, V) as the tokens that have mass."""
+    rows, tokens = probs.nonzero(as_tuple=True)
+    masses = probs[rows, tokens].tolist()
+    laws = [Law([], []) for _ in range(len(probs))]
+    for row, token, mass in zip(rows.tolist(), tokens.tolist(), masses, strict=True):
+        laws[row].tokens.append(token)
+        laws[row].probs.append(mass)
+    return laws

@@ -1,0 +1,127 @@
+"""The draft service's calls: Open compares protocol and vocabulary, Draft carries all rows of one asker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import grpc
+from grpc import aio
+
+from outrider.errors import CapabilityError, ConfigError
+from outrider.remote.draft.counters import DraftCounters
+from outrider.remote.draft.hosted import HostedDrafter
+from outrider.remote.draft.settings import DraftLimits
+from outrider.remote.draft.stream import OpenStream
+from outrider.remote.draft.texts import Texts
+from outrider.remote.identity import check_protocol, check_vocabulary
+from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
+from outrider.version import __version__
+
+log = logging.getLogger("outrider.service")
+LONGEST_INSTANCE = 128  # characters
+BREATH = 32  # rows of one message between which other calls have their turn
+
+
+class DraftService(stubs.DraftServiceServicer):
+    """See the module docstring. Refuses with UNAVAILABLE until `serve`, and once it drains."""
+
+    def __init__(self, counters: DraftCounters) -> None:
+        self._counters = counters
+        self._instance = uuid4().hex
+        self._hosted: HostedDrafter | None = None
+        self._limits: DraftLimits | None = None
+        self._texts: Texts | None = None
+        self._streams: set[OpenStream] = set()
+        self._why_not = "the model is being loaded"
+
+    def serve(self, hosted: HostedDrafter, limits: DraftLimits, texts: Texts) -> None:
+        """Answer from now on."""
+        self._hosted, self._limits, self._texts, self._why_not = hosted, limits, texts, ""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new calls, answer what waits for a draft, and end the open ones."""
+        self._why_not = "the service is shutting down"
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._texts is not None and self._texts.num_waiting() and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        for stream in list(self._streams):
+            stream.close()
+
+    async def Open(self, request: messages.Hello, context: aio.ServicerContext[Any, Any]) -> messages.Welcome:  # noqa: N802
+        """Who is asked for what, and whether it fits."""
+        texts, hosted = await self._ready(context)
+        try:
+            check_protocol(request, "the asker")
+            check_vocabulary(hosted.identity, request.model, "the asker")
+        except CapabilityError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if not 0 < len(request.instance) <= LONGEST_INSTANCE or not request.instance.isprintable():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"instance must have 1 to {LONGEST_INSTANCE} characters")
+        if request.model.vocab_size < 1:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "model.vocab_size must be at least 1")
+        try:
+            texts.open(request.instance, request.model.vocab_size)
+        except ConfigError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return messages.Welcome(
+            protocol=PROTOCOL, release=__version__, instance=self._instance, model=hosted.identity, notes=hosted.notes,
+            draft=self._terms(hosted),
+        )  # fmt: skip
+
+    async def Draft(  # noqa: N802
+        self, request_iterator: AsyncIterator[messages.DraftRequest], context: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[messages.DraftReply]:
+        """Messages about rows in, drafts out, until either side ends it."""
+        texts, _ = await self._ready(context)
+        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        stream = OpenStream(headers.get(INSTANCE, ""), headers)
+        if not texts.connect(stream.instance):
+            why = f"instance '{stream.instance}' is unknown: call Open first, and name it in the metadata '{INSTANCE}'"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        self._streams.add(stream)
+        self._counters.streams.inc()
+        reading = asyncio.create_task(self._read(request_iterator, stream, texts))
+        try:
+            while (reply := await stream.next()) is not None:
+                yield reply
+            if stream.is_slow:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "replies are not read as fast as they are asked for")
+        finally:
+            reading.cancel()
+            self._streams.discard(stream)
+            self._counters.streams.dec()
+            texts.disconnect(stream)
+
+    async def _read(self, requests: AsyncIterator[messages.DraftRequest], stream: OpenStream, texts: Texts) -> None:
+        try:
+            async for request in requests:
+                for number, row in enumerate(request.rows, 1):
+                    self._counters.requests.inc()
+                    if (reply := texts.receive(stream, row)) is not None:
+                        self._counters.trouble(reply.trouble)
+                        stream.put([reply])
+                    if not number % BREATH:
+                        await asyncio.sleep(0)
+        except (aio.AioRpcError, aio.UsageError) as error:
+            log.info("a call of an asker broke off: %s", error)
+        finally:
+            stream.close()
+
+    async def _ready(self, context: aio.ServicerContext[Any, Any]) -> tuple[Texts, HostedDrafter]:
+        if self._why_not or self._texts is None or self._hosted is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._why_not)
+        assert self._texts is not None
+        assert self._hosted is not None
+        return self._texts, self._hosted
+
+    def _terms(self, hosted: HostedDrafter) -> messages.DraftTerms:
+        assert self._limits is not None
+        return messages.DraftTerms(
+            drafter=hosted.name, max_draft_tokens=self._limits.max_draft_tokens, max_rows=self._limits.max_rows,
+            max_context=hosted.max_context, has_laws=hosted.has_laws,
+            prepares_outcomes=hosted.host.has_outcomes and self._limits.outcome_nodes > 0,
+        )  # fmt: skip

@@ -1,0 +1,314 @@
+"""The texts that askers have told of, and the drafts they wait for. Shared by the event loop and the thread that computes.
+
+    table = Texts(limits, vocab_size, max_context)
+    trouble = table.receive(stream, request)     # event loop: commit tokens, note what is wanted; None: all is well
+    jobs = table.take(32)                        # computing thread: askers in turn, the newest request of each row
+
+A row's newest request replaces the one that waits, so a slow service does not work on what is stale, and what waits is bounded
+by the number of rows. A text's tokens are those of its last message: a lost message is noticed by its length.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from outrider.errors import ConfigError
+from outrider.remote.draft.asked import RowOptions, row_options
+from outrider.remote.draft.settings import DraftLimits
+from outrider.remote.protocol import messages
+
+
+class Stream(Protocol):
+    """One open call of an asker. `send` may be called from any thread."""
+
+    instance: str
+
+    def send(self, replies: list[messages.RowReply]) -> None: ...
+
+
+@dataclass(eq=False)
+class Text:
+    """One row of one asker."""
+
+    uid: int  # unique in this process: a row that begins anew is another text
+    instance: str
+    number: int  # the asker's
+    options: RowOptions
+    tokens: list[int] = field(default_factory=list)
+    used_at: float = 0.0
+    changed: int = 0  # tokens before this place are known to the computing thread
+    asks: int = 0  # requests so far
+    wanted: tuple[Stream, int, bool] | None = None  # who waits, nodes, outcomes as well
+
+
+@dataclass(frozen=True)
+class Job:
+    """A draft to be made, and how the row's text has changed since its last job."""
+
+    text: Text
+    ask: int
+    stream: Stream
+    num_nodes: int
+    outcomes: bool
+    start: int  # the text is its first `start` tokens, then `tail`
+    tail: list[int]
+
+
+@dataclass
+class _Asker:
+    """One instance."""
+
+    width: int  # of its vocabulary
+    allowance: float
+    at: float
+    waiting: dict[int, Text] = field(default_factory=dict)  # by uid, in the order of asking
+    rows: dict[int, Text] = field(default_factory=dict)  # by the asker's number
+    num_streams: int = 0
+
+
+class Texts:
+    """See the module docstring."""
+
+    def __init__(
+        self, limits: DraftLimits, vocab_size: int, max_context: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits, self._vocab_size, self._max_context, self._clock = limits, vocab_size, max_context, clock
+        self._news = threading.Condition()
+        self._askers: dict[str, _Asker] = {}
+        self._uids = count()
+        self._gone: list[int] = []
+        self._turn: list[str] = []  # askers, who comes first in the next batch
+
+    # ---------------------------------------------------------------- the event loop's side
+
+    def open(self, instance: str, width: int) -> None:
+        """An asker announces itself. Raises ConfigError where there are too many."""
+        with self._news:
+            if instance in self._askers:
+                self._askers[instance].width = width
+                return
+            while len(self._askers) >= self._limits.max_instances:
+                left = [name for name, asker in self._askers.items() if not asker.num_streams]
+                if not left:
+                    raise ConfigError(f"{self._limits.max_instances} askers are connected: --max-instances")
+                self._forget_asker(min(left, key=lambda name: self._askers[name].at))
+            self._askers[instance] = _Asker(width, self._limits.max_requests_per_s, self._clock())
+            self._turn.append(instance)
+
+    def connect(self, instance: str) -> bool:
+        """A stream of this asker begins; False where it was never opened."""
+        with self._news:
+            asker = self._askers.get(instance)
+            if asker is not None:
+                asker.num_streams += 1
+            return asker is not None
+
+    def disconnect(self, stream: Stream) -> None:
+        """A stream has ended: nobody waits for its drafts. The texts stay until they are idle for long."""
+        with self._news:
+            asker = self._askers.get(stream.instance)
+            if asker is None:
+                return
+            asker.num_streams -= 1
+            for uid, text in list(asker.waiting.items()):
+                if text.wanted is not None and text.wanted[0] is stream:
+                    del asker.waiting[uid]
+                    text.wanted = None
+
+    def receive(self, stream: Stream, request: messages.RowRequest) -> messages.RowReply | None:
+        """Take in one message about a row. What is wrong with it, to be answered at once; None: nothing."""
+        with self._news:
+            asker = self._askers.get(stream.instance)
+            if asker is None:
+                return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "this asker was forgotten")
+            if request.end:
+                self._remove(asker, request.row)
+                return None
+            if not self._allow(asker):
+                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--max-requests-per-second)"
+                return trouble(request, messages.TROUBLE_BUSY, reason)
+            found = self._commit(asker, stream.instance, request)
+            if isinstance(found, messages.RowReply):
+                if found.trouble == messages.TROUBLE_REFUSED:
+                    self._remove(asker, request.row)
+                return found
+            found.asks += 1
+            found.used_at = asker.at
+            nodes = min(request.num_draft_tokens, self._limits.max_draft_tokens)
+            found.wanted = (stream, nodes, request.prepare_outcomes) if nodes else None
+            if found.wanted is None:
+                asker.waiting.pop(found.uid, None)
+                return None
+            asker.waiting[found.uid] = found
+            self._news.notify()
+            return None
+
+    def _allow(self, asker: _Asker) -> bool:
+        now, rate = self._clock(), self._limits.max_requests_per_s
+        asker.allowance = min(max(rate, 1.0), asker.allowance + (now - asker.at) * rate)
+        asker.at = now
+        if asker.allowance < 1:
+            return False
+        asker.allowance -= 1
+        return True
+
+    def _commit(self, asker: _Asker, instance: str, request: messages.RowRequest) -> Text | messages.RowReply:
+        """The row's text with the message's tokens, or what is wrong."""
+        base, tokens, text = request.base_length, list(request.tokens), asker.rows.get(request.row)
+        if request.HasField("sampling"):
+            if base:
+                return trouble(request, messages.TROUBLE_MISSING_TOKENS, "a row begins with all its tokens", have=0)
+            if text is None and len(asker.rows) >= self._limits.max_rows:
+                return trouble(request, messages.TROUBLE_BUSY, f"{self._limits.max_rows} rows are open (--max-rows)")
+        elif text is None:
+            return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")
+        elif base > len(text.tokens):
+            return trouble(request, messages.TROUBLE_MISSING_TOKENS, "a message was lost", have=len(text.tokens))
+        wrong = self._wrong_tokens(asker, base, tokens)
+        if wrong:
+            return trouble(request, messages.TROUBLE_REFUSED, wrong)
+        if request.HasField("sampling"):
+            try:
+                options = row_options(request.sampling, self._vocab_size, self._limits.law_tokens)
+            except ConfigError as error:
+                return trouble(request, messages.TROUBLE_REFUSED, str(error))
+            self._remove(asker, request.row)
+            text = asker.rows[request.row] = Text(next(self._uids), instance, request.row, options)
+        assert text is not None
+        same = common(text.tokens, base, tokens)
+        text.tokens[base:] = tokens
+        text.changed = min(text.changed, base + same)
+        return text
+
+    def _wrong_tokens(self, asker: _Asker, base: int, tokens: list[int]) -> str:
+        if base + len(tokens) == 0:
+            return "a text without a token: nothing can be drafted behind it"
+        if base + len(tokens) > self._max_context:
+            return f"{base + len(tokens)} tokens, and the drafter has room for {self._max_context}"
+        if tokens and max(tokens) >= asker.width:
+            return f"token {max(tokens)} is outside the vocabulary of {asker.width}"
+        return ""
+
+    # ---------------------------------------------------------------- the computing thread's side
+
+    def take(self, most: int) -> list[Job]:
+        """At most so many drafts to be made: a row of each asker in turn, until there are no more."""
+        with self._news:
+            jobs: list[Job] = []
+            turn = [name for name in self._turn if self._askers[name].waiting]
+            if turn:  # whoever came first this time comes last next time
+                self._turn.remove(turn[0])
+                self._turn.append(turn[0])
+            while turn and len(jobs) < most:
+                name = turn.pop(0)
+                waiting = self._askers[name].waiting
+                jobs.append(self._job(waiting.pop(next(iter(waiting)))))
+                if waiting:
+                    turn.append(name)
+            return jobs
+
+    @staticmethod
+    def _job(text: Text) -> Job:
+        assert text.wanted is not None
+        stream, nodes, outcomes = text.wanted
+        start, text.changed = text.changed, len(text.tokens)
+        return Job(text, text.asks, stream, nodes, outcomes, start, text.tokens[start:])
+
+    def put_back(self, job: Job) -> None:
+        """The draft could not be made yet. It waits again, unless something newer does."""
+        with self._news:
+            if self._is_current(job):
+                self._askers[job.text.instance].waiting.setdefault(job.text.uid, job.text)
+
+    def is_current(self, job: Job) -> bool:
+        """Whether somebody still waits for this draft, and nothing newer was said about its row."""
+        with self._news:
+            return self._is_current(job)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a draft is wanted, or after so many seconds."""
+        with self._news:
+            if not any(asker.waiting for asker in self._askers.values()) and not self._gone:
+                self._news.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End a `wait`."""
+        with self._news:
+            self._news.notify_all()
+
+    def num_waiting(self) -> int:
+        """Drafts that are wanted and not taken yet."""
+        with self._news:
+            return sum(len(asker.waiting) for asker in self._askers.values())
+
+    def num_rows(self) -> int:
+        """Texts that are kept."""
+        with self._news:
+            return sum(len(asker.rows) for asker in self._askers.values())
+
+    def gone(self) -> list[int]:
+        """Texts (uids) that ended since the last call."""
+        with self._news:
+            gone, self._gone = self._gone, []
+            return gone
+
+    def remove(self, text: Text) -> None:
+        """Forget a text: its row is unknown from now on, unless it has begun anew."""
+        with self._news:
+            asker = self._askers.get(text.instance)
+            if asker is not None and asker.rows.get(text.number) is text:
+                self._remove(asker, text.number)
+
+    def expire(self) -> int:
+        """Forget texts that nobody has asked about for too long; how many they were."""
+        with self._news:
+            before = self._clock() - self._limits.idle_timeout_s
+            old = [text for asker in self._askers.values() for text in asker.rows.values() if text.used_at < before]
+            for text in old:
+                self._remove(self._askers[text.instance], text.number)
+            return len(old)
+
+    def least_recent(self, uids: Iterable[int], but: Collection[int]) -> Text | None:
+        """Of these texts the one that nobody has asked about for longest, `but` some."""
+        with self._news:
+            chosen = set(uids) - set(but)
+            texts = [text for asker in self._askers.values() for text in asker.rows.values() if text.uid in chosen]
+            return min(texts, key=lambda text: text.used_at, default=None)
+
+    def _is_current(self, job: Job) -> bool:
+        asker, text = self._askers.get(job.text.instance), job.text
+        is_alive = asker is not None and asker.rows.get(text.number) is text
+        return is_alive and text.asks == job.ask and text.wanted is not None
+
+    def _remove(self, asker: _Asker, number: int) -> None:
+        text = asker.rows.pop(number, None)
+        if text is not None:
+            asker.waiting.pop(text.uid, None)
+            self._gone.append(text.uid)
+
+    def _forget_asker(self, instance: str) -> None:
+        asker = self._askers[instance]
+        for number in list(asker.rows):
+            self._remove(asker, number)
+        del self._askers[instance]
+        self._turn.remove(instance)
+
+
+def trouble(request: messages.RowRequest, kind: messages.Trouble, reason: str, have: int = 0) -> messages.RowReply:
+    """The answer that says why there is no draft."""
+    return messages.RowReply(
+        row=request.row, base_length=request.base_length, finished=True, have_length=have, trouble=kind, reason=reason
+    )
+
+
+def common(text: list[int], start: int, tokens: list[int]) -> int:
+    """How many of `tokens` the text has from `start` on."""
+    if text[start : start + len(tokens)] == tokens:
+        return len(tokens)
+    pairs = zip(text[start : start + len(tokens)], tokens, strict=False)
+    return next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(text) - start, len(tokens)))

@@ -1,0 +1,59 @@
+"""Some neighbouring rows of a model's cache as a cache of their own, so that a drafting call works on them alone.
+
+    rows of the cache   0  1  2  3  4  5  6
+    the window                [ 0  1  2 ]       a drafter's batch: no idle rows in its passes
+
+A window owns no memory. Its lengths are its own until they are handed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from outrider.kv import KVCache
+from outrider.models.lm import LM
+
+
+class KVWindow(KVCache):
+    """See the module docstring. Rows neither join nor leave while it is open."""
+
+    def __init__(self, parent: KVCache, first: int, count: int) -> None:  # no super().__init__: nothing is allocated
+        self.parent, self.first, self.count = parent, first, count
+        self.layers, self.dtype, self.device = parent.layers, parent.dtype, parent.device
+        self.lengths = parent.lengths[first : first + count]
+
+    @property  # always the parent's present stores: it replaces them when it grows
+    def keys(self) -> list[Tensor]:  # type: ignore[override]
+        return [store[self.first : self.first + self.count] for store in self.parent.keys]
+
+    @property
+    def values(self) -> list[Tensor]:  # type: ignore[override]
+        return [store[self.first : self.first + self.count] for store in self.parent.values]
+
+    def reserve(self, num_rows: int, num_tokens: int) -> None:
+        """Make room in the parent."""
+        self.parent.reserve(self.parent.num_rows, num_tokens)
+
+
+@contextmanager
+def window(lm: LM, first: int, count: int) -> Iterator[KVWindow]:
+    """The model works on rows first .. first + count alone; at the end the cache has their new lengths."""
+    whole = lm.kv
+    opened = KVWindow(whole, first, count)
+    lm.kv = opened
+    try:
+        yield opened
+    finally:
+        lm.kv = whole
+        whole.lengths[first : first + count] = opened.lengths
+
+
+def swap(kv: KVCache, left: int, right: int) -> None:
+    """Two rows of a cache change places."""
+    parts = [kv.read(row, 0, kv.lengths[row]) for row in (left, right)]
+    for row, content in ((left, parts[1]), (right, parts[0])):
+        kv.truncate(row, 0)
+        kv.put(row, 0, content)
