@@ -37,8 +37,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
 DISTRUST_PAUSE_S, LONGEST_DISTRUST_S = 2.0, 120.0  # the same after wrong replies, and for what only a person can mend
 MOST_LIES = 3  # invalid replies of one stream
 MOST_QUEUED = 256  # requests that wait to be written: whoever reads none of them is stuck
-MOST_HELD_BYTES = 32 << 20  # of replies that wait to be looked at
-REPLIES_EACH = 64  # that a request may bring; more is a flood
+REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
+MOST_REPLIES, MOST_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 REASONS = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
@@ -72,16 +72,12 @@ class Mailbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._replies: deque[Reply] = deque()
-        self._bytes = 0
 
     def put(self, reply: Reply) -> None:
-        """Called by the event loop. Raises TroubleError when more waits than any honest service sends."""
+        """Called by the event loop, which bounds how much may come."""
         with self._changed:
-            self._bytes += reply.row.ByteSize()
             self._replies.append(reply)
             self._changed.notify_all()
-            if self._bytes > MOST_HELD_BYTES:
-                raise TroubleError("flood", f"more than {MOST_HELD_BYTES >> 20} MiB of replies")
 
     def take(self, timeout_s: float = 0.0) -> list[Reply]:
         """All that is there; with nothing there, what comes first within `timeout_s`."""
@@ -90,7 +86,6 @@ class Mailbox:
                 self._changed.wait(timeout_s)
             found = list(self._replies)
             self._replies.clear()
-            self._bytes = 0
             return found
 
 
@@ -107,7 +102,8 @@ class Connection:
         self._lock = threading.Lock()
         self._queue: deque[messages.RowRequest] = deque()
         self._has_queued: asyncio.Event | None = None  # made in the loop
-        self._lies, self._distrust_s, self._credit, self._asked_s = 0, DISTRUST_PAUSE_S, 0, 0.0
+        self._lies, self._distrust_s, self._asked_s = 0, DISTRUST_PAUSE_S, 0.0
+        self._credit, self._credit_bytes = 0, 0  # what may still come
         self._said: str | None = None  # the reason that was logged last
         self._call: Any = None
         self._doubt: TroubleError | None = None
@@ -232,7 +228,8 @@ class Connection:
 
     async def _stream(self) -> None:
         """One stream from its opening to its end. Raises TroubleError, OutriderError or grpc's error."""
-        self._lies, self._credit, self._asked_s, self._doubt = 0, REPLIES_EACH, 0.0, None
+        self._lies, self._asked_s, self._doubt = 0, 0.0, None
+        self._credit, self._credit_bytes = REPLIES_EACH, BYTES_EACH
         async with self._security.channel(self.endpoint) as channel:
             welcome = await self._open(channel, OPEN_S)
             self._check(welcome)
@@ -270,7 +267,8 @@ class Connection:
             if not rows:
                 continue
             asking = sum(row.num_draft_tokens > 0 for row in rows)
-            self._credit += REPLIES_EACH * len(rows)
+            self._credit = min(self._credit + REPLIES_EACH * len(rows), MOST_REPLIES)
+            self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MOST_BYTES)
             if asking and not self._asked_s:
                 self._asked_s = time.perf_counter()
             self._check_silence()
@@ -289,7 +287,8 @@ class Connection:
             now = time.perf_counter()
             self._asked_s = 0.0
             self._credit -= max(1, len(reply.rows))
-            if self._credit < 0:
+            self._credit_bytes -= reply.ByteSize()
+            if self._credit < 0 or self._credit_bytes < 0:
                 raise TroubleError("flood", "more replies than requests can bring")
             for row in reply.rows:
                 with self._lock:

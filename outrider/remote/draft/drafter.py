@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from outrider.remote.draft.local import LocalLease
 from outrider.remote.draft.patience import Patience
 from outrider.remote.draft.sharing import Lease
 from outrider.remote.draft.text import BUSY_S, RemoteText
-from outrider.remote.draft.tree import DraftTree, Node, UnknownBaseError
+from outrider.remote.draft.tree import DraftTree, Node
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages
@@ -248,11 +247,12 @@ class RemoteDrafter(Drafter):
         if (sent_s := text.answered(said.base_length)) is not None:
             self._patience.replies.add(reply.at_s - sent_s)
             self.connection.counts.round_trip(reply.at_s - sent_s)
+        if not text.tree.was_asked(said.base_length):
+            return  # of a request that is long over, whose numbers are forgotten
         first = text.tree.num_sent(said.base_length)
         nodes = checked_nodes(said.nodes, first, self._vocab_size, with_laws=self._with_laws)
         self.connection.counts.add("nodes", len(nodes))
-        with suppress(UnknownBaseError):  # of a request that is long over
-            text.tree.add(said.base_length, nodes)
+        text.tree.add(said.base_length, nodes)
 
     def _mend(self, text: RemoteText, said: messages.RowReply) -> None:
         """A trouble that the service names: tell it what it lacks with the next request, or leave it alone."""

@@ -24,6 +24,7 @@ import grpc
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DraftSetup
 from outrider.errors import CapabilityError, ConfigError
 from outrider.machine import cores
@@ -150,10 +151,10 @@ class LocalLease:
         """Raises ConfigError where nothing says what drafts, CapabilityError where the service does not come up."""
         if settings.draft is None:
             raise ConfigError("--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a look-up drafter")
-        arguments = (
-            "service", "draft", settings.draft, "--threads", str(draft_threads()),
-            "--max-draft-tokens", str(max(1, setup.num_draft_tokens)),
-        )  # fmt: skip
+        looks_up = settings.draft in DRAFTERS.names()
+        what = ["--drafter", settings.draft, "--model", setup.target.name] if looks_up else [settings.draft]
+        most = str(max(1, setup.num_draft_tokens))
+        arguments = ("service", "draft", *what, "--threads", str(draft_threads()), "--max-draft-tokens", most)
         with self._lock:
             service, users = self._services.get(arguments) or (LocalService(arguments, setup.status), 0)
             self._services[arguments] = service, users + 1

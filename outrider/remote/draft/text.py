@@ -12,7 +12,11 @@ from outrider.remote.protocol import messages
 from outrider.rows import Row
 
 BUSY_S = 1.0  # that a busy service is left alone
-MOST_OPEN = 64  # requests whose times are remembered
+# Requests that may be open at once: enough for a line that is several steps long; and few enough that a service which drops
+# what is overtaken, and is slower than a step, gets to the end of one.
+MOST_OPEN = 4
+RETRY_S = 0.5  # after which another one is sent nevertheless
+REMEMBERED = 64  # requests whose times are known
 
 
 @dataclass(eq=False)
@@ -52,7 +56,11 @@ class RemoteText:
 
     def may_ask(self, epoch: int, now_s: float) -> bool:
         """Whether asking has a point."""
-        return self.epoch != epoch or not (self.is_refused or now_s < self.busy_until_s)
+        if self.epoch != epoch:
+            return True
+        if self.is_refused or now_s < self.busy_until_s:
+            return False
+        return len(self.asked_s) < MOST_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
 
     def request(
         self, row: Row, epoch: int, wish: int, *, coupled: bool, with_laws: bool, outcomes: bool
@@ -70,7 +78,7 @@ class RemoteText:
         self.tree.ask()
         self.asked = len(row.tokens)
         self.asked_s.setdefault(self.asked, time.perf_counter())
-        while len(self.asked_s) > MOST_OPEN:
+        while len(self.asked_s) > REMEMBERED:
             self.asked_s.pop(sorted(self.asked_s)[1])  # the oldest says how long the service has been silent
         return row_request(self.number, base, row.tokens[base:], sampling, wish, outcomes=outcomes)
 

@@ -95,6 +95,10 @@ class DraftTree:
             self._drop(node)
         self._root.drawn = self._root.placed = None
 
+    def was_asked(self, base: int) -> bool:
+        """Whether nodes for this base have numbers: it was asked about, and not long ago."""
+        return base in self._bases
+
     def num_sent(self, base: int) -> int:
         """Nodes that arrived for this base."""
         return len(self._bases[base]) - 1 if base in self._bases else 0

@@ -168,7 +168,7 @@ def test_dropping_drafts() -> None:
 
 
 def test_against_a_list_of_texts() -> None:
-    """Random nodes, replies, bases and commits: the draft is what a search through all texts ever sent finds, first come first."""
+    """Random nodes, replies, bases and commits: the draft is what a search through all texts ever sent finds."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         text = [0]

@@ -1,0 +1,87 @@
+"""The demo pair, loaded once, for drafters that ask a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.build import Models, Options, assemble, load_models
+from outrider.llm import LLM
+from outrider.options import Needs
+from outrider.outputs import Completion
+from outrider.parts import choose_parts
+from outrider.remote.draft import connection, sharing
+from outrider.remote.draft.drafter import RemoteDrafter
+from outrider.remote.draft.patience import Patience
+from outrider.sampling.params import SamplingParams
+
+PROMPTS = ("Tom has 3 apples and buys 4 more. How many", "Anna has 12 pens. She gives 5", "A box holds 6 eggs. How many")
+GREEDY = SamplingParams(max_tokens=28, ignore_eos=True)
+INVARIANT = SamplingParams(max_tokens=28, ignore_eos=True, temperature=1.0, top_p=0.9, seed=5)
+
+
+@dataclass
+class Demo:
+    """The demo target with drafters around it."""
+
+    models: Models
+    plain: dict[str, list[list[int]]]  # "greedy", "invariant": whole texts in one process, without a drafter
+
+    def llm(self, drafter: str = "none", verifier: str = "auto", k: int | str = 4, **options: Any) -> LLM:
+        """One with its own decoder; `close` it."""
+        parts = choose_parts(drafter, options, verifier, {}, k, lossy=False)
+        return LLM.around(assemble(self.models, parts))
+
+    def remote(self, address: str, verifier: str = "auto", k: int | str = 4, **options: Any) -> LLM:
+        """With drafter 'remote'."""
+        return self.llm("remote", verifier, k, endpoint=address, **options)
+
+    def texts(self, kind: str, llm: LLM) -> list[list[int]]:
+        """Prompts and answers."""
+        done: list[Completion] = llm.generate(list(PROMPTS), GREEDY if kind == "greedy" else INVARIANT)
+        return [one.prompt_token_ids + one.token_ids for one in done]
+
+
+@pytest.fixture(scope="session")
+def demo() -> Demo:
+    """Uncompiled, in the checkpoint's numbers."""
+    made = Demo(load_models(Options("demo", threads=1, compile="off"), Needs()), {})
+    for kind, verifier in (("greedy", "auto"), ("invariant", "gumbel")):
+        made.plain[kind] = made.texts(kind, made.llm(verifier=verifier))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lines are mended at once, and no connection outlives its test."""
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "DISTRUST_PAUSE_S", "LONGEST_DISTRUST_S"):
+        monkeypatch.setattr(connection, name, 0.02)
+    yield
+    assert not sharing._shared, "a drafter was not closed"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step waits for its draft, up to ten seconds: what a test counts depends on no clock."""
+    monkeypatch.setattr(Patience, "budget_s", property(lambda self: 10.0))
+    monkeypatch.setattr(Patience, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
+
+
+def drafter_of(llm: LLM) -> RemoteDrafter:
+    """Its remote drafter."""
+    found = llm._decoder.drafter
+    assert isinstance(found, RemoteDrafter)
+    return found
+
+
+Service = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short enough for a socket's path."""
+    return tmp_path_factory.mktemp("s")
