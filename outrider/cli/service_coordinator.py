@@ -93,9 +93,8 @@ def coordinator(
     from outrider.remote.coordinator.run import run_coordinator
 
     quieten_libraries()
-    if os.environ.get(DRAFT_VARIABLE):
-        _say(f"note: {DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}")
-    run_coordinator(settings, status=_say)
+    notes = [f"{DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}"] if os.environ.get(DRAFT_VARIABLE) else []
+    run_coordinator(settings, status=_say, notes=notes)
     return 0
 
 
@@ -107,7 +106,8 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
     from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 
     given = listen.given()
-    given.pop("self_test", None)  # nothing is tried here: the target services do that
+    if not given.pop("self_test", True):
+        raise ConfigError("--no-self-test: a coordinator tries nothing at its start; the target services have that option")
     hang_s = given.get("hang_timeout_s", 60.0)
     if config is not None:
         if replicas.model or replicas.target_endpoint:

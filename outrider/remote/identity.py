@@ -67,7 +67,7 @@ def check_model(ours: messages.ModelIdentity, theirs: messages.ModelIdentity, wh
     if not ours.model_sha256 or not theirs.model_sha256:
         raise CapabilityError(f"{who} does not say which weights and arithmetic it answers with: install one release everywhere")
     if ours.model_sha256 != theirs.model_sha256:
-        names = [name for name in {**ours.facts, **theirs.facts} if ours.facts.get(name) != theirs.facts.get(name)]
+        names = [name for name in sorted({**ours.facts, **theirs.facts}) if ours.facts.get(name) != theirs.facts.get(name)]
         pairs = ((name, theirs.facts.get(name, "unknown")[:40], ours.facts.get(name, "unknown")[:40]) for name in names)
         each = "; ".join(f"{name} {found} instead of {expected}" for name, found, expected in pairs)
         raise CapabilityError(

@@ -133,6 +133,11 @@ class ModelTotals:
             for name, *numbers in rows:
                 self._drafter(name).count(*numbers)
 
+    def emitted(self, tokens: int) -> None:
+        """Tokens of an engine whose steps are made elsewhere, and counted there."""
+        with self.lock:
+            self.generation_tokens += tokens
+
     def finished(self, request: Request, finish: Finish) -> None:
         """A request ended, well or not."""
         stats = finish.stats

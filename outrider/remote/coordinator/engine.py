@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from outrider.admission import detokenizer_for
 from outrider.engine.observer import EngineSnapshot, Observer
-from outrider.engine.request import Listener, Request
+from outrider.engine.request import Listener, Request, Update
 from outrider.errors import ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.models.generation_config import SamplingDefaults
 from outrider.remote.coordinator.fleet import Fleet
@@ -62,14 +62,14 @@ class RemoteEngine:
 
     def __init__(
         self, fleet: Fleet, tokenizer: Any, carriage: Carriage, observer: Observer, limits: Limits, *, max_queue: int,
-        headers: Callable[[], Mapping[str, str]] = dict,
+        headers: Callable[[], Mapping[str, str]] = dict, emitted: Callable[[int], None] = lambda tokens: None,
     ) -> None:  # fmt: skip
-        """`max_queue`: requests that may wait for a replica; `headers`: of the present trace."""
+        """`max_queue`: requests that may wait for a replica; `headers`: of the present trace; `emitted`: counts tokens."""
         assert fleet.known is not None, "no replica was admitted yet"
         self.name, self.tokenizer = fleet.name, tokenizer
         self.retries = 0  # requests that went on elsewhere, each as often as it did
         self._fleet, self._carriage, self._observer, self._limits = fleet, carriage, observer, limits
-        self._max_queue, self._headers = max_queue, headers
+        self._max_queue, self._headers, self._emitted = max_queue, headers, emitted
         terms = fleet.known
         self.eos_token_ids = frozenset(terms.eos_token_ids)
         self.sampling_defaults = SamplingDefaults(_object(terms.sampling_defaults_json, "sampling_defaults_json"))
@@ -117,6 +117,11 @@ class RemoteEngine:
         params = self._with_length(request)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         headers = tuple(self._headers().items())
+
+        def listen(update: Update) -> None:
+            self._emitted(len(update.token_ids))
+            listener(update)
+
         with self._lock:
             if self._is_closed:
                 raise UnavailableError(f"'{self.name}' takes no new requests: it is shutting down")
@@ -124,7 +129,7 @@ class RemoteEngine:
                 raise RequestError(f"a request with id '{request.id}' is running already; ids must be unique")
             self.check_room(1)
             journey = Journey(
-                request, listener, self._fleet, self._observer, self._limits, seed=seed, params=params, headers=headers,
+                request, listen, self._fleet, self._observer, self._limits, seed=seed, params=params, headers=headers,
                 rest_of=lambda tokens, shown: self._rest_of(request, tokens, shown),
             )  # fmt: skip
             self._alive[request.id] = journey
@@ -185,7 +190,7 @@ class RemoteEngine:
             self._lock.notify_all()
 
     def _with_length(self, request: Request) -> SamplingParams:
-        """The parameters with a length that does not depend on a replica's context. Raises RequestError without room to answer."""
+        """The parameters with a length that does not depend on a replica's context. Raises RequestError where none is left."""
         room = self.context - len(request.prompt)
         if room < 1:
             raise RequestError(

@@ -118,7 +118,8 @@ class Fleet:
                 raise UnavailableError(f"no replica of '{self.name}' answers: {self.reasons()}")
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(left_s, 1.0))
+                async with asyncio.timeout(min(left_s, 1.0)):
+                    await self._changed.wait()
 
     def snapshot(self) -> dict[str, int]:
         """Sums over replicas that were reached."""
@@ -139,8 +140,8 @@ class Fleet:
         others = [one for one in self.replicas if one is not replica and one.standing in ("ready", "draining")]
         now = time.monotonic()
         is_free = not others and now - self._measured_s > self._hold_s
-        if self._measure is not None and not (is_free and replica.in_flight == 0):
-            check_model(self._measure, welcome.model, who)
+        is_measure = self._measure is None or (is_free and replica.in_flight == 0)
+        check_model(welcome.model if is_measure or self._measure is None else self._measure, welcome.model, who)
         self._measure, self._measured_s = welcome.model, now
         self.known = self.known or welcome.target
 

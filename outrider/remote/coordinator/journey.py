@@ -69,7 +69,7 @@ class Journey:
         """`params`: the request's with a length; `headers`: of its trace; `rest_of`: text of tokens that was not shown yet."""
         self.request, self.fleet = request, fleet
         self.settled: concurrent.futures.Future[None] = concurrent.futures.Future()  # taken for good, or what refused it
-        self.retries = 0
+        self.retries = self._losses = 0  # how often it went on; how often it lost its replica
         self._listener, self._observer, self._limits = listener, observer, limits
         self._seed, self._params, self._headers, self._rest_of = seed, params, headers, rest_of
         self._needs = Needs(
@@ -86,7 +86,7 @@ class Journey:
         self._begun_s = time.monotonic()
         self._taken_s = self._first_s = self._last_s = 0.0
         self._attempts = 0
-        self._is_cancelled = False
+        self._is_cancelled = self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -97,7 +97,13 @@ class Journey:
     def start(self, ended: Callable[[Journey], None]) -> None:
         """Set out. `ended` is called once."""
         self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda task: ended(self))
+
+        def over(task: asyncio.Task[None]) -> None:
+            if not self._is_over:  # cancelled before it took a step
+                self._end("abort")
+            ended(self)
+
+        self._task.add_done_callback(over)
 
     def cancel(self) -> None:
         """End it as "abort"."""
@@ -263,14 +269,15 @@ class Journey:
             "request %s lost %s behind %d tokens: %s", self.request.id, replica.name, len(self._committed), lost,
             extra={"request_id": self.request.id},
         )  # fmt: skip
-        self.retries += 1
-        if self.retries > self._limits.max_retries:
+        self._losses += 1
+        if self._losses > self._limits.max_retries:
             raise self._cut_off(lost)
+        self.retries += 1
 
     def _cut_off(self, why: Exception) -> UnavailableError:
-        if not self.retries:
+        if not self._losses:
             return UnavailableError(str(why))
-        tried = f"{self.retries} replica{'s' if self.retries > 1 else ''} of '{self.fleet.name}' lost this request"
+        tried = f"{self._losses} replica{'s' if self._losses > 1 else ''} of '{self.fleet.name}' lost this request"
         return UnavailableError(f"{tried} behind {len(self._committed)} tokens, the last because: {why}")
 
     def _left_s(self) -> float | None:
@@ -304,6 +311,7 @@ class Journey:
             log.exception("the listener of request %s failed; the request is cancelled", self.request.id)
             self.cancel()
         if update.finish is not None:
+            self._is_over = True
             if not self.settled.done():
                 error = update.finish.error
                 self.settled.set_exception(error) if error is not None else self.settled.set_result(None)

@@ -116,6 +116,9 @@ class Replica:
                 self._stand("away", str(error) or f"said nothing for {self._patience.silence_s:g} s")
             except _GivenUpError:
                 pass
+            except Exception:
+                log.exception("replica %s is not understood", self.name)
+                self._stand("away", "it is not understood; the log says more", self._patience.refused_s)
             self._watching = None
             self._cut_silent_streams()
             await asyncio.sleep(self._pause_s)
@@ -133,7 +136,8 @@ class Replica:
         self._watching = call
         try:
             while True:
-                state = await asyncio.wait_for(call.read(), patience.silence_s)
+                async with asyncio.timeout(patience.silence_s):  # `wait_for` may swallow a cancellation
+                    state = await call.read()
                 if state is aio.EOF:
                     raise _GoneError("it ended its report of how it is")
                 self.state = state

@@ -30,10 +30,19 @@ LOOK_S = 0.1  # between two looks whether a replica was admitted
 REMIND_S = 30.0
 
 
-def run_coordinator(settings: CoordinatorSettings, status: Status = lambda line: None) -> None:
-    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what reading tokenizers raises."""
+def run_coordinator(
+    settings: CoordinatorSettings, status: Status = lambda line: None, notes: Sequence[str] = ()
+) -> None:
+    """Serve until a signal says to stop; `notes` go to the log. Raises ConfigError where it cannot listen, and what reading
+    tokenizers raises."""
     with Coordinator(settings) as coordinator:
-        run_server(settings.server, status, coordinator.load)
+
+        def load(state: ServerState, monitoring: Monitoring, status: Status) -> Sequence[Serves]:
+            for note in notes:
+                log.info(note)
+            return coordinator.load(state, monitoring, status)
+
+        run_server(settings.server, status, load)
 
 
 class Coordinator:
@@ -70,6 +79,7 @@ class Coordinator:
             engine = RemoteEngine(
                 fleet, tokenizers[name], self._carriage, monitoring.observer(name), self._settings.limits,
                 max_queue=self._settings.max_queue, headers=monitoring.trace_headers,
+                emitted=state.metrics.observer(name).emitted,
             )  # fmt: skip
             self._engines[name] = engine
             found.append(monitoring.ready(engine, test=False))

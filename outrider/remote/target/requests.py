@@ -30,8 +30,18 @@ def to_message(
 ) -> messages.GenerateRequest:  # fmt: skip
     """One try at a request. `attempt`: its id, unlike those of other tries; `params`: with a length that needs no context.
 
-    Raises CapabilityError for a constraint that is not made of a grammar's text.
+    Raises CapabilityError for a constraint that is not made of a grammar's text, RequestError for numbers that do not fit.
     """
+    try:
+        return _message(request, attempt, committed, seed, params, timeout_s, prompt_logprobs)
+    except ValueError as error:  # protobuf's numbers have 32 bits
+        raise RequestError(f"a number of the request cannot be sent: {error}") from error
+
+
+def _message(
+    request: Request, attempt: str, committed: Sequence[int], seed: int, params: SamplingParams, timeout_s: float | None,
+    prompt_logprobs: int | None,
+) -> messages.GenerateRequest:  # fmt: skip
     asked = request.speculation
     message = messages.GenerateRequest(
         id=attempt, prompt=request.prompt, committed=committed, sampling_json=_sampling_json(params), seed=seed,

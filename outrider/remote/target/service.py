@@ -134,7 +134,8 @@ class TargetService(stubs.TargetServiceServicer):
         """Wait until a phase is over, or for so long."""
         async with self._changed:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._phase != phase), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait_for(lambda: self._phase != phase)
 
     async def _submitted(
         self, message: messages.GenerateRequest, context: aio.ServicerContext, outbox: Outbox
