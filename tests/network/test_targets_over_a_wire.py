@@ -76,6 +76,7 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             "off",
             "--verifier",
             "gumbel",
+            "--no-self-test",
         ]
         environment = {"DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [

@@ -20,7 +20,8 @@ from outrider.parts import choose_parts
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.journey import Limits
-from outrider.remote.coordinator.replica import Patience, Replica
+from outrider.remote.coordinator.replica import Patience as ReplicaPatience
+from outrider.remote.coordinator.replica import Replica
 from outrider.remote.draft import connection, sharing
 from outrider.remote.draft.drafter import RemoteDrafter
 from outrider.remote.draft.patience import Patience
@@ -100,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WAIT_S = 30.0  # before a test calls something lost
-PATIENCE = Patience(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
+PATIENCE = ReplicaPatience(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
 
 
 @dataclass
@@ -129,7 +130,7 @@ def coordinate() -> Iterator[Coordinate]:
     made: list[tuple[Coordinated, Carriage, Any]] = []
 
     def make(
-        *targets: ScriptedTarget, limits: Limits | None = None, patience: Patience = PATIENCE, ready: int | None = None,
+        *targets: ScriptedTarget, limits: Limits | None = None, patience: ReplicaPatience = PATIENCE, ready: int | None = None,
         hold_s: float = 0.3, observer: Any = None, headers: Callable[[], dict[str, str]] = dict,
     ) -> Coordinated:  # fmt: skip
         """`ready`: how many replicas to wait for; all where it is None."""
