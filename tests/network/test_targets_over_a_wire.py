@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -35,7 +35,8 @@ class Deployment:
     targets: list[Part]
     coordinator: Part
     bodies: list[dict[str, Any]]
-    expected: list[str]
+    llm: LLM
+    expected: dict[int, str] = field(default_factory=dict)
 
     def answers(self, numbers: Sequence[int]) -> list[str]:
         """The texts of these requests, some at once."""
@@ -44,9 +45,20 @@ class Deployment:
 
     def check(self, numbers: Sequence[int]) -> None:
         """All of them, compared."""
+        self.expect(numbers)
         answers = self.answers(numbers)
         changed = {number: text for number, text in zip(numbers, answers, strict=True) if text != self.expected[number]}
         assert not changed, {number: (text, self.expected[number]) for number, text in changed.items()}
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Have one process answer these requests, where it has not."""
+        new = [number for number in numbers if number not in self.expected]
+        params = [
+            SamplingParams(**{name: value for name, value in self.bodies[number].items() if name != "prompt"})
+            for number in new
+        ]
+        answers = self.llm.generate([self.bodies[number]["prompt"] for number in new], params)
+        self.expected |= {number: answer.text for number, answer in zip(new, answers, strict=True)}
 
     def count(self, name: str) -> float:
         """A metric of the coordinator."""
@@ -66,18 +78,8 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
         command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--compile", "off"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
-        command = [
-            "service",
-            "target",
-            str(target),
-            *anywhere,
-            str(TARGET_PORT),
-            "--compile",
-            "off",
-            "--verifier",
-            "gumbel",
-            "--no-self-test",
-        ]
+        command = ["service", "target", str(target), *anywhere, str(TARGET_PORT)]
+        command += ["--compile", "off", "--verifier", "gumbel", "--no-self-test"]
         environment = {"DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [
             Part(network, place, command, TARGET_PORT, folder / f"{place}.log", environment).start()
@@ -86,11 +88,10 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets), "MODEL": f"demo={target}"}
         command = ["service", "coordinator", *anywhere, str(HTTP_PORT)]
         coordinator = Part(network, "front", command, HTTP_PORT, folder / "coordinator.log", environment).start()
-        bodies = requests()
-        expected = reference(str(target), bodies)
+        llm = LLM(str(target), drafter="none", verifier="gumbel", compile="off")
         for part in (service, *targets, coordinator):
             part.wait()
-        yield Deployment(network, targets, coordinator, bodies, expected)
+        yield Deployment(network, targets, coordinator, requests(), llm)
 
 
 def requests() -> list[dict[str, Any]]:
@@ -105,13 +106,6 @@ def requests() -> list[dict[str, Any]]:
         }
         for number, problem in zip(range(MANY), problems(0), strict=False)
     ]
-
-
-def reference(target: str, bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """What one process answers without drafts."""
-    llm = LLM(target, drafter="none", verifier="gumbel", compile="off")
-    params = [SamplingParams(**{name: value for name, value in body.items() if name != "prompt"}) for body in bodies]
-    return [output.text for output in llm.generate([body["prompt"] for body in bodies], params)]
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +132,7 @@ def test_a_target_that_is_killed_takes_no_answer_with_it(deployment: Deployment)
     chance = random.Random(1)
     for turn in range(4):
         victim = deployment.targets[turn % 2]
+        deployment.expect(range(60))
         killer = threading.Timer(chance.random() * 1.0, victim.kill)
         killer.start()
         deployment.check(range(60))
@@ -146,6 +141,7 @@ def test_a_target_that_is_killed_takes_no_answer_with_it(deployment: Deployment)
 
 
 def test_a_target_behind_a_cut_wire_takes_no_answer_with_it(deployment: Deployment) -> None:
+    deployment.expect(range(60))
     cutter = threading.Timer(0.3, deployment.network.change, ("front", "one"), {"cut": True})
     cutter.start()
     deployment.check(range(60))
@@ -161,6 +157,7 @@ def test_a_lossy_wire_changes_no_answer(deployment: Deployment) -> None:
 
 @pytest.mark.nightly
 def test_a_thousand_requests_outlive_both_targets_one_after_the_other(deployment: Deployment) -> None:
+    deployment.expect(range(MANY))
     with ThreadPoolExecutor(1) as pool:
         checked = pool.submit(deployment.check, range(MANY))
         kills = 0
