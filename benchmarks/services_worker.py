@@ -28,7 +28,7 @@ def decoded(models: dict[str, LLM], asked: dict[str, Any]) -> dict[str, Any]:
     """One answer: its tokens, its counters, and what the connection counted meanwhile."""
     llm = models[asked["name"]]
     before = counts(llm)
-    completion = llm.generate(asked["prompt"], SamplingParams(max_tokens=asked["max_tokens"], ignore_eos=True))
+    (completion,) = llm.generate([asked["prompt"]], SamplingParams(max_tokens=asked["max_tokens"], ignore_eos=True))
     after = counts(llm)
     return {
         "token_ids": completion.token_ids,
