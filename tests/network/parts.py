@@ -23,7 +23,7 @@ from tests.network.network import Network
 
 START_S = 600.0  # a busy machine with two cores takes its time
 ANSWER_S = 300.0
-HTTP_PORT, DRAFT_PORT, TARGET_PORT = 8000, 50051, 50052
+HTTP_PORT, DRAFT_PORT, TARGET_PORT, METRICS_PORT = 8000, 50051, 50052, 9464
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -82,12 +82,9 @@ class Part:
             return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def get(network: Network, place: str, address: str, path: str) -> str:
-    """GET from a server's HTTP port, as a client in `place`."""
-    with (
-        network.inside(place),
-        urllib.request.urlopen(f"http://{address}:{HTTP_PORT}{path}", timeout=ANSWER_S) as answer,
-    ):
+def get(network: Network, place: str, address: str, path: str, port: int = HTTP_PORT) -> str:
+    """GET from a server, as a client in `place`."""
+    with network.inside(place), urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=ANSWER_S) as answer:
         return str(answer.read().decode())
 
 

@@ -179,7 +179,9 @@ def test_only_the_coordinator_and_prometheus_have_a_door() -> None:
 
 
 def test_prometheus_scrapes_every_part() -> None:
-    scraped = {target for job in PROMETHEUS["scrape_configs"] for target in job["static_configs"][0]["targets"]}
+    (job,) = PROMETHEUS["scrape_configs"]
+    assert f'job="{job["job_name"]}"' in (DEPLOY / "alerts.yaml").read_text()
+    scraped = set(job["static_configs"][0]["targets"])
     expected = {f"{name}:9464" for name in COMPOSE["services"] if name.split("-")[0] in GRPC_PORTS}
     assert scraped == {*expected, "coordinator:8000"}
     mounts = COMPOSE["services"]["prometheus"]["volumes"]
