@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,8 +154,6 @@ def test_waiting_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "BOOT", local.TIED + "import time; print('loading', flush=True); time.sleep(0.5)\n" + PLAYED)
     monkeypatch.setattr(local, "SIGN_OF_LIFE_S", 0.0)
     said: list[str] = []
-    began = time.monotonic()
     LocalService(["service", "draft", "demo"], said.append).close()
     assert said[0] == "starting the draft service of this machine"
-    assert time.monotonic() - began < 60
     assert any(line.startswith("the draft service starts") for line in said[1:])
