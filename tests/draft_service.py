@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import grpc
 from grpc import aio
 
 from outrider.remote.protocol import PROTOCOL, messages, stubs
@@ -113,6 +114,7 @@ class FakeDraftService:
         self.texts: dict[int, Text] = {}
         self.sent: dict[tuple[int, int], int] = {}  # nodes by (row, base)
         self.random = random.Random(seed)
+        self.garbage: set[str] = set()  # of "Open", "Draft": what is answered with bytes that are no message
         self.break_after: int | None = None  # requests, after which every stream ends with an error
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Any = None
@@ -145,7 +147,10 @@ class FakeDraftService:
     async def _start(self) -> None:
         interceptors = [TokenCheck(self.security.tokens)] if self.security.tokens else []
         self._server = aio.server(interceptors=interceptors, options=OPTIONS)
-        stubs.add_DraftServiceServicer_to_server(self, self._server)
+        if self.garbage:
+            self._server.add_generic_rpc_handlers((self._with_garbage(),))
+        else:
+            stubs.add_DraftServiceServicer_to_server(self, self._server)
         credentials = self.security.credentials()
         if credentials is None:
             self._server.add_insecure_port(self.listens_on)
@@ -153,6 +158,20 @@ class FakeDraftService:
             port = self._server.add_secure_port(self.listens_on, credentials)
             self.address = f"grpcs://localhost:{port}"
         await self._server.start()
+
+    def _with_garbage(self) -> grpc.GenericRpcHandler:
+        async def opened(hello: messages.Hello, context: Any) -> bytes:
+            return b"\xff\xff" if "Open" in self.garbage else (await self.Open(hello, context)).SerializeToString()
+
+        async def drafts(requests: AsyncIterator[messages.DraftRequest], context: Any) -> AsyncIterator[bytes]:
+            async for reply in self.Draft(requests, context):
+                yield b"\xff\xff" if "Draft" in self.garbage else reply.SerializeToString()
+
+        handlers = {
+            "Open": grpc.unary_unary_rpc_method_handler(opened, messages.Hello.FromString),
+            "Draft": grpc.stream_stream_rpc_method_handler(drafts, messages.DraftRequest.FromString),
+        }
+        return grpc.method_handlers_generic_handler("outrider.remote.v1.DraftService", handlers)
 
     # ---------------------------------------------------------------- the protocol
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
@@ -31,6 +31,7 @@ from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.remote")
+Message = TypeVar("Message")
 OPEN_S = 5.0  # that a service has to say who it is
 SILENT_S = 30.0  # without any reply to a request, after which the line is taken for dead
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
@@ -40,6 +41,7 @@ MOST_QUEUED = 256  # requests that wait to be written: whoever reads none of the
 REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
 MOST_REPLIES, MOST_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+LASTING = ("invalid", "malformed", "flood", "too_large", "other_model", "no_draft_service", "token", "internal")
 REASONS = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
     grpc.StatusCode.DEADLINE_EXCEEDED: "silent",
@@ -130,6 +132,8 @@ class Connection:
         except grpc.RpcError as error:
             self._refuse(error)
             trouble: str | None = f"{_reason(error)}: {_details(error)}"
+        except TroubleError as error:
+            trouble = f"{error.reason}: {error}"
         except TimeoutError:
             trouble = "silent: no answer"
         else:
@@ -198,12 +202,15 @@ class Connection:
                 trouble = TroubleError("other_model", str(error))
             except grpc.RpcError as error:
                 trouble = self._doubt or TroubleError(_reason(error), _details(error))
+            except Exception as error:
+                log.exception("the connection to the draft service %s failed in our own code", self.endpoint)
+                trouble = TroubleError("internal", f"{type(error).__name__}: {error}")
             finally:
                 self.terms, self._call = None, None
             self._note(trouble)
-            if self.epoch != opened and trouble.reason not in ("invalid", "flood"):
+            if self.epoch != opened:
                 pause_s = FIRST_PAUSE_S
-            if trouble.reason in ("invalid", "flood", "other_model", "no_draft_service", "token", "too_large"):
+            if trouble.reason in LASTING:
                 wait_s, self._distrust_s = self._distrust_s, min(2 * self._distrust_s, LONGEST_DISTRUST_S)
             else:
                 wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
@@ -217,7 +224,8 @@ class Connection:
     async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
         hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity)
         stub = stubs.DraftServiceStub(channel)
-        return await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
+        welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
+        return _read_as(messages.Welcome, welcome)
 
     def _check(self, welcome: messages.Welcome) -> None:
         who = f"the draft service {self.endpoint}"
@@ -283,8 +291,8 @@ class Connection:
             raise self._doubt from None
 
     async def _read_all(self, call: Any) -> None:
-        async for reply in call:
-            now = time.perf_counter()
+        async for received in call:
+            now, reply = time.perf_counter(), _read_as(messages.DraftReply, received)
             self._asked_s = 0.0
             self._credit -= max(1, len(reply.rows))
             self._credit_bytes -= reply.ByteSize()
@@ -329,6 +337,13 @@ class Connection:
             raise ConfigError(f"the draft service {self.endpoint} does not take this token: set {TOKEN_VARIABLE} to one of its")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             raise CapabilityError(f"{self.endpoint} is no draft service: 'outrider service draft' is one")
+
+
+def _read_as(kind: type[Message], received: Any) -> Message:
+    """What was received, which gRPC gives as None where its bytes are no such message. Raises TroubleError."""
+    if not isinstance(received, kind):
+        raise TroubleError("malformed", f"bytes that are no {kind.__name__}")
+    return received
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -11,6 +11,7 @@ plain step, and `connection.py` mends the line. docs/services/drafter.md is the 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -33,6 +34,7 @@ from outrider.remote.protocol import messages
 from outrider.rows import Row, Rows
 from outrider.types import Draft, TargetOutput, Verdict
 
+log = logging.getLogger("outrider.remote")
 CONNECT_S = 3.0  # that a start waits for a service
 PLAIN_STEPS = 1  # in a row, after which nothing more is asked for ahead: a control that drafts makes single ones to compare
 NAME = "remote"
@@ -266,6 +268,7 @@ class RemoteDrafter(Drafter):
             reason, text.busy_until_s = "busy", time.perf_counter() + BUSY_S
         else:
             reason, text.is_refused = "refused", True
+            log.info("draft service %s drafts nothing for a text: %r", self.connection.endpoint, said.reason[:200])
         text.asked = None
         text.asked_s.clear()
         self.connection.counts.trouble(reason)

@@ -40,14 +40,13 @@ STEADY_S = 60.0  # after which a service has lived well, and the next pause is s
 GRACE_S = 5.0  # that it has to leave
 VARIABLES = ("DRAFT_ENDPOINT", "TARGET_ENDPOINT", "MODEL", "BATCH_SIZE", "MAX_DRAFT_TOKENS")  # they are about this process
 # The new process asks the kernel to end it with the thread that started it, then becomes the service.
-BOOT = (
+TIED = (
     "import ctypes, os, runpy, signal, sys\n"
     "parent = int(sys.argv.pop(1))\n"
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
     "if os.getppid() != parent: sys.exit(0)\n"
-    "sys.argv[0] = 'outrider'\n"
-    "runpy.run_module('outrider', run_name='__main__')\n"
 )
+BOOT = TIED + "sys.argv[0] = 'outrider'\nrunpy.run_module('outrider', run_name='__main__')\n"
 
 
 def draft_threads() -> int:

@@ -15,7 +15,7 @@ from tests.draft_service import FakeDraftService, Known, MadeUp, Repeating
 from tests.unit.remote.conftest import GREEDY, INVARIANT, PROMPTS, Demo, drafter_of
 
 
-def wait_for(happens: object, seconds: float = 10.0) -> None:
+def wait_for(happens: object, seconds: float = 60.0) -> None:
     """Until the call says yes."""
     deadline = time.monotonic() + seconds
     while not happens():  # type: ignore[operator]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.remote.draft import connection
+from outrider.remote.draft.patience import Patience
 from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages
 from outrider.remote.security import ServerSecurity
 from tests.certificates import make_certificate
@@ -78,13 +79,15 @@ def test_every_stream_breaks(demo: Demo, folder: Path, kind: str) -> None:
 
 
 @every_kind
-def test_it_never_answers(demo: Demo, folder: Path, kind: str) -> None:
-    """Requests go in, nothing comes out: after a first wait no step waits again."""
+def test_it_never_answers(demo: Demo, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests go in, nothing comes out: a row waits at its beginning, and then no more."""
+    expects, waits = Patience.expects, []
+    monkeypatch.setattr(Patience, "expects", lambda *given: waits.append(expects(*given)) or waits[-1])
     with FakeDraftService(folder, Known(demo.plain[kind]), misbehave=lambda service, request: []) as service:
         counts = check(demo, kind, service.address, None)
     assert counts["remote_draft_hits"] == counts["remote_draft_waits"] == counts["remote_draft_round_trips"] == 0
     assert counts["remote_draft_misses"] > 20
-    assert counts["remote_draft_wait_seconds"] < 3  # of some hundred steps: fifty milliseconds a row at most
+    assert 0 < sum(waits) < counts["remote_draft_misses"] / 4
 
 
 def test_a_silent_line_is_opened_anew(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +186,18 @@ def test_it_floods(demo: Demo, folder: Path, kind: str, flood: str) -> None:
         wait_for(lambda: reason in drafter_of(llm).connection.counts.troubles)
         wait_for(lambda: drafter_of(llm).connection.is_open)
         assert demo.texts(kind, llm) == demo.plain[kind]
+
+
+@pytest.mark.parametrize("where", ["Open", "Draft"])
+@every_kind
+def test_bytes_that_are_no_message(demo: Demo, folder: Path, kind: str, where: str) -> None:
+    """Another program's words, or ours damaged: also at the start, where nobody can say whom they come from."""
+    service = FakeDraftService(folder, Known(demo.plain[kind]))
+    service.garbage = {where}
+    with service, demo.remote(service.address, verifier(kind)) as llm:
+        assert ("malformed" in llm._built.notes[-1]) is (where == "Open")
+        assert demo.texts(kind, llm) == demo.plain[kind]
+        wait_for(lambda: "malformed" in drafter_of(llm).connection.counts.troubles)
 
 
 TROUBLES = {
