@@ -6,11 +6,17 @@ import logging
 
 import pytest
 
-from outrider.remote.coordinator.fleet import Needs
-from tests.helpers import word_tokenizer
+from outrider.remote.coordinator.engine import Carriage
+from outrider.remote.coordinator.fleet import Fleet, Needs
+from outrider.remote.endpoint import Endpoint
+from outrider.remote.identity import model_identity
+from outrider.remote.protocol import stubs
+from outrider.remote.security import ClientSecurity, ServerSecurity
+from outrider.remote.serving import GrpcServer, ServiceSettings
+from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.unit.engine.conftest import Answer
-from tests.unit.remote.conftest import Coordinate, Coordinated, asked, until
-from tests.unit.remote.scripted_target import FACTS, ScriptedTarget, answer
+from tests.unit.remote.conftest import PATIENCE, Coordinate, Coordinated, asked, until
+from tests.unit.remote.scripted_target import FACTS, VOCAB, ScriptedTarget, answer
 
 
 def refused(made: Coordinated) -> str:
@@ -87,3 +93,37 @@ def test_a_service_without_a_target(coordinate: Coordinate) -> None:
     """A draft service shakes hands, too; its welcome has no target's terms."""
     made = coordinate(ScriptedTarget(), ScriptedTarget(is_target=False), ready=1)
     assert "is no target service" in refused(made)
+
+
+def test_tokens_are_shown_and_asked_for() -> None:
+    """A coordinator without the secret is refused; one with it gets answers."""
+    carriage = Carriage()
+    server = carriage.result(guarded(ScriptedTarget()))
+    fleets = {token: carriage.result(fleet_of(server.address, token)) for token in ("sesame", None)}
+    try:
+        until(lambda: fleets["sesame"].usable, "the one with the secret")
+        stranger = fleets[None].replicas[0]
+        until(lambda: stranger.standing == "refused", "the refusal")
+        assert "UNAUTHENTICATED" in stranger.reason
+    finally:
+        for fleet in fleets.values():
+            carriage.result(fleet.close())
+        carriage.result(server.stop())
+        carriage.close()
+
+
+async def guarded(target: ScriptedTarget) -> GrpcServer:
+    """A service that asks for a secret, on a free port."""
+    server = GrpcServer(ServiceSettings(security=ServerSecurity(tokens=("sesame",))))
+    stubs.add_TargetServiceServicer_to_server(target, server.server)
+    await server.listen()
+    return server
+
+
+async def fleet_of(address: str, token: str | None) -> Fleet:
+    fleet = Fleet(
+        "scripted", [Endpoint.parse(address)], ClientSecurity(token=token), model_identity("scripted", byte_tokenizer(), VOCAB),
+        PATIENCE, instance="test", hold_s=1.0,
+    )  # fmt: skip
+    fleet.start()
+    return fleet
