@@ -6,6 +6,7 @@ names and combinations first, then configs and tokenizers, then memory, then wei
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,10 @@ from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
 
+REMOTE = "remote"  # the drafter that asks a draft service
+LOCAL_SERVICE = "local"  # in place of its address: one of this machine, started and ended with the drafter
+ENDPOINT_VARIABLE = "DRAFT_ENDPOINT"  # where its address is looked for
+
 
 @dataclass
 class Models:
@@ -42,6 +47,7 @@ class Models:
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
     workshop: Workshop | None = None  # of programs for heads; None where the target runs uncompiled
+    status: Callable[[str], None] = lambda line: None  # told what takes long while drafters are made
 
 
 @dataclass
@@ -78,6 +84,7 @@ def build(options: Options, status: Callable[[str], None] = lambda line: None) -
 
 def choose(options: Options) -> tuple[Options, Parts]:
     """The parts that options ask for, before any model is read; the options with the head's folder where its drafter wants it."""
+    options = with_endpoint(options)
     head = head_in(options.draft)
     options = named_drafter(options, head)
     drafter = options.drafter
@@ -96,6 +103,28 @@ def choose(options: Options) -> tuple[Options, Parts]:
     if parts.wants_draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     return options, parts
+
+
+def with_endpoint(options: Options) -> Options:
+    """--draft-endpoint as what it stands for: drafter 'remote', its option `endpoint`, and for a service that is started here
+    what --draft names as its option `draft`. Raises ConfigError for two drafters or two addresses."""
+    asked, given = options.draft_endpoint, options.drafter_options.get("endpoint")
+    if asked is not None and options.drafter not in ("auto", REMOTE):
+        raise ConfigError(
+            f"--draft-endpoint has a draft service draft (drafter '{REMOTE}'), but drafter '{options.drafter}' was asked for, "
+            "too: leave one of them out"
+        )
+    if asked is not None and given not in (None, asked):
+        raise ConfigError(f"two draft services were named: --draft-endpoint {asked} and endpoint={given}; give one")
+    if asked is None and options.drafter != REMOTE:
+        return options
+    own = dict(options.drafter_options)
+    if asked is not None:
+        own["endpoint"] = asked
+    draft = options.draft
+    if (own.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)) == LOCAL_SERVICE and "draft" not in own:
+        draft, own["draft"] = None, draft or (DEMO if options.target == DEMO else None)
+    return replaced(options, drafter=REMOTE, drafter_options=own, draft=draft)
 
 
 def named_drafter(options: Options, head: str | None) -> Options:
@@ -134,13 +163,13 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     context = loader.context(target)
     if draft is not None:
         loader.notes += shorter_draft(draft.lm.shape.context_length, context, labels[options.draft])
-    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, workshop)
+    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, workshop, status)
 
 
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
     target, draft = models.target, models.draft
-    drafter = parts.make_drafter(target, draft if parts.wants_draft else None, models.workshop)
+    drafter = parts.make_drafter(target, draft if parts.wants_draft else None, models.workshop, models.status)
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:

@@ -46,6 +46,7 @@ class LLM:
 
     def __init__(
         self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None,
+        draft_endpoint: str | None = None,
         num_draft_tokens: int | str | None = None, drafter_options: dict[str, Any] | None = None,
         verifier: str = "auto", verifier_options: dict[str, Any] | None = None, lossy: bool = False,
         dtype: str = "auto", device: str = "auto", threads: int | None = None,
@@ -55,6 +56,7 @@ class LLM:
     ) -> None:  # fmt: skip
         options = Options(
             target=str(target), drafter=drafter, draft=None if draft is None else str(draft),
+            draft_endpoint=draft_endpoint,
             num_draft_tokens=num_draft_tokens, drafter_options=drafter_options or {}, verifier=verifier,
             verifier_options=verifier_options or {}, lossy=lossy, dtype=dtype, device=device, threads=threads,
             compile=compile, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
@@ -110,6 +112,16 @@ class LLM:
     def control(self) -> dict[str, Any]:
         """How many nodes were drafted and, with num_draft_tokens="auto", what was measured to decide it."""
         return self._decoder.control.summary()
+
+    @property
+    def drafter_summary(self) -> list[str]:
+        """What a person should know of how drafting went, one line each."""
+        return self._decoder.drafter.summary
+
+    @property
+    def drafter_counters(self) -> dict[str, float]:
+        """What the drafter counts besides drafts: of a draft service hits, waits, misses and troubles."""
+        return self._decoder.drafter.counters
 
     def close(self) -> None:
         """Let the drafter save what it was told to keep. Also the end of a `with` block."""

@@ -22,6 +22,7 @@ class Options:
     target: str
     drafter: str = "auto"
     draft: str | None = None
+    draft_endpoint: str | None = None  # of a draft service, which drafter 'remote' asks; "local": one that is started here
     num_draft_tokens: int | str | None = None  # nodes per row and step; "auto" or "auto:12"; None: the drafter's default
     drafter_options: dict[str, Any] = field(default_factory=dict)
     verifier: str = "auto"

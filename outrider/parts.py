@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,13 @@ class Parts:
     length: DraftLength
     any_length: bool = False  # steps may ask for any number up to `length.most`, whoever decides it
 
-    def make_drafter(self, target: LoadedModel, draft: LoadedModel | None, workshop: Workshop | None = None) -> Drafter:
+    def make_drafter(
+        self, target: LoadedModel, draft: LoadedModel | None, workshop: Workshop | None = None,
+        status: Callable[[str], None] = lambda line: None,
+    ) -> Drafter:  # fmt: skip
+        """The drafter for this target. `status` is told what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
-        return self.drafter.build(DraftSetup(target, draft, length.most, settings, self.head, workshop, self._varies))
+        return self.drafter.build(DraftSetup(target, draft, length.most, settings, self.head, workshop, self._varies, status))
 
     @property
     def head(self) -> str | None:

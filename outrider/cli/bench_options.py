@@ -11,6 +11,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.lab.bench.plan import Plan
+    from outrider.lab.configuration import Configuration
     from outrider.lab.server.options import LoadOptions
     from outrider.lab.workload.types import Workload
     from outrider.sampling.params import SamplingParams
@@ -29,6 +30,10 @@ class ComparedOptions:
             metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
         ),
     ] = None  # fmt: skip
+    draft_endpoint: Annotated[
+        str | None,
+        option(COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local", show_default=False),
+    ] = None
     lossy: Annotated[bool, option(COMPARED, "Allow verifiers that change the text.", "--lossy")] = False
     batch_sizes: Annotated[str, option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
     context_lengths: Annotated[
@@ -157,6 +162,8 @@ def make_plan(
 
     has_draft = machine.draft is not None or target == "demo"
     named = parse_configurations(compared.drafters) if compared.drafters else default_configurations(has_draft)
+    if compared.draft_endpoint is not None:
+        named = _with_endpoint(named, compared.draft_endpoint, is_named=bool(compared.drafters))
     return Plan(
         configurations=tuple(named),
         temperatures=tuple(numbers("--temperature", answers.temperature, float)),
@@ -167,6 +174,24 @@ def make_plan(
         max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.precision,
         max_other_cpu=enough.max_other_cpu, lossy=compared.lossy,
     )  # fmt: skip
+
+
+def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:
+    """The service's address for configurations that ask one; without a list of drafters, one such in addition. Raises ConfigError
+    where none of a list asks a service."""
+    from dataclasses import replace
+
+    from outrider.build import REMOTE
+    from outrider.lab.configuration import Configuration
+
+    if not is_named:
+        named = [*named, Configuration(REMOTE)]
+    if not any(one.drafter == REMOTE for one in named):
+        raise ConfigError(f"--draft-endpoint is for drafter '{REMOTE}', which is not among --drafters: add it, or leave this out")
+    return [
+        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options}) if one.drafter == REMOTE else one
+        for one in named
+    ]
 
 
 def numbers(option: str, text: str, kind: type) -> list[Any]:

@@ -20,6 +20,7 @@ ACCEPTANCE = "How often draft tokens are kept (one of these)"
 TIMES = "What drafting costs: as times"
 SIZES = "What drafting costs: from sizes (also: memory)"
 RESULT = "Or: what was measured"
+REMOTE = "With a draft service"
 LENGTHS = "What to look at"
 Dtype = Literal[
     "float32", "bfloat16", "float16", "float8", "int8", "int4"
@@ -145,6 +146,19 @@ class SizeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemoteOptions:
+    """Drafts from another process."""
+
+    remote_rtt_ms: Annotated[
+        float | None, option(REMOTE, "Milliseconds to the service and back, drafting aside.", show_default=False)
+    ] = None
+    hit_rate: Annotated[
+        float | None,
+        option(REMOTE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LengthOptions:
     """Draft lengths."""
 
@@ -156,15 +170,15 @@ class LengthOptions:
 
 @with_groups
 def estimate(
-    acceptance: AcceptanceOptions, times: TimeOptions, measured: ResultOptions, sizes: SizeOptions, lengths: LengthOptions,
-    output: OutputOptions,
+    acceptance: AcceptanceOptions, times: TimeOptions, measured: ResultOptions, sizes: SizeOptions, remote: RemoteOptions,
+    lengths: LengthOptions, output: OutputOptions,
 ) -> int:  # fmt: skip
     """Predict the speedup from acceptance and costs, without running anything."""
     from outrider.lab.estimate.estimate import estimate as answer
 
     output.check()
     known = measured.known()
-    result = answer(asked(acceptance, times, sizes, lengths, known))
+    result = answer(asked(acceptance, times, sizes, lengths, known, remote))
     if known is not None:
         result.notes.append(f"costs{'' if _names(acceptance) else ' and acceptance'} from {measured.result} ({known.source})")
     result.command = command_line()
@@ -173,8 +187,9 @@ def estimate(
 
 
 def asked(
-    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, known: Known | None = None
-) -> EstimateInput:
+    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, known: Known | None = None,
+    remote: RemoteOptions = RemoteOptions(),
+) -> EstimateInput:  # fmt: skip
     """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
     from outrider.lab.estimate.curves import read_costs
     from outrider.lab.estimate.result import EstimateInput
@@ -207,6 +222,8 @@ def asked(
         max_draft_tokens=lengths.max_draft_tokens,
         num_rows=sizes.batch_size,
         context=sizes.context,
+        remote_rtt_s=_seconds(remote.remote_rtt_ms),
+        hit_rate=remote.hit_rate,
     )
 
 

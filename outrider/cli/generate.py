@@ -85,7 +85,8 @@ def generate(
             sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
         question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
         completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
-    for note in full_context(completion, params):
+        summary = llm.drafter_summary
+    for note in [*full_context(completion, params), *summary]:
         sys.stderr.write(f"note: {note}\n")
     if as_json:
         sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts)) + "\n")
@@ -119,6 +120,7 @@ def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_ori
         "control": llm.control,
         "config": {**llm.config, "sampling": {**dataclasses.asdict(params), "seed": completion.seed}},
         "versions": llm.versions,
+        **({"drafter_counters": counters} if (counters := llm.drafter_counters) else {}),
         "notes": [*llm.notes, *full_context(completion, params)],
     }
     if completion.logprobs is not None:

@@ -98,6 +98,14 @@ class ModelOptions(MachineOptions):
             show_default=False,
         ),
     ] = None  # fmt: skip
+    draft_endpoint: Annotated[
+        str | None,
+        option(
+            DRAFTING, "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of this machine do, "
+            "with --draft.",
+            metavar="ADDRESS|local", show_default=False,
+        ),
+    ] = None  # fmt: skip
     settings: Annotated[
         Path | None,
         option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),

@@ -8,9 +8,10 @@ import typer
 
 from outrider.cli.service_coordinator import coordinator
 from outrider.cli.service_draft import draft
+from outrider.cli.service_health import health
 from outrider.cli.service_target import target
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (draft, target, coordinator)  # one module each: service_draft.py, ...
+COMMANDS: tuple[Callable[..., int | None], ...] = (draft, target, coordinator, health)
 
 
 def service_app() -> typer.Typer:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outrider.engine.settings import EngineSettings
     from outrider.remote.serving import ServiceSettings
 
+DRAFT_VARIABLE = "DRAFT_ENDPOINT"
 SERVICE = "Service"
 ENGINE = "Engine"
 WATCHING = "Watching"
@@ -120,6 +121,11 @@ def target(
         raise ConfigError("name a model to run ('demo', a folder or a hub id), or set the environment variable MODEL")
     if model.num_draft_tokens is None and (most := os.environ.get("MAX_DRAFT_TOKENS")):
         model = dataclasses.replace(model, num_draft_tokens=most)
+    if model.draft_endpoint is None and (address := os.environ.get(DRAFT_VARIABLE)):
+        if model.draft is None and model.drafter in ("auto", "remote"):
+            model = dataclasses.replace(model, draft_endpoint=address)
+        else:
+            _say(f"note: {DRAFT_VARIABLE} is set, but not used: --draft or --drafter says who drafts")
     from outrider.build import Options
     from outrider.cli.session import quieten_libraries
     from outrider.remote.target.run import TargetSettings, run_target

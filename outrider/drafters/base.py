@@ -16,6 +16,7 @@ propose (non-anticipation): that, and honest `Draft.probs`, is all it takes to b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -55,6 +56,7 @@ class DraftSetup:
     head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters with `needs_head`
     workshop: Workshop | None = None  # where programs of heads come from; None: the target runs uncompiled, so everything does
     any_length: bool = False  # fewer nodes may be asked for from step to step, as a control finds best
+    status: Callable[[str], None] = lambda line: None  # told what takes long while it happens
 
 
 class Drafter(ABC):
@@ -71,11 +73,23 @@ class Drafter(ABC):
     shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
     learns: ClassVar[bool] = False  # knows what the committed tokens do not give back: a seeded text may depend on it
     lossless: ClassVar[bool] = True
+    keeps_costs: ClassVar[bool] = True  # what a step takes today is what it takes tomorrow on the same machine
     Settings: ClassVar[type] = NoSettings
 
     @property
     def notes(self) -> list[str]:
         """What a person should know about how this one drafts, one line each."""
+        return []
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """What it counts besides drafts, for /metrics: name -> a number that only grows; 'NAME/REASON' for one of several
+        reasons. From any thread."""
+        return {}
+
+    @property
+    def summary(self) -> list[str]:
+        """What a person should know when an answer is done, one line each."""
         return []
 
     @property

@@ -115,6 +115,8 @@ class CompositeDrafter(Drafter):
         for name in settings.names():
             kind = DRAFTERS.load(name)
             found[name] = kind, parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'")
+        if strange := [name for name, (kind, _) in found.items() if not kind.keeps_costs]:
+            raise ConfigError(f"a composite cannot contain '{strange[0]}': have the draft service host a composite instead")
         models = [name for name, part in found.items() if _is_model(*part)]
         if len(models) > 1:
             raise ConfigError(f"a composite takes one model or head at most, got {' and '.join(models)}")

@@ -45,7 +45,8 @@ def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda
     if not isinstance(inner, EachDrafter):
         return
     for name, parts in lineup.parts.items():
-        costs = StepCosts.load(facts_of(batch.built.options, batch.built.target, batch.built.draft, parts))
+        facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
+        costs = StepCosts.of(facts, keeps=parts.drafter.keeps_costs)
         missing = [count for count in _counts(most_rows) if count not in costs.seconds]
         for count in missing:
             left = BUDGET_S - (time.perf_counter() - began)
@@ -64,7 +65,7 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
     control = decoder.control
     if not isinstance(control, Goodput):
         return
-    costs = StepCosts.load(facts_of(built.options, built.target, built.draft, parts))
+    costs = StepCosts.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
     if 1 not in costs.seconds:
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter

@@ -187,6 +187,7 @@ class Engine:
             prefix_pages=pool.used, prefix_capacity=pool.num_pages, prefix_queries=pool.queries, prefix_hits=pool.hits,
             preemptions=places.preemptions, steps=self._loop.steps, draining=desk.draining or desk.stopping, failed=desk.failed,
             turn_age_s=desk.pulse.age_s, control=self._loop.control,
+            drafter=self._batch.decoder.drafter.counters,
         )  # fmt: skip
 
     def check_integrity(self) -> None:

@@ -37,6 +37,14 @@ class Predicted(Drafter):
     def notes(self) -> list[str]:
         return self.usual.notes
 
+    @property
+    def counters(self) -> dict[str, float]:
+        return self.usual.counters
+
+    @property
+    def summary(self) -> list[str]:
+        return self.usual.summary
+
     def start(self, row: Row) -> None:
         self._follows.append(bool(row.prediction))
         self.usual.start(row)

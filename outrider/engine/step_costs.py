@@ -39,6 +39,12 @@ class StepCosts:
 
     facts: dict[str, Any]
     seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    is_kept: bool = True  # for the next start
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepCosts:
+        """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`), as new and never kept."""
+        return cls.load(facts) if keeps else cls(facts, is_kept=False)
 
     @classmethod
     def load(cls, facts: dict[str, Any]) -> StepCosts:
@@ -57,7 +63,8 @@ class StepCosts:
         """What was timed just now, kept for the next start."""
         if seconds:
             self.seconds[rows] = seconds
-            self.save()
+            if self.is_kept:
+                self.save()
 
     def save(self) -> None:
         """For the next start. A folder that cannot be written costs that start its time, nothing else."""

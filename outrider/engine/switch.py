@@ -39,6 +39,14 @@ class Switch(Drafter):
     def notes(self) -> list[str]:
         return [note for drafter in self._drafters.values() for note in drafter.notes]
 
+    @property
+    def counters(self) -> dict[str, float]:
+        return {name: value for drafter in self._drafters.values() for name, value in drafter.counters.items()}
+
+    @property
+    def summary(self) -> list[str]:
+        return [line for drafter in self._drafters.values() for line in drafter.summary]
+
     def start(self, row: Row) -> None:
         self._owners.append(self.next_owner)
         for drafter in self._drafters.values():

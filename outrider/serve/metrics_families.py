@@ -73,6 +73,21 @@ SNAPSHOT_COUNTERS = {
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "preemptions": ("num_preemptions", "Requests that had to leave the batch for a while."),
 }
+# of EngineSnapshot.drafter: drafters' own counters; with a reason where the name has one behind a slash
+OF_DRAFTERS = {
+    "remote_draft_hits": "Drafts of a draft service that were at hand when a step began, per request and step.",
+    "remote_draft_waits": "Drafts of a draft service that a step waited for.",
+    "remote_draft_misses": "Drafts that were wanted of a draft service and did not come in time.",
+    "remote_draft_requests": "Requests to a draft service for nodes.",
+    "remote_draft_nodes": "Draft nodes that a draft service sent.",
+    "remote_draft_wasted_nodes": "Of those, nodes that were never proposed.",
+    "remote_draft_round_trips": "Requests to a draft service that were answered.",
+    "remote_draft_round_trip_seconds": "Seconds from these requests to the first nodes for them.",
+    "remote_draft_wait_seconds": "Seconds that steps waited for a draft service.",
+}
+OF_DRAFTERS_BY_REASON = {
+    "remote_draft_troubles": "What went wrong with a draft service, by reason; decoding goes on without its drafts.",
+}
 # of `Goodput.summary()`, per number of running requests
 CONTROL = {
     "control_best_draft_length": "Draft length with the highest predicted goodput.",
@@ -148,14 +163,23 @@ def of_snapshots(snapshots: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
     control = {
         name: GaugeMetricFamily(PREFIX + name, text, labels=[*MODEL, "num_requests"]) for name, text in CONTROL.items()
     }
+    drafters = {name: CounterMetricFamily(PREFIX + name, text, labels=MODEL) for name, text in OF_DRAFTERS.items()}
+    drafters |= {
+        name: CounterMetricFamily(PREFIX + name, text, labels=[*MODEL, "reason"])
+        for name, text in OF_DRAFTERS_BY_REASON.items()
+    }
     for model, snapshot in snapshots.items():
+        for name, value in snapshot.drafter.items():
+            counter, _, reason = name.partition("/")
+            if counter in drafters:
+                drafters[counter].add_metric([model, reason] if reason else [model], value)
         for name, value in _gauges(snapshot).items():
             gauges[name].add_metric([model], value)
         for field, family in counters.items():
             family.add_metric([model], getattr(snapshot, field))
         for rows, name, value in _control(snapshot.control):
             control[name].add_metric([model, rows], value)
-    yield from [*gauges.values(), *counters.values(), *control.values()]
+    yield from [*gauges.values(), *counters.values(), *control.values(), *(one for one in drafters.values() if one.samples)]
 
 
 def _gauges(now: EngineSnapshot) -> dict[str, float]:

@@ -27,6 +27,7 @@ from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
 from outrider.verifiers import VERIFIERS
+from tests.draft_service import FakeDraftService, Repeating
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import (
     byte_tokenizer,
@@ -204,7 +205,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     threads = torch.get_num_threads()
     made = Bench(root)
     made.predict()
-    yield made
+    with FakeDraftService(root, Repeating()) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFT_ENDPOINT", service.address)
+        yield made
     torch.set_num_threads(threads)
 
 

@@ -17,6 +17,7 @@ from outrider.lab.estimate.curves import StepCosts, break_even, predict, predict
 from outrider.lab.estimate.footprint import memory_overhead, roof_of
 from outrider.lab.estimate.inputs import Acceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
 from outrider.lab.estimate.notes import notes_of
+from outrider.lab.estimate.remote import remote_of
 from outrider.lab.estimate.result import (
     EstimateInput,
     EstimateResult,
@@ -77,6 +78,7 @@ def estimate(asked: EstimateInput) -> EstimateResult:
         sensitivity=_sensitivity(models, gamma, [alpha, *(one.break_even_alpha for one in opinions)]),
         roof=roof_of(asked, load, gamma),
         memory=memory_overhead(asked, load),
+        remote=remote_of(asked, acceptance.survival, costs, length),
         notes=notes_of(asked, costs, lengths),
     )
 

@@ -33,6 +33,8 @@ class EstimateInput(Record):
     max_draft_tokens: int | None = None  # longest length tried; None: 12, or num_draft_tokens where that is more
     num_rows: int | None = None  # None: 1, or that of `costs`
     context: int | None = None  # cached tokens per row; None: 4096
+    remote_rtt_s: float | None = None  # round trip to a draft service; None: drafting happens in the target's process
+    hit_rate: float | None = None  # share of steps whose draft the service had prepared; None: 0.5
 
 
 class LengthEstimate(Record):
@@ -88,6 +90,32 @@ class MemoryOverhead(Record):
     share: float | None  # (draft weights + KV) / (target weights + KV), unknown KV left out on both sides
 
 
+class RemoteLength(Record):
+    """Drafts from a service, at one draft length."""
+
+    num_draft_tokens: int
+    tau: float
+    target_s: float  # a step without drafting
+    reply_s: float  # round trip and drafting
+    synchronous_speedup: float  # where every step waits for its draft
+    overlapped_speedup: float  # with drafts for likely outcomes
+
+
+class RemoteEstimate(Record):
+    """What a draft service would bring (outrider/lab/estimate/remote.py)."""
+
+    rtt_s: float
+    hit_rate: float
+    hit_rate_given: bool
+    lengths: list[RemoteLength]  # gamma = 1, 2, ...
+    best_num_draft_tokens: int  # of the overlapped speedup
+    synchronous_speedup: float  # at its own best length
+    overlapped_speedup: float
+    pays: bool
+    in_time: bool  # a reply takes no longer than a plain step: the drafter waits for it
+    break_even_hit_rate: float | None  # None: none is enough
+
+
 class EstimateResult(Result):
     """See the module docstring of `outrider.lab.estimate.estimate`."""
 
@@ -109,3 +137,4 @@ class EstimateResult(Result):
     sensitivity: list[Sensitivity]
     roof: Roof | None
     memory: MemoryOverhead | None
+    remote: RemoteEstimate | None = None  # None: no draft service was asked about

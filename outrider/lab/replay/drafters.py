@@ -79,13 +79,15 @@ def _why_not_alone(name: str, kind: type[Drafter], settings: Any) -> str:
         return "runs on the target's own weights"
     if kind.takes_prediction(settings):
         return "follows what a request predicts"
+    if not kind.keeps_costs:
+        return "asks a draft service"
     return "" if _reads_only_text(name) else "learns from the target's passes"
 
 
 def _reads_only_text(name: str) -> bool:
     """Class attributes say who runs a model; who reads what a target's pass brings shows on a few words."""
     kind = DRAFTERS.load(name)
-    if kind.needs_draft or kind.needs_module or kind.trained:
+    if kind.needs_draft or kind.needs_module or kind.trained or not kind.keeps_costs:
         return False
     try:
         parts = Configuration(name).parts()

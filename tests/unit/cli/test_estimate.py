@@ -113,6 +113,50 @@ def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], said: st
     assert found.err.count("\n") == 1
 
 
+def test_a_draft_service_by_the_formulas_of_its_page(cli: Cli) -> None:
+    """Both ways, the break-even hit rate, and the verdict; the page's example is this command."""
+    given = "--alpha 0.8 --target-ms 30 --draft-ms 3 --hit-rate 0.6 --remote-rtt-ms"
+    page = (Path(__file__).resolve().parents[3] / "docs/algorithms/remote-drafts.md").read_text(encoding="utf-8")
+    assert f"outrider estimate {given.replace('--hit-rate 0.6 --remote-rtt-ms', '--remote-rtt-ms 5 --hit-rate 0.6')}" in page
+    found = json.loads(cli("estimate", *given.split(), "5", "--json").out)["remote"]
+    lines = re.findall(r"^\| (\d) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(lines) == 5
+    for line, one in zip(lines, found["lengths"][:5], strict=True):
+        gamma, reply, synchronous, overlapped = map(float, line)
+        assert one["num_draft_tokens"] == gamma
+        assert one["reply_s"] == pytest.approx(reply / 1e3)
+        assert (round(one["synchronous_speedup"], 2), round(one["overlapped_speedup"], 2)) == (synchronous, overlapped)
+    tau = sum(0.8**power for power in range(6))
+    five = found["lengths"][4]
+    assert five["overlapped_speedup"] == pytest.approx(tau * 30 / (0.6 * 30 + 0.4 * 50))
+    assert found["pays"]
+    assert found["in_time"]
+    far = json.loads(cli("estimate", *given.split(), "100", "--num-draft-tokens", "5", "--max-draft-tokens", "5", "--json").out)
+    assert not far["remote"]["pays"]
+    assert far["remote"]["break_even_hit_rate"] is None
+    assert far["remote"]["lengths"][4]["synchronous_speedup"] == pytest.approx(tau * 30 / 145)
+    assert "do not have a service draft" in cli("estimate", *given.split(), "100").out
+    near = json.loads(cli("estimate", *given.split(), "80", "--num-draft-tokens", "5", "--max-draft-tokens", "5", "--json").out)
+    edge = near["remote"]["break_even_hit_rate"]
+    assert tau * 30 == pytest.approx(edge * 95 + (1 - edge) * 125)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--alpha 0.8 --c 0.1 --remote-rtt-ms 5", "--target-ms"),
+        ("--alpha 0.8 --c 0.1 --hit-rate 0.5", "--remote-rtt-ms"),
+        ("--alpha 0.8 --target-ms 9 --draft-ms 1 --remote-rtt-ms 5 --hit-rate 2", "between 0 and 1"),
+        ("--alpha 0.8 --target-ms 9 --draft-ms 1 --remote-rtt-ms=-5", "at least 0"),
+    ],
+)
+def test_bad_questions_about_a_draft_service(cli: Cli, arguments: str, said: str) -> None:
+    """Each is one teaching line."""
+    found = cli("estimate", *arguments.split())
+    assert found.code == 2
+    assert said in found.err
+
+
 def test_dtypes_are_the_librarys() -> None:
     """The command line has its own list, because it must answer before the library is loaded."""
     assert get_args(Dtype) == get_args(DtypeName) == tuple(DTYPE_BYTES)

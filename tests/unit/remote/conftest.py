@@ -1,20 +1,30 @@
-"""Coordinators over scripted targets."""
+"""The demo pair for drafters that ask a service, loaded once; and coordinators over scripted targets."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.build import Models, Options, assemble, load_models
 from outrider.engine.observer import Silent
 from outrider.engine.request import Request
+from outrider.llm import LLM
+from outrider.options import Needs
+from outrider.outputs import Completion
+from outrider.parts import choose_parts
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.journey import Limits
-from outrider.remote.coordinator.replica import Patience, Replica
+from outrider.remote.coordinator.replica import Patience as ReplicaPatience
+from outrider.remote.coordinator.replica import Replica
+from outrider.remote.draft import connection, sharing
+from outrider.remote.draft.drafter import RemoteDrafter
+from outrider.remote.draft.patience import Patience
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.security import ClientSecurity
@@ -22,8 +32,76 @@ from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer
 from tests.unit.remote.scripted_target import VOCAB, Running, ScriptedTarget, running
 
+PROMPTS = ("Tom has 3 apples and buys 4 more. How many", "Anna has 12 pens. She gives 5", "A box holds 6 eggs. How many")
+GREEDY = SamplingParams(max_tokens=28, ignore_eos=True)
+INVARIANT = SamplingParams(max_tokens=28, ignore_eos=True, temperature=1.0, top_p=0.9, seed=5)
+
+
+@dataclass
+class Demo:
+    """The demo target with drafters around it."""
+
+    models: Models
+    plain: dict[str, list[list[int]]]  # "greedy", "invariant": whole texts in one process, without a drafter
+
+    def llm(self, drafter: str = "none", verifier: str = "auto", k: int | str = 4, **options: Any) -> LLM:
+        """One with its own decoder; `close` it."""
+        parts = choose_parts(drafter, options, verifier, {}, k, lossy=False)
+        return LLM.around(assemble(self.models, parts))
+
+    def remote(self, address: str, verifier: str = "auto", k: int | str = 4, **options: Any) -> LLM:
+        """With drafter 'remote'."""
+        return self.llm("remote", verifier, k, endpoint=address, **options)
+
+    def texts(self, kind: str, llm: LLM) -> list[list[int]]:
+        """Prompts and answers."""
+        done: list[Completion] = llm.generate(list(PROMPTS), GREEDY if kind == "greedy" else INVARIANT)
+        return [one.prompt_token_ids + one.token_ids for one in done]
+
+
+@pytest.fixture(scope="session")
+def demo() -> Demo:
+    """Uncompiled, in the checkpoint's numbers."""
+    made = Demo(load_models(Options("demo", threads=1, compile="off"), Needs()), {})
+    for kind, verifier in (("greedy", "auto"), ("invariant", "gumbel")):
+        made.plain[kind] = made.texts(kind, made.llm(verifier=verifier))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lines are mended at once, and no connection outlives its test."""
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "DISTRUST_PAUSE_S", "LONGEST_DISTRUST_S"):
+        monkeypatch.setattr(connection, name, 0.02)
+    yield
+    assert not sharing._shared, "a drafter was not closed"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step waits for its draft, up to ten seconds: what a test counts depends on no clock."""
+    monkeypatch.setattr(Patience, "budget_s", property(lambda self: 10.0))
+    monkeypatch.setattr(Patience, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
+
+
+def drafter_of(llm: LLM) -> RemoteDrafter:
+    """Its remote drafter."""
+    found = llm._decoder.drafter
+    assert isinstance(found, RemoteDrafter)
+    return found
+
+
+Service = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short enough for a socket's path."""
+    return tmp_path_factory.mktemp("s")
+
+
 WAIT_S = 30.0  # before a test calls something lost
-PATIENCE = Patience(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
+PATIENCE = ReplicaPatience(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
 
 
 @dataclass
@@ -52,7 +130,7 @@ def coordinate() -> Iterator[Coordinate]:
     made: list[tuple[Coordinated, Carriage, Any]] = []
 
     def make(
-        *targets: ScriptedTarget, limits: Limits | None = None, patience: Patience = PATIENCE, ready: int | None = None,
+        *targets: ScriptedTarget, limits: Limits | None = None, patience: ReplicaPatience = PATIENCE, ready: int | None = None,
         hold_s: float = 0.3, observer: Any = None, headers: Callable[[], dict[str, str]] = dict,
     ) -> Coordinated:  # fmt: skip
         """`ready`: how many replicas to wait for; all where it is None."""

@@ -227,12 +227,12 @@ def test_files_name_no_machine_and_no_foreign_host() -> None:
 
 
 def test_options_of_the_deployment_files_exist() -> None:
-    """Flags in the image, the unit and compose against `outrider serve --help`."""
+    """Flags in the image's entry point, the unit and compose against `outrider serve --help`."""
     known = options_of("serve")
     used = set()
-    for file in ("Dockerfile", "outrider.env", "outrider.service", "compose.yaml"):
+    for file in ("entrypoint.sh", "outrider.env", "outrider.service", "compose.yaml"):
         text = (DEPLOY / file).read_text()
-        for line in re.findall(r"(?:ENTRYPOINT|OUTRIDER_ARGS=|outrider serve).*", text):
+        for line in re.findall(r"(?:OUTRIDER_ARGS=|outrider serve ).*", text):
             used |= set(re.findall(r"(?<![\w-])(--[a-z-]+)", line))
         used |= set(re.findall(r"(?:than|finish \()(--[a-z-]+)", text))
     assert used

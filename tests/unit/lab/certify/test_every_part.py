@@ -54,8 +54,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("universal", {"method": "reencode"}),
     ("suffix", {"tree": True}),
 ]
+ELSEWHERE = ("remote",)  # needs a service: tests/contract/test_exact_law_remote.py
 IDLE = ("none", "prediction")  # draft nothing for a workload
-EVERY: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in DRAFTERS.names() if name not in IDLE), *VARIANTS]
+EVERY: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in DRAFTERS.names() if name not in (*IDLE, *ELSEWHERE)), *VARIANTS
+]  # fmt: skip
 QUICK = ("eagle3", "composite", "retrieval")  # without settings of their own; the others are tests of the slow kind
 Open = Callable[..., Subject]
 

@@ -1,0 +1,51 @@
+"""What is believed of a draft service's replies: nothing that was not checked, since one wrong law is a wrong text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.remote.draft.tree import MOST_NODES, Law, Sent
+from outrider.remote.protocol import messages
+
+SUM_ERROR = 1e-3  # of a law, at most: floats over the wire, summed in any order
+
+
+class InvalidReplyError(Exception):
+    """A reply that no honest service sends; the message says what is wrong with it."""
+
+
+def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int, *, with_laws: bool) -> list[Sent]:
+    """The nodes of one reply for a base of which `num_sent` nodes have arrived before. Raises InvalidReplyError.
+
+    Without `with_laws` every node counts as placed, whatever the service says of it.
+    """
+    if num_sent + len(nodes) > MOST_NODES:
+        raise InvalidReplyError(f"{num_sent + len(nodes)} nodes for one text, more than {MOST_NODES}")
+    found = []
+    for number, node in enumerate(nodes, num_sent):
+        if not -1 <= node.parent < number:
+            raise InvalidReplyError(f"node {number} hangs on node {node.parent}, which was not sent before it")
+        if node.token >= vocab_size:
+            raise InvalidReplyError(f"token {node.token} is outside the vocabulary of {vocab_size}")
+        law = checked_law(node, vocab_size) if node.drawn and with_laws else None
+        found.append(Sent(node.parent, node.token, law))
+    return found
+
+
+def checked_law(node: messages.Node, vocab_size: int) -> Law:
+    """The law of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it cannot have been drawn from."""
+    tokens, probs = np.array(node.law.tokens, dtype=np.int64), np.array(node.law.probs, dtype=np.float64)
+    if not len(tokens) or len(tokens) != len(probs):
+        raise InvalidReplyError(f"a law of {len(tokens)} tokens and {len(probs)} probabilities")
+    if tokens.max() >= vocab_size:
+        raise InvalidReplyError(f"a law names token {tokens.max()}, outside the vocabulary of {vocab_size}")
+    if len(np.unique(tokens)) != len(tokens):
+        raise InvalidReplyError("a law names a token twice")
+    total = probs.sum()
+    if not np.isfinite(probs).all() or (probs < 0).any() or abs(total - 1) > SUM_ERROR:
+        raise InvalidReplyError(f"a law that is no distribution: sum {total:.4g}, least {probs.min():.4g}")
+    if not probs[tokens == node.token].any():
+        raise InvalidReplyError(f"token {node.token} was drawn from a law in which it has no probability")
+    return Law(tokens, (probs / total).astype(np.float32))

@@ -1,0 +1,366 @@
+"""One stream to one draft service, shared by all drafters of a process that name it; it comes back by itself when it breaks.
+
+The engine's thread and the network meet here in two ways only: `send` leaves requests for the event loop and returns at once,
+and replies wait in a `Mailbox` until the engine's thread looks. Whatever goes wrong on the wire has a short name (a reason),
+which is counted, and logged when it changes; then the connection is tried again, later and later while it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc import aio
+
+from outrider.errors import CapabilityError, ConfigError, OutriderError
+from outrider.remote.draft.background import background_loop, in_background
+from outrider.remote.draft.counts import RemoteCounts
+from outrider.remote.endpoint import Endpoint
+from outrider.remote.identity import check_protocol, check_vocabulary
+from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
+from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
+from outrider.version import __version__
+
+log = logging.getLogger("outrider.remote")
+Message = TypeVar("Message")
+OPEN_S = 5.0  # that a service has to say who it is
+SILENT_S = 30.0  # without any reply to a request, after which the line is taken for dead
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
+DISTRUST_PAUSE_S, LONGEST_DISTRUST_S = 2.0, 120.0  # the same after wrong replies, and for what only a person can mend
+MOST_LIES = 3  # invalid replies of one stream
+MOST_QUEUED = 256  # requests that wait to be written: whoever reads none of them is stuck
+REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
+MOST_REPLIES, MOST_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+LASTING = ("invalid", "malformed", "flood", "too_large", "other_model", "no_draft_service", "token", "internal")
+REASONS = {
+    grpc.StatusCode.UNAVAILABLE: "unreachable",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "silent",
+    grpc.StatusCode.UNAUTHENTICATED: "token",
+    grpc.StatusCode.PERMISSION_DENIED: "token",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "too_large",
+    grpc.StatusCode.UNIMPLEMENTED: "no_draft_service",
+}
+
+
+class TroubleError(Exception):
+    """The stream cannot go on; `reason` is its short name."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a service said about one row, and when it came, on `time.perf_counter`'s clock."""
+
+    row: messages.RowReply
+    at_s: float
+
+
+class Mailbox:
+    """Replies for the rows of one drafter, from the event loop to the engine's thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._replies: deque[Reply] = deque()
+
+    def put(self, reply: Reply) -> None:
+        """Called by the event loop, which bounds how much may come."""
+        with self._changed:
+            self._replies.append(reply)
+            self._changed.notify_all()
+
+    def take(self, timeout_s: float = 0.0) -> list[Reply]:
+        """All that is there; with nothing there, what comes first within `timeout_s`."""
+        with self._changed:
+            if not self._replies and timeout_s > 0:
+                self._changed.wait(timeout_s)
+            found = list(self._replies)
+            self._replies.clear()
+            return found
+
+
+class Connection:
+    """See the module docstring. `identity`: what the asker works with, which the service's vocabulary must fit."""
+
+    def __init__(self, endpoint: Endpoint, security: ClientSecurity, identity: messages.ModelIdentity) -> None:
+        """Raises ConfigError for files that cannot be read."""
+        self.endpoint, self.counts = endpoint, RemoteCounts()
+        self._security, self._identity = security, identity
+        self._instance = secrets.token_hex(16)
+        self._numbers = itertools.count(1)
+        self._boxes: dict[int, Mailbox] = {}  # by row
+        self._lock = threading.Lock()
+        self._queue: deque[messages.RowRequest] = deque()
+        self._has_queued: asyncio.Event | None = None  # made in the loop
+        self._lies, self._distrust_s, self._asked_s = 0, DISTRUST_PAUSE_S, 0.0
+        self._credit, self._credit_bytes = 0, 0  # what may still come
+        self._said: str | None = None  # the reason that was logged last
+        self._call: Any = None
+        self._doubt: TroubleError | None = None
+        self._life: Any = None
+        self.terms: messages.DraftTerms | None = None  # while the stream is open
+        self.service = ""  # what the service calls its model
+        self.notes: list[str] = []
+        self.epoch = 0  # grows whenever a stream opens: what an earlier one was told is told again
+        _check_files(security, endpoint)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent now."""
+        return self.terms is not None
+
+    def start(self, wait_s: float) -> str | None:
+        """Begin to connect, and stay at it. Returns why there is no connection after `wait_s` seconds, None where there is one.
+
+        Raises CapabilityError where the service answers, and cannot draft for this model; ConfigError where it asks for
+        another token.
+        """
+        try:
+            in_background(self._try_once(wait_s)).result(wait_s + 5)
+        except grpc.RpcError as error:
+            self._refuse(error)
+            trouble: str | None = f"{_reason(error)}: {_details(error)}"
+        except TroubleError as error:
+            trouble = f"{error.reason}: {error}"
+        except TimeoutError:
+            trouble = "silent: no answer"
+        else:
+            trouble = None
+        self._life = in_background(self._live())
+        if trouble is None:
+            deadline = time.perf_counter() + wait_s
+            while not self.is_open and time.perf_counter() < deadline:
+                time.sleep(0.002)
+        return trouble
+
+    def new_row(self, box: Mailbox) -> int:
+        """A number for a row whose replies go to `box`."""
+        number = next(self._numbers)
+        with self._lock:
+            self._boxes[number] = box
+        return number
+
+    def end_row(self, number: int) -> None:
+        """Nothing more is wanted for this row."""
+        with self._lock:
+            self._boxes.pop(number, None)
+
+    def send(self, requests: list[messages.RowRequest]) -> bool:
+        """Leave requests to be written; False where there is no stream to write them to."""
+        if not self.is_open or not requests:
+            return False
+        with self._lock:
+            self._queue.extend(requests)
+        asking = sum(request.num_draft_tokens > 0 for request in requests)
+        if asking:
+            self.counts.add("requests", asking)
+        background_loop().call_soon_threadsafe(self._wake)
+        return True
+
+    def report(self, text: str) -> None:
+        """A reply was invalid, as the engine's thread found. After a few the service is left alone for a while."""
+        self.counts.trouble("invalid")
+        self._lies += 1
+        if self._lies == 1:
+            log.warning("draft service %s sent a wrong reply, which is dropped: %s", self.endpoint, text)
+        if self._lies >= MOST_LIES:
+            trouble = TroubleError("invalid", f"{self._lies} wrong replies, the latest: {text}")
+            background_loop().call_soon_threadsafe(self._break, trouble)
+
+    def close(self) -> None:
+        """End the stream, and try no more."""
+        self.terms = None
+        if self._life is not None:
+            self._life.cancel()
+
+    # ---------------------------------------------------------------- in the event loop
+
+    async def _live(self) -> None:
+        """Stream after stream, until `close`."""
+        self._has_queued = asyncio.Event()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            opened = self.epoch
+            try:
+                await self._stream()
+                trouble = TroubleError("lost", "the service ended the stream")
+            except TroubleError as error:
+                trouble = error
+            except OutriderError as error:
+                trouble = TroubleError("other_model", str(error))
+            except grpc.RpcError as error:
+                trouble = self._doubt or TroubleError(_reason(error), _details(error))
+            except Exception as error:
+                log.exception("the connection to the draft service %s failed in our own code", self.endpoint)
+                trouble = TroubleError("internal", f"{type(error).__name__}: {error}")
+            finally:
+                self.terms, self._call = None, None
+            self._note(trouble)
+            if self.epoch != opened:
+                pause_s = FIRST_PAUSE_S
+            if trouble.reason in LASTING:
+                wait_s, self._distrust_s = self._distrust_s, min(2 * self._distrust_s, LONGEST_DISTRUST_S)
+            else:
+                wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
+
+    async def _try_once(self, wait_s: float) -> None:
+        """Open, look, and close again: so that what cannot work is refused before anything is generated."""
+        async with self._security.channel(self.endpoint) as channel:
+            self._check(await self._open(channel, wait_s))
+
+    async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
+        hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity)
+        stub = stubs.DraftServiceStub(channel)
+        welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
+        return _read_as(messages.Welcome, welcome)
+
+    def _check(self, welcome: messages.Welcome) -> None:
+        who = f"the draft service {self.endpoint}"
+        check_protocol(welcome, who)
+        check_vocabulary(self._identity, welcome.model, who)
+        if not welcome.HasField("draft"):
+            raise CapabilityError(f"{who} is no draft service: 'outrider service draft' is one")
+
+    async def _stream(self) -> None:
+        """One stream from its opening to its end. Raises TroubleError, OutriderError or grpc's error."""
+        self._lies, self._asked_s, self._doubt = 0, 0.0, None
+        self._credit, self._credit_bytes = REPLIES_EACH, BYTES_EACH
+        async with self._security.channel(self.endpoint) as channel:
+            welcome = await self._open(channel, OPEN_S)
+            self._check(welcome)
+            metadata = (*self._security.metadata, (INSTANCE, self._instance))
+            self._call = call = stubs.DraftServiceStub(channel).Draft(metadata=metadata)
+            with self._lock:
+                self._queue.clear()
+            self.service, self.notes = welcome.model.name, list(welcome.notes)
+            self.epoch += 1
+            self.terms = welcome.draft
+            if self._said is not None:
+                log.warning("draft service %s is back", self.endpoint)
+                self._said = None
+            writer = asyncio.create_task(self._write(call))
+            try:
+                await self._read(call)
+            finally:
+                self.terms = None
+                writer.cancel()
+                call.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, call: Any) -> None:
+        assert self._has_queued is not None
+        while True:
+            try:
+                await asyncio.wait_for(self._has_queued.wait(), 1.0)
+            except TimeoutError:
+                self._check_silence()
+                continue
+            self._has_queued.clear()
+            with self._lock:
+                rows = list(self._queue)
+                self._queue.clear()
+            if not rows:
+                continue
+            asking = sum(row.num_draft_tokens > 0 for row in rows)
+            self._credit = min(self._credit + REPLIES_EACH * len(rows), MOST_REPLIES)
+            self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MOST_BYTES)
+            if asking and not self._asked_s:
+                self._asked_s = time.perf_counter()
+            self._check_silence()
+            await call.write(messages.DraftRequest(rows=rows))
+
+    async def _read(self, call: Any) -> None:
+        try:
+            await self._read_all(call)
+        except asyncio.CancelledError:
+            if self._doubt is None:  # `close`
+                raise
+            raise self._doubt from None
+
+    async def _read_all(self, call: Any) -> None:
+        async for received in call:
+            now, reply = time.perf_counter(), _read_as(messages.DraftReply, received)
+            self._asked_s = 0.0
+            self._credit -= max(1, len(reply.rows))
+            self._credit_bytes -= reply.ByteSize()
+            if self._credit < 0 or self._credit_bytes < 0:
+                raise TroubleError("flood", "more replies than requests can bring")
+            for row in reply.rows:
+                with self._lock:
+                    box = self._boxes.get(row.row)
+                if box is not None:
+                    box.put(Reply(row, now))
+
+    def _wake(self) -> None:
+        if self._has_queued is not None:
+            self._has_queued.set()
+        with self._lock:
+            is_stuck = len(self._queue) > MOST_QUEUED
+        if is_stuck:
+            self._break(TroubleError("stuck", f"{MOST_QUEUED} requests wait to be read by the service"))
+
+    def _check_silence(self) -> None:
+        if self._asked_s and time.perf_counter() - self._asked_s > SILENT_S:
+            self._break(TroubleError("silent", f"no reply in {SILENT_S:.0f} s"))
+
+    def _break(self, trouble: TroubleError) -> None:
+        """End the present stream for this reason."""
+        if self._call is not None and self._doubt is None:
+            self._doubt, self.terms = trouble, None
+            self._call.cancel()
+
+    def _note(self, trouble: TroubleError) -> None:
+        """Count it; say it where it is news."""
+        if trouble.reason != "invalid":  # which were counted one by one
+            self.counts.trouble(trouble.reason)
+        if trouble.reason != self._said:
+            log.warning("draft service %s: %s (%s); decoding goes on without it", self.endpoint, trouble.reason, trouble)
+            self._said = trouble.reason
+
+    def _refuse(self, error: grpc.RpcError) -> None:
+        """Raises what a person has to mend before it can work."""
+        code = error.code()
+        if code in REFUSALS:
+            raise ConfigError(f"the draft service {self.endpoint} does not take this token: set {TOKEN_VARIABLE} to one of its")
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            raise CapabilityError(f"{self.endpoint} is no draft service: 'outrider service draft' is one")
+
+
+def _read_as(kind: type[Message], received: Any) -> Message:
+    """What was received, which gRPC gives as None where its bytes are no such message. Raises TroubleError."""
+    if not isinstance(received, kind):
+        raise TroubleError("malformed", f"bytes that are no {kind.__name__}")
+    return received
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return REASONS.get(error.code(), "lost")
+
+
+def _details(error: grpc.RpcError) -> str:
+    return " ".join((error.details() or error.code().name).split())[:300]
+
+
+def _check_files(security: ClientSecurity, endpoint: Endpoint) -> None:
+    """Raises ConfigError for certificates that cannot be read, or mean nothing without TLS."""
+    named = [file for file in (security.ca, security.certificate, security.key) if file is not None]
+    if named and not endpoint.is_tls:
+        raise ConfigError(f"{named[0]} is for TLS, but {endpoint} is without it: write grpcs://HOST:PORT")
+    for file in named:
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}") from error

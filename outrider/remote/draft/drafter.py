@@ -1,0 +1,303 @@
+"""Drafter 'remote': a draft service on another machine, or in another process, drafts while the target works.
+
+    commit    the tokens of the step go to the service, which drafts behind them and, while the target's next pass runs, behind
+              the likely outcomes of that pass
+    propose   where the text went as one of them, the draft is at hand (a hit); else the step waits for the reply to its own
+              request as long as `patience.py` allows, or goes on without a draft
+
+Nothing that happens on the wire may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
+plain step, and `connection.py` mends the line. docs/services/drafter.md is the user's side of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.remote.draft.asking import end_of
+from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
+from outrider.remote.draft.connection import Connection, Mailbox, Reply
+from outrider.remote.draft.drafter_settings import RemoteSettings
+from outrider.remote.draft.local import LocalLease
+from outrider.remote.draft.patience import Patience
+from outrider.remote.draft.sharing import Lease
+from outrider.remote.draft.text import BUSY_S, RemoteText
+from outrider.remote.draft.tree import DraftTree, Node
+from outrider.remote.endpoint import Endpoint
+from outrider.remote.identity import model_identity
+from outrider.remote.protocol import messages
+from outrider.rows import Row, Rows
+from outrider.types import Draft, TargetOutput, Verdict
+
+log = logging.getLogger("outrider.remote")
+CONNECT_S = 3.0  # that a start waits for a service
+PLAIN_STEPS = 1  # in a row, after which nothing more is asked for ahead: a control that drafts makes single ones to compare
+NAME = "remote"
+
+
+class RemoteDrafter(Drafter):
+    """Chains from a draft service."""
+
+    needs = "a draft service (--draft-endpoint grpc://HOST:PORT, or local)"
+    learns = True  # what is at hand depends on the network
+    needs_tokenizer = True  # its hash is compared when the line opens
+    repeatable = False
+    keeps_costs = False  # so does what a step takes
+    Settings = RemoteSettings
+
+    def __init__(self, lease: Lease, settings: RemoteSettings, most: int, local: LocalLease | None = None) -> None:
+        """`most`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
+        self._lease, self._settings, self._local = lease, settings, local
+        self._box = Mailbox()
+        self._patience = Patience(settings.max_wait_s)
+        self._texts: list[RemoteText] = []  # per row
+        self._by_number: dict[int, RemoteText] = {}
+        self._usual = most  # nodes that the latest asking step wanted; 0: drafting rests
+        self._coupled: bool | None = None  # whether rows without a verifier of their own are; None: not seen yet
+        self._proposed_s: float | None = None  # when the present step's proposal was made
+        self._vocab_size = 0
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> RemoteDrafter:
+        settings: RemoteSettings = setup.settings
+        address, target = settings.address, setup.target
+        local = LocalLease(settings, setup) if settings.is_local else None
+        endpoint = Endpoint.parse(address, "--draft-endpoint") if local is None else local.service.endpoint
+        identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
+        return cls(Lease(endpoint, settings.security(), identity, CONNECT_S), settings, setup.num_draft_tokens, local)
+
+    @property
+    def connection(self) -> Connection:
+        """The stream to the service."""
+        return self._lease.connection
+
+    @property
+    def notes(self) -> list[str]:
+        connection, trouble = self.connection, self._lease.trouble
+        if trouble is not None:
+            return [f"the draft service {connection.endpoint} does not answer ({trouble}): decoding goes on without it meanwhile"]
+        terms = connection.terms
+        if terms is None:
+            return []
+        with_laws = terms.has_laws and self._with_laws
+        laws = "drafts of sampled rows come with their laws" if with_laws else "sampled rows get drafts without laws"
+        return [f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {laws}", *connection.notes]
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return self.connection.counts.as_dict()
+
+    @property
+    def summary(self) -> list[str]:
+        return [self.connection.counts.summary()]
+
+    def start(self, row: Row) -> None:
+        text = RemoteText(self.connection.new_row(self._box), DraftTree(len(row.tokens)))
+        self._texts.append(text)
+        self._by_number[text.number] = text
+        coupled = self._coupled if row.verifier is None else row.verifier.coupled
+        if row.params.is_greedy:
+            coupled = False
+        is_ours = row.drafter in (None, NAME) and not row.prediction
+        wish = min(row.wish(self._usual), self._most(row))
+        if is_ours and wish and coupled is not None:  # the service reads the prompt while the target does
+            self._ask([(text, row, wish, coupled)])
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        began = time.perf_counter()
+        self._vocab_size = rows.vocab_size
+        coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+        self._read(self._box.take())
+        wishes = [min(count, self._most(row)) for count, row in zip(gamma, rows, strict=True)]
+        if any(gamma):
+            self._usual = max(gamma)
+        elif gamma:
+            self._usual = 0
+        for text, row, wish, races in zip(self._texts, rows, wishes, coupled, strict=True):
+            text.want(wish)
+            text.advance(row.tokens)
+            if row.verifier is None and not row.params.is_greedy:
+                self._coupled = races
+        self._ask(
+            [
+                (text, row, text.wish, races)
+                for text, row, races in zip(self._texts, rows, coupled, strict=True)
+                if text.wish and text.asked != len(row.tokens)
+            ]
+        )
+        lacking = [text for text in self._texts if text.wish and not text.tree.chain(1)]
+        waited = self._wait(lacking, began) if lacking else False
+        for text in self._texts:
+            text.proposed = text.tree.chain(text.wish)
+        self._count(lacking, waited=waited)
+        draft = draft_of([text.proposed for text in self._texts], rows.vocab_size, rows.device)
+        self._proposed_s = time.perf_counter()
+        return draft
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        if self._proposed_s is not None:
+            self._patience.passes.add(time.perf_counter() - self._proposed_s)
+            self._proposed_s = None
+        coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+        self._read(self._box.take())
+        asking = []
+        for text, row, races in zip(self._texts, rows, coupled, strict=True):
+            text.advance(row.tokens)
+            wish = min(text.latest_wish, row.wish(text.latest_wish), self._most(row))
+            if wish > 0 and text.rested <= PLAIN_STEPS and row.finish_reason is None:
+                asking.append((text, row, wish, races))
+        self._ask(asking)
+
+    def stop(self, index: int) -> None:
+        text = self._texts[index]
+        self._texts[index] = self._texts[-1]
+        self._texts.pop()
+        del self._by_number[text.number]
+        text.tree.drop_drafts()
+        self.connection.counts.add("wasted_nodes", text.tree.wasted)
+        if text.told is not None and text.epoch == self.connection.epoch:
+            self.connection.send([end_of(text.number)])
+        self.connection.end_row(text.number)
+
+    def close(self) -> None:
+        self._lease.end()
+        if self._local is not None:
+            self._local.end()
+
+    @property
+    def _with_laws(self) -> bool:
+        return self._settings.laws == "auto"
+
+    def _most(self, row: Row) -> int:
+        """Nodes that the service may be asked for behind this text."""
+        terms = self.connection.terms
+        if terms is None or (terms.max_context and len(row.tokens) >= terms.max_context):
+            return 0
+        return terms.max_draft_tokens or self._usual
+
+    def _ask(self, asking: Sequence[tuple[RemoteText, Row, int, bool]]) -> None:
+        """Send requests: (text, row, nodes, whether it is coupled)."""
+        connection, now = self.connection, time.perf_counter()
+        epoch = connection.epoch
+        asking = [one for one in asking if one[0].may_ask(epoch, now)]
+        if not asking or not connection.is_open:
+            return
+        requests = [
+            text.request(
+                row, epoch, wish, coupled=races, with_laws=self._with_laws, outcomes=self._settings.outcomes
+            )
+            for text, row, wish, races in asking
+        ]
+        if not connection.send(requests):
+            for text, *_ in asking:  # the stream has just broken: on the next one all is told anew
+                text.epoch = -1
+
+    def _wait(self, lacking: Sequence[RemoteText], began_s: float) -> bool:
+        """Wait for replies to the present requests of these texts; whether there was any waiting."""
+        deadline = began_s + self._patience.budget_s
+        waited = False
+        while True:
+            now = time.perf_counter()
+            open_texts = [text for text in lacking if self._is_expected(text, now, deadline)]
+            if not open_texts:
+                break
+            waited = True
+            self._read(self._box.take(timeout_s=deadline - now))
+        if waited:
+            self.connection.counts.waited(time.perf_counter() - began_s)
+        return waited
+
+    def _is_expected(self, text: RemoteText, now_s: float, deadline_s: float) -> bool:
+        asked_s, silent_since_s = text.asked_s.get(text.tree.length), text.silent_since_s
+        if asked_s is None or silent_since_s is None or text.tree.chain(1):
+            return False
+        if not self.connection.is_open or text.epoch != self.connection.epoch:
+            return False
+        return self._patience.expects(asked_s, silent_since_s, now_s, deadline_s)
+
+    def _count(self, lacking: Sequence[RemoteText], *, waited: bool) -> None:
+        counts = self.connection.counts
+        missed = sum(not text.proposed for text in lacking)
+        wanted = sum(text.wish > 0 for text in self._texts)
+        counts.add("hits", wanted - len(lacking))
+        counts.add("waits", len(lacking) - missed)
+        counts.add("misses", missed)
+
+    # ---------------------------------------------------------------- replies
+
+    def _read(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            text = self._by_number.get(reply.row.row)
+            if text is not None:
+                try:
+                    self._take(text, reply)
+                except InvalidReplyError as error:
+                    text.tree.drop_drafts()
+                    self.connection.report(str(error))
+
+    def _take(self, text: RemoteText, reply: Reply) -> None:
+        """What one reply brings. Raises InvalidReplyError."""
+        said = reply.row
+        if said.trouble != messages.TROUBLE_NONE:
+            self._mend(text, said)
+            return
+        if said.base_length > text.tree.length:
+            raise InvalidReplyError(f"nodes behind token {said.base_length} of a text of {text.tree.length}")
+        if (sent_s := text.answered(said.base_length)) is not None:
+            self._patience.replies.add(reply.at_s - sent_s)
+            self.connection.counts.round_trip(reply.at_s - sent_s)
+        if not text.tree.was_asked(said.base_length):
+            return  # of a request that is long over, whose numbers are forgotten
+        first = text.tree.num_sent(said.base_length)
+        nodes = checked_nodes(said.nodes, first, self._vocab_size, with_laws=self._with_laws)
+        self.connection.counts.add("nodes", len(nodes))
+        text.tree.add(said.base_length, nodes)
+
+    def _mend(self, text: RemoteText, said: messages.RowReply) -> None:
+        """A trouble that the service names: tell it what it lacks with the next request, or leave it alone."""
+        if said.trouble == messages.TROUBLE_UNKNOWN_ROW:
+            reason, text.told = "unknown_row", None
+            text.tree.forget_numbers()
+        elif said.trouble == messages.TROUBLE_MISSING_TOKENS:
+            reason = "missing_tokens"
+            text.told = min(said.have_length, text.told or 0)
+        elif said.trouble == messages.TROUBLE_BUSY:
+            reason, text.busy_until_s = "busy", time.perf_counter() + BUSY_S
+        else:
+            reason, text.is_refused = "refused", True
+            log.info("draft service %s drafts nothing for a text: %r", self.connection.endpoint, said.reason[:200])
+        text.asked = None
+        text.asked_s.clear()
+        self.connection.counts.trouble(reason)
+
+
+def draft_of(chains: Sequence[Sequence[Node]], vocab_size: int, device: torch.device) -> Draft:
+    """Chains of nodes, one a row, as a draft: laws written out where any node was drawn."""
+    width = max(map(len, chains), default=0)
+    if not width:
+        return Draft.empty(len(chains), device)
+    tokens = torch.tensor([[*(node.token for node in chain), *[0] * (width - len(chain))] for chain in chains], device=device)
+    lengths = torch.tensor([len(chain) for chain in chains], device=device)
+    if not any(node.law is not None for chain in chains for node in chain):
+        return Draft(tokens, lengths)
+    laws, drawn = _laws(chains, width, vocab_size)
+    return Draft(tokens, lengths, probs=laws.to(device), sampled=drawn.to(device))
+
+
+def _laws(chains: Sequence[Sequence[Node]], width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """(B, N+1, V), a point mass where a node was placed; and (B, N), whether it was drawn."""
+    laws = torch.zeros(len(chains), width + 1, vocab_size)
+    drawn = torch.zeros(len(chains), width, dtype=torch.bool)
+    for row, chain in enumerate(chains):
+        for place, node in enumerate(chain):
+            if node.law is None:
+                laws[row, place, node.token] = 1.0
+            else:
+                laws[row, place, torch.from_numpy(node.law.tokens)] = torch.from_numpy(node.law.probs)
+                drawn[row, place] = True
+    return laws, drawn

@@ -1,0 +1,88 @@
+"""One row as the asking side knows it: its tree of drafts, and what the service was told and asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.remote.draft.asking import row_request, sampling_of
+from outrider.remote.draft.tree import DraftTree, Node
+from outrider.remote.protocol import messages
+from outrider.rows import Row
+
+BUSY_S = 1.0  # that a busy service is left alone
+# Requests that may be open at once: enough for a line that is several steps long; and few enough that a service which drops
+# what is overtaken, and is slower than a step, gets to the end of one.
+MOST_OPEN = 4
+RETRY_S = 0.5  # after which another one is sent nevertheless
+REMEMBERED = 64  # requests whose times are known
+
+
+@dataclass(eq=False)
+class RemoteText:
+    """A row's text at the service. Of one drafter, in the engine's thread."""
+
+    number: int  # what the row is called on the wire
+    tree: DraftTree
+    told: int | None = None  # tokens that the service has been told; None: nothing yet, not even how to sample
+    epoch: int = -1  # the stream on which that was
+    asked: int | None = None  # base of the latest request for nodes
+    asked_s: dict[int, float] = field(default_factory=dict)  # when requests were sent that nothing has come for, by base
+    rested: int = 0  # steps in a row that wanted no nodes
+    wish: int = 0  # nodes wanted in the present step
+    latest_wish: int = 0  # in the latest one that wanted any
+    proposed: list[Node] = field(default_factory=list)  # in the present step
+    is_refused: bool = False  # the service drafts nothing for it
+    busy_until_s: float = 0.0
+
+    @property
+    def silent_since_s(self) -> float | None:
+        """When the first request was sent that may still be answered and is not; None: nothing is open."""
+        return min(self.asked_s.values(), default=None)
+
+    def answered(self, base: int) -> float | None:
+        """Something came for this base: when it was first asked about; None where that is known already. Requests about shorter
+        texts need no answer any more."""
+        sent_s = self.asked_s.get(base)
+        for one in [one for one in self.asked_s if one <= base]:
+            del self.asked_s[one]
+        return sent_s
+
+    def want(self, wish: int) -> None:
+        """The present step wants so many nodes."""
+        self.wish, self.rested = wish, 0 if wish else self.rested + 1
+        self.latest_wish = wish or self.latest_wish
+
+    def may_ask(self, epoch: int, now_s: float) -> bool:
+        """Whether asking has a point."""
+        if self.epoch != epoch:
+            return True
+        if self.is_refused or now_s < self.busy_until_s:
+            return False
+        return len(self.asked_s) < MOST_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
+
+    def request(
+        self, row: Row, epoch: int, wish: int, *, coupled: bool, with_laws: bool, outcomes: bool
+    ) -> messages.RowRequest:
+        """What the service lacks of the text, and the wish for `wish` nodes behind it."""
+        if self.epoch != epoch:
+            self.told, self.epoch = None, epoch
+            self.tree.forget_numbers()
+            self.is_refused = False
+            self.asked_s.clear()
+        is_new = self.told is None
+        base = self.told or 0
+        sampling = sampling_of(row, coupled=coupled, with_laws=with_laws) if is_new else None
+        self.told = len(row.tokens)
+        self.tree.ask()
+        self.asked = len(row.tokens)
+        self.asked_s.setdefault(self.asked, time.perf_counter())
+        while len(self.asked_s) > REMEMBERED:
+            self.asked_s.pop(sorted(self.asked_s)[1])  # the oldest says how long the service has been silent
+        return row_request(self.number, base, row.tokens[base:], sampling, wish, outcomes=outcomes)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The text has grown to `tokens`."""
+        self.tree.advance(tokens[self.tree.length :], self.proposed)
+        self.proposed = []

@@ -1,0 +1,177 @@
+"""What a draft service has sent for one text: a tree of draft nodes below the committed tokens, from which drafts are taken.
+
+    tree = DraftTree(length=12)       # so many tokens are committed
+    tree.ask()                        # a request for base 12 goes out: nodes of its replies are numbered from 0
+    tree.add(12, sent)                # nodes as they arrive, for this base or an earlier one
+    nodes = tree.chain(5)             # what to propose
+    tree.advance(tokens, nodes)       # the step is over: the tree hangs on the new last token, the rest is dropped
+
+Lossless, because of three rules. A node that was drawn from a law stays the one draw at its place: a second one is dropped, so
+arrival alone decides which draw is proposed, never its value. What hangs below the committed text is a fresh draw for that text,
+whichever base it was sent for. And a drawn node that a verifier has looked at is never proposed again, which it could be after
+a correction that equals the token it corrects: then its value is no longer as likely as its law says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_NODES = 1024  # that a service may send for one base
+KEPT_BASES = 8  # requests whose late replies are still understood
+
+
+class Law(NamedTuple):
+    """The whole distribution that a node was drawn from; every other token has probability 0."""
+
+    tokens: NDArray[np.int64]
+    probs: NDArray[np.float32]  # sum 1
+
+
+class Sent(NamedTuple):
+    """A node as it came over the wire, checked."""
+
+    parent: int  # number of a node sent for the same base; -1: the last committed token of that base
+    token: int
+    law: Law | None  # None: placed without chance
+
+
+class UnknownBaseError(Exception):
+    """Nodes hang on a length that was never asked about."""
+
+
+@dataclass(eq=False)
+class Node:
+    """One draft token, or a committed one."""
+
+    token: int
+    law: Law | None = None
+    drawn: Node | None = None  # the child drawn from the law here
+    placed: list[Node] | None = None  # children placed without chance, the best first
+    behind: Node | None = None  # committed: the committed token behind it
+    is_dead: bool = False  # the text went another way
+    is_used: bool = False  # was proposed
+
+    def children(self) -> list[Node]:
+        """The drawn one first."""
+        return ([] if self.drawn is None else [self.drawn]) + (self.placed or [])
+
+    def child(self, token: int) -> Node | None:
+        """The child that stands for this token."""
+        return next((node for node in self.children() if node.token == token), None)
+
+
+LOST = Node(-1, is_dead=True)  # stands for what was dropped when it arrived
+
+
+class DraftTree:
+    """See the module docstring. Of one row, used by one thread."""
+
+    def __init__(self, length: int) -> None:
+        """`length`: committed tokens of the text."""
+        self.length = length
+        self._root = Node(-1)  # the last committed token
+        self._bases: dict[int, list[Node]] = {}  # by base: its anchor, then nodes in the order of their numbers
+        self.wasted = 0  # nodes dropped without having been proposed
+
+    def ask(self) -> None:
+        """A request about the present length goes out. The tokens sent before for the same length keep their numbers."""
+        self._bases.setdefault(self.length, [self._root])
+        while len(self._bases) > KEPT_BASES:
+            self._bases.pop(min(self._bases))
+
+    def forget_numbers(self) -> None:
+        """The service has begun anew: numbers of earlier replies mean nothing. Nodes that arrived stay."""
+        self._bases.clear()
+
+    def drop_drafts(self) -> None:
+        """Nothing that has arrived is to be proposed, nor what still arrives for the requests up to now."""
+        self._bases.clear()
+        for node in self._root.children():
+            self._drop(node)
+        self._root.drawn = self._root.placed = None
+
+    def was_asked(self, base: int) -> bool:
+        """Whether nodes for this base have numbers: it was asked about, and not long ago."""
+        return base in self._bases
+
+    def num_sent(self, base: int) -> int:
+        """Nodes that arrived for this base."""
+        return len(self._bases[base]) - 1 if base in self._bases else 0
+
+    def add(self, base: int, nodes: Iterable[Sent]) -> None:
+        """Graft nodes. Those on another path than the committed one are dropped. Raises UnknownBaseError."""
+        known = self._bases.get(base)
+        if known is None:
+            raise UnknownBaseError
+        for sent in nodes:
+            known.append(self._grafted(known[sent.parent + 1], sent))
+
+    def chain(self, most: int) -> list[Node]:
+        """The nodes to propose, at most so many, one below the other."""
+        found: list[Node] = []
+        node = self._root
+        while len(found) < most:
+            following = node.drawn if node.drawn is not None else node.placed[0] if node.placed else None
+            if following is None or (following.law is not None and following.is_used):
+                break
+            found.append(following)
+            node = following
+        return found
+
+    def advance(self, tokens: Sequence[int], proposed: Sequence[Node] = ()) -> None:
+        """`tokens` were committed behind the text, after `proposed` was submitted to the target."""
+        for node in proposed:
+            node.is_used = True
+        for token in tokens:
+            following = self._root.child(token) or Node(token)
+            for other in self._root.children():
+                if other is not following:
+                    self._drop(other)
+            self._root.drawn, self._root.placed, self._root.behind = None, None, following
+            self._root = following
+        self.length += len(tokens)
+
+    def _grafted(self, parent: Node, sent: Sent) -> Node:
+        if parent.is_dead:
+            self.wasted += 1
+            return LOST
+        if parent.behind is not None:  # the text is longer by now
+            return parent.behind if parent.behind.token == sent.token else self._lost()
+        return self._placed(parent, sent.token) if sent.law is None else self._drawn(parent, sent.token, sent.law)
+
+    def _placed(self, parent: Node, token: int) -> Node:
+        found = parent.child(token)
+        if found is None:
+            found = Node(token)
+            parent.placed = [*(parent.placed or []), found]
+        return found
+
+    def _drawn(self, parent: Node, token: int, law: Law) -> Node:
+        """The first draw at a place is the draw there; one that was placed before keeps what hangs on it."""
+        if parent.drawn is not None:
+            return parent.drawn if parent.drawn.token == token else self._lost()
+        node = parent.child(token)
+        if node is None:
+            node = Node(token)
+        else:
+            parent.placed = [other for other in parent.placed or [] if other is not node]
+        node.law, parent.drawn = law, node
+        return node
+
+    def _lost(self) -> Node:
+        self.wasted += 1
+        return LOST
+
+    def _drop(self, top: Node) -> None:
+        open_nodes = [top]
+        while open_nodes:
+            node = open_nodes.pop()
+            node.is_dead = True
+            self.wasted += not node.is_used
+            open_nodes.extend(node.children())
+            node.drawn = node.placed = None

@@ -1,0 +1,258 @@
+"""A draft service for tests: it keeps to the protocol, guesses as it is told, and misbehaves on demand.
+
+    with FakeDraftService(tmp_path, Known([prompt + answer])) as service:
+        llm = LLM("demo", drafter="remote", drafter_options={"endpoint": service.address})
+
+It lives in a thread of the test's process, on a Unix socket. `misbehave` gets every row request before the service does, and may
+answer in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+
+from outrider.remote.protocol import PROTOCOL, messages, stubs
+from outrider.remote.security import OPTIONS, ServerSecurity, TokenCheck
+
+Answers = Sequence[messages.RowReply] | None
+Misbehaviour = Callable[["FakeDraftService", messages.RowRequest], Answers]
+LAWS_OF = 4  # tokens of a made-up law
+
+
+class Guess(Protocol):
+    """Who guesses. Both functions see the whole text."""
+
+    def ranked(self, text: Sequence[int]) -> list[int]:
+        """Tokens that may follow, the likeliest first; none: no guess."""
+
+    def law(self, text: Sequence[int]) -> dict[int, float]:
+        """What a sampled row's next token is drawn from; empty: no guess."""
+
+
+class Known:
+    """Knows whole texts, and errs where `errs(position)` says so."""
+
+    def __init__(self, texts: Iterable[Sequence[int]], errs: Callable[[int], bool] = lambda position: False) -> None:
+        self.texts, self.errs = [list(text) for text in texts], errs
+
+    def ranked(self, text: Sequence[int]) -> list[int]:
+        for known in self.texts:
+            if len(known) > len(text) and known[: len(text)] == list(text):
+                right = known[len(text)]
+                return [right + 1, right] if self.errs(len(text)) else [right, right + 1]
+        return []
+
+    def law(self, text: Sequence[int]) -> dict[int, float]:
+        ranked = self.ranked(text)
+        return dict(zip(ranked, (0.75, 0.25), strict=False)) if ranked else {}
+
+
+class MadeUp:
+    """A law for every text, from its last token alone: honest, and nothing the target would say."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def law(self, text: Sequence[int]) -> dict[int, float]:
+        first = text[-1] * 7 % self.vocab_size
+        tokens = [(first + step) % self.vocab_size for step in range(min(LAWS_OF, self.vocab_size))]
+        weights = [2.0 ** -place for place in range(len(tokens))]
+        return {token: weight / sum(weights) for token, weight in zip(tokens, weights, strict=True)}
+
+    def ranked(self, text: Sequence[int]) -> list[int]:
+        return list(self.law(text))
+
+
+class Repeating:
+    """What followed the last token when it was said before."""
+
+    def ranked(self, text: Sequence[int]) -> list[int]:
+        found = [text[place + 1] for place in range(len(text) - 2, -1, -1) if text[place] == text[-1]]
+        return list(dict.fromkeys(found))
+
+    def law(self, text: Sequence[int]) -> dict[int, float]:
+        ranked = self.ranked(text)[:LAWS_OF]
+        weights = [2.0 ** -place for place in range(len(ranked))]
+        return {token: weight / sum(weights) for token, weight in zip(ranked, weights, strict=True)}
+
+
+class Text:
+    """One row as the service knows it."""
+
+    def __init__(self, sampling: messages.Sampling) -> None:
+        self.sampling, self.tokens = sampling, list[int]()
+
+    @property
+    def draws(self) -> bool:
+        one = self.sampling
+        return one.temperature > 0 and not one.coupled and not one.deterministic
+
+
+class FakeDraftService:
+    """See the module docstring."""
+
+    def __init__(self, folder: Path, guess: Guess, *, misbehave: Misbehaviour | None = None, seed: int = 0) -> None:
+        self.address = f"unix:{folder / 'draft.sock'}"
+        self.listens_on = self.address
+        self.guess, self.misbehave = guess, misbehave
+        self.security = ServerSecurity()
+        self.delay_s = 0.0  # of every reply
+        self.protocol, self.model = PROTOCOL, None  # None: the asker's own
+        self.terms = messages.DraftTerms(
+            drafter="draft-model", max_draft_tokens=8, max_rows=16, max_context=100_000, has_laws=True, prepares_outcomes=True
+        )
+        self.requests: list[messages.RowRequest] = []
+        self.hellos: list[messages.Hello] = []
+        self.texts: dict[int, Text] = {}
+        self.sent: dict[tuple[int, int], int] = {}  # nodes by (row, base)
+        self.random = random.Random(seed)
+        self.garbage: set[str] = set()  # of "Open", "Draft": what is answered with bytes that are no message
+        self.break_after: int | None = None  # requests, after which every stream ends with an error
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: Any = None
+
+    # ---------------------------------------------------------------- life
+
+    def __enter__(self) -> FakeDraftService:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen. May be called again after `stop`: rows are forgotten then."""
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: None)
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.texts.clear()
+        self.sent.clear()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    def stop(self) -> None:
+        """End every stream at once."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            asyncio.run_coroutine_threadsafe(self._server.stop(None), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+
+    async def _start(self) -> None:
+        interceptors = [TokenCheck(self.security.tokens)] if self.security.tokens else []
+        self._server = aio.server(interceptors=interceptors, options=OPTIONS)
+        if self.garbage:
+            self._server.add_generic_rpc_handlers((self._with_garbage(),))
+        else:
+            stubs.add_DraftServiceServicer_to_server(self, self._server)
+        credentials = self.security.credentials()
+        if credentials is None:
+            self._server.add_insecure_port(self.listens_on)
+        else:
+            port = self._server.add_secure_port(self.listens_on, credentials)
+            self.address = f"grpcs://localhost:{port}"
+        await self._server.start()
+
+    def _with_garbage(self) -> grpc.GenericRpcHandler:
+        async def opened(hello: messages.Hello, context: Any) -> bytes:
+            return b"\xff\xff" if "Open" in self.garbage else (await self.Open(hello, context)).SerializeToString()
+
+        async def drafts(requests: AsyncIterator[messages.DraftRequest], context: Any) -> AsyncIterator[bytes]:
+            async for reply in self.Draft(requests, context):
+                yield b"\xff\xff" if "Draft" in self.garbage else reply.SerializeToString()
+
+        handlers = {
+            "Open": grpc.unary_unary_rpc_method_handler(opened, messages.Hello.FromString),
+            "Draft": grpc.stream_stream_rpc_method_handler(drafts, messages.DraftRequest.FromString),
+        }
+        return grpc.method_handlers_generic_handler("outrider.remote.v1.DraftService", handlers)
+
+    # ---------------------------------------------------------------- the protocol
+
+    async def Open(self, hello: messages.Hello, context: Any) -> messages.Welcome:  # noqa: N802  gRPC's name
+        self.hellos.append(hello)
+        model = hello.model if self.model is None else self.model
+        return messages.Welcome(protocol=self.protocol, release="test", model=model, draft=self.terms)
+
+    async def Draft(self, requests: AsyncIterator[messages.DraftRequest], context: Any) -> AsyncIterator[messages.DraftReply]:  # noqa: N802
+        async for request in requests:
+            for row in request.rows:
+                self.requests.append(row)
+                if self.break_after is not None and len(self.requests) >= self.break_after:
+                    await context.abort(13, "the service fell over")
+                answers = self.misbehave(self, row) if self.misbehave is not None else None
+                for answer in self.answers(row) if answers is None else answers:
+                    if self.delay_s:
+                        await asyncio.sleep(self.delay_s)
+                    yield messages.DraftReply(rows=[answer])
+
+    def answers(self, request: messages.RowRequest) -> list[messages.RowReply]:
+        """What an honest service says to this."""
+        if request.end:
+            self.texts.pop(request.row, None)
+            return []
+        if request.HasField("sampling"):
+            self.texts[request.row] = Text(request.sampling)
+        text = self.texts.get(request.row)
+        if text is None:
+            return [messages.RowReply(row=request.row, trouble=messages.TROUBLE_UNKNOWN_ROW, reason="never seen")]
+        if request.base_length > len(text.tokens):
+            return [
+                messages.RowReply(row=request.row, trouble=messages.TROUBLE_MISSING_TOKENS, have_length=len(text.tokens))
+            ]
+        text.tokens[request.base_length :] = request.tokens
+        if not request.num_draft_tokens:
+            return []
+        chain: list[messages.Node] = []
+        self.drafted(text, text.tokens, -1, request.num_draft_tokens, chain)
+        replies = [self.reply(request.row, len(text.tokens), chain)]
+        if request.prepare_outcomes:
+            more = self.outcomes(text, chain, request.num_draft_tokens)
+            replies += [self.reply(request.row, len(text.tokens), more, finished=True)]
+        return replies
+
+    def reply(self, row: int, base: int, nodes: Sequence[messages.Node], **fields: Any) -> messages.RowReply:
+        self.sent[row, base] = self.sent.get((row, base), 0) + len(nodes)
+        return messages.RowReply(row=row, base_length=base, nodes=nodes, **fields)
+
+    def drafted(
+        self, text: Text, said: Sequence[int], parent: int, count: int, nodes: list[messages.Node], first: int = 0
+    ) -> None:
+        """A chain of `count` nodes behind the text `said`, added to `nodes`, of which the first is number `first`."""
+        said = list(said)
+        for _ in range(count):
+            node = self.node(text, said, parent)
+            if node is None:
+                return
+            parent = first + len(nodes)
+            nodes.append(node)
+            said.append(node.token)
+
+    def node(self, text: Text, said: Sequence[int], parent: int) -> messages.Node | None:
+        if not text.draws:
+            ranked = self.guess.ranked(said)
+            return messages.Node(parent=parent, token=ranked[0]) if ranked else None
+        law = self.guess.law(said)
+        if not law:
+            return None
+        tokens, probs = list(law), list(law.values())
+        token = self.random.choices(tokens, probs)[0]
+        return messages.Node(parent=parent, token=token, drawn=True, law=messages.Law(tokens=tokens, probs=probs))
+
+    def outcomes(self, text: Text, chain: Sequence[messages.Node], count: int) -> list[messages.Node]:
+        """Behind each part of the chain the likeliest other tokens, and a chain behind each."""
+        nodes: list[messages.Node] = []
+        for kept in range(len(chain) + 1):
+            said = [*text.tokens, *(node.token for node in chain[:kept])]
+            taken = {chain[kept].token} if kept < len(chain) else set()
+            for token in [token for token in self.guess.ranked(said)[:3] if token not in taken]:
+                number = len(chain) + len(nodes)
+                nodes.append(messages.Node(parent=kept - 1, token=token))
+                self.drafted(text, [*said, token], number, count, nodes, len(chain))
+        return nodes

@@ -1,0 +1,105 @@
+"""Parts of a deployment as real processes in the places of a test network, and a client that stands in one of them.
+
+Started with the machine's own Python and one thread each, they are killed with the network at the latest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.network.network import Network
+
+START_S = 600.0  # a busy machine with two cores takes its time
+ANSWER_S = 300.0
+HTTP_PORT, DRAFT_PORT, TARGET_PORT, METRICS_PORT = 8000, 50051, 50052, 9464
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Part:
+    """One process of `outrider`: it can be killed and started again at the same address."""
+
+    network: Network
+    place: str
+    command: Sequence[str]  # behind `outrider`
+    port: int
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """As other parts reach it by gRPC."""
+        return f"grpc://{self.network.address(self.place)}:{self.port}"
+
+    def start(self) -> Part:
+        """Begin; `wait` tells when it is ready."""
+        paths = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **self.environment}
+        command = [sys.executable, "-m", "outrider", *self.command]
+        self.process = self.network.start(self.place, command, self.log, environment)
+        return self
+
+    def wait(self) -> Part:
+        """Return once it takes calls. Raises RuntimeError with its own words when it ends or takes too long."""
+        until = time.monotonic() + START_S
+        while time.monotonic() < until and self.process is not None and self.process.poll() is None:
+            if self._is_ready():
+                return self
+            time.sleep(0.2)
+        raise RuntimeError(f"{' '.join(self.command)} did not get ready:\n{self.said()[-4000:]}")
+
+    def kill(self) -> None:
+        """As a crash of the machine would: no signal that it could catch."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        """What it has logged so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def _is_ready(self) -> bool:
+        if self.port == HTTP_PORT:
+            try:
+                return bool(get(self.network, self.place, self.network.address(self.place), "/ready"))
+            except (urllib.error.URLError, OSError):
+                return False
+        command = [sys.executable, "-m", "outrider", "service", "health", self.address]
+        with self.network.inside(self.place):
+            return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def get(network: Network, place: str, address: str, path: str, port: int = HTTP_PORT) -> str:
+    """GET from a server, as a client in `place`."""
+    with network.inside(place), urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=ANSWER_S) as answer:
+        return str(answer.read().decode())
+
+
+def complete(network: Network, place: str, address: str, **body: Any) -> dict[str, Any]:
+    """The answer to `/v1/completions`, asked by a client in `place`."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://{address}:{HTTP_PORT}/v1/completions", data, {"Content-Type": "application/json"}
+    )
+    with network.inside(place), urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+def metric(page: str, name: str) -> float:
+    """The sum of a metric's samples on a page of metrics; 0 where it has none."""
+    families = text_string_to_metric_families(page)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)

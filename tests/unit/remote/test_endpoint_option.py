@@ -1,0 +1,70 @@
+"""`--draft-endpoint`, the plain way to say that a service drafts: what it stands for, and what it contradicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.build import choose, with_endpoint
+from outrider.cli.bench_options import ComparedOptions, _with_endpoint
+from outrider.cli.options import ModelOptions
+from outrider.errors import ConfigError
+from outrider.lab.configuration import Configuration
+from outrider.options import Options
+
+
+def test_it_stands_for_drafter_remote() -> None:
+    """Chains, so the default verifier; the same from the command line."""
+    for options in (
+        Options("demo", draft_endpoint="grpc://a:1"),
+        Options("demo", drafter="remote", drafter_options={"endpoint": "grpc://a:1"}),
+        Options("demo", **ModelOptions(draft_endpoint="grpc://a:1").llm_arguments()),
+    ):
+        resolved, parts = choose(options)
+        assert (resolved.drafter, parts.drafter_settings.endpoint, parts.verifier.name) == ("remote", "grpc://a:1", "block")
+        assert choose(resolved)[0] == resolved
+
+
+def test_local_takes_the_draft() -> None:
+    """The model that --draft names is the service's, not this process's; the demo has its own."""
+    resolved, parts = choose(Options("t", draft="d", draft_endpoint="local"))
+    assert resolved.draft is None
+    assert not parts.wants_draft
+    assert parts.drafter_settings.draft == "d"
+    assert with_endpoint(Options("demo", draft_endpoint="local")).drafter_options == {"endpoint": "local", "draft": "demo"}
+    named = with_endpoint(Options("t", drafter="remote", draft="d", drafter_options={"endpoint": "local"}))
+    assert (named.draft, named.drafter_options["draft"]) == (None, "d")
+
+
+def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DRAFT_ENDPOINT=local, where drafter remote is asked for."""
+    monkeypatch.setenv("DRAFT_ENDPOINT", "local")
+    assert choose(Options("demo", drafter="remote"))[1].drafter_settings.draft == "demo"
+    assert choose(Options("demo"))[0].drafter == "draft-model"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"drafter": "ngram", "draft_endpoint": "grpc://a:1"}, "drafter 'ngram' was asked for"),
+        ({"draft_endpoint": "grpc://a:1", "drafter_options": {"endpoint": "grpc://b:1"}}, "two draft services"),
+        ({"draft_endpoint": "grpc://a:1", "draft": "somewhere"}, "uses no draft model"),
+        ({"draft_endpoint": "http://a:1"}, "OpenAI server's"),
+        ({"drafter": "remote", "drafter_options": {"laws": "on"}}, "laws must be one of auto, off"),
+        ({"draft_endpoint": "grpc://a:1", "verifier": "traversal", "drafter_options": {"tree": "2x2"}}, "no option 'tree'"),
+    ],
+)
+def test_contradictions(options: dict[str, object], said: str) -> None:
+    """Before anything is loaded."""
+    with pytest.raises(ConfigError, match=said):
+        choose(Options("demo", **options))  # type: ignore[arg-type]
+
+
+def test_bench_gives_it_to_configurations_that_ask() -> None:
+    """Beside others, which it does not concern; without a list one is added."""
+    assert ComparedOptions().draft_endpoint is None
+    both = [Configuration("ngram"), Configuration("remote", 5)]
+    labels = [one.label for one in _with_endpoint(both, "grpc://a:1", is_named=True)]
+    assert labels == ["ngram", "remote k=5 endpoint=grpc://a:1"]
+    assert [one.drafter for one in _with_endpoint([Configuration("ngram")], "a:1", is_named=False)] == ["ngram", "remote"]
+    with pytest.raises(ConfigError, match="not among --drafters"):
+        _with_endpoint([Configuration("ngram")], "a:1", is_named=True)

@@ -1,0 +1,94 @@
+"""The engine with a draft service: started without one, its control, its counters in /metrics."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+import pytest
+
+from outrider.build import Options
+from outrider.control.each_drafter import EachDrafter
+from outrider.engine import step_costs
+from outrider.engine.engine import Engine
+from outrider.engine.observer import EngineSnapshot
+from outrider.engine.request import Request
+from outrider.engine.settings import EngineSettings
+from outrider.engine.start import make_engine
+from outrider.sampling.params import SamplingParams
+from outrider.serve.metrics_families import of_snapshots
+from tests.draft_service import FakeDraftService, Known
+from tests.unit.remote.conftest import Demo
+
+SETTINGS = EngineSettings(max_num_seqs=2)
+
+
+def opened(address: str, k: int | str = 4) -> Engine:
+    engine = make_engine(
+        Options("demo", draft_endpoint=address, num_draft_tokens=k, threads=1, compile="off"), settings=SETTINGS
+    )
+    engine.start()
+    return engine
+
+
+def answer(engine: Engine, prompt: list[int], count: int) -> list[int]:
+    """One greedy answer."""
+    updates: queue.Queue[object] = queue.Queue()
+    params = SamplingParams(max_tokens=count, ignore_eos=True)
+    engine.submit(Request(id="r", prompt=prompt, params=params), updates.put)
+    said: list[int] = []
+    while True:
+        update = updates.get(timeout=120)
+        said += update.token_ids  # type: ignore[attr-defined]
+        if update.finish is not None:  # type: ignore[attr-defined]
+            return said
+
+
+def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing steps beforehand included, of which nothing is kept: tomorrow the line is another one."""
+    monkeypatch.setattr(step_costs.StepCosts, "save", lambda self: pytest.fail("kept"))
+    monkeypatch.setattr(step_costs.StepCosts, "load", lambda facts: pytest.fail("loaded"))
+    engine = opened(f"unix:{folder}/nobody.sock", "auto:4")
+    try:
+        assert any("does not answer" in note for note in engine.notes)
+        text = demo.plain["greedy"][0]
+        prompt = text[:-28]
+        assert answer(engine, prompt, 28) == text[-28:]
+        assert engine.snapshot().drafter["remote_draft_troubles/unreachable"] >= 1
+        assert isinstance(engine._batch.control.inner, EachDrafter)
+    finally:
+        engine.stop()
+
+
+def test_counters_reach_the_metrics(demo: Demo, folder: Path, patient: None) -> None:
+    """Under their public names, troubles by reason."""
+    with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
+        engine = opened(service.address)
+        try:
+            text = demo.plain["greedy"][0]
+            assert answer(engine, text[:-28], 28) == text[-28:]
+            snapshot = engine.snapshot()
+        finally:
+            engine.stop()
+    assert snapshot.drafter["remote_draft_hits"] + snapshot.drafter["remote_draft_waits"] > 3
+    shown = {**snapshot.drafter, "remote_draft_troubles/lost": 2}
+    samples = {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for family in of_snapshots({"m": EngineSnapshot(drafter=shown)})
+        for sample in family.samples
+    }
+    assert samples["outrider:remote_draft_troubles_total", (("model_name", "m"), ("reason", "lost"))] == 2
+    assert samples["outrider:remote_draft_hits_total", (("model_name", "m"),)] == shown["remote_draft_hits"]
+    others = {family.name for family in of_snapshots({"m": EngineSnapshot()})}
+    assert not any("remote" in name for name in others)
+
+
+def test_a_far_service_makes_plain_steps(demo: Demo, folder: Path) -> None:
+    """With k=auto the control stops asking where every reply is late by many steps: the text is right, requests stop coming."""
+    with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
+        service.delay_s = 1.0
+        with demo.remote(service.address, k="auto:4") as llm:
+            for _ in range(2):
+                assert demo.texts("greedy", llm) == demo.plain["greedy"]
+            chosen = llm.control["chosen"]
+        assert chosen.get(0, 0) > sum(count for size, count in chosen.items() if size)
