@@ -24,7 +24,7 @@ FLOORS = {
     "decode": 4, "parts": 4,
     "options": 4, "loader": 5, "engine": 5, "build": 5, "admission": 5, "llm": 5, "settings_file": 5,
     "train": 6, "lab": 6,
-    "report": 7, "serve": 7, "demo": 7, "integrations": 7,
+    "report": 7, "deploy": 7, "serve": 7, "demo": 7, "integrations": 7,
     "cli": 8, "__main__": 8,
 }  # fmt: skip
 STRANGERS = (3, 7)  # floors whose packages do not import one another

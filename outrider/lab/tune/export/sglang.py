@@ -3,6 +3,9 @@ tree, which it grows as EAGLE-2 does, has as many steps as levels, and `top_k` b
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
 from outrider.lab.tune.result import Words
 from outrider.trees.plan import TreeSettings
@@ -15,33 +18,50 @@ ALGORITHMS = {"draft-model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 def words(advice: Advice) -> Words:
     """A command line."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "leave --speculative-algorithm out")
+    flags, notes = speculation(advice)
+    if not flags:
+        return Words(engine=ENGINE, text="", notes=notes)
+    return Words(engine=ENGINE, text=in_lines([command(advice.target), *flags]), language="bash", notes=notes)
+
+
+def speculation(advice: Advice) -> tuple[list[list[str]], list[str]]:
+    """The words of each line of --speculative-... arguments, none for plain decoding, and what to know about them."""
+    if not advice.speculate:
+        return [], [advice.off("leave --speculative-algorithm out")]
     choice = advice.choose(DRAFTERS, TREES)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
-    lines = [f"python -m sglang.launch_server --model-path {advice.target}", *_arguments(choice, advice)]
-    return Words(
-        engine=ENGINE, text=" \\\n  ".join(lines), language="bash", notes=[*choice.notes, *_notes(choice, advice)]
-    )
+        return [], [advice.nothing(DRAFTERS)]
+    return _arguments(choice, advice), [*choice.notes, *_notes(choice, advice)]
 
 
-def _arguments(choice: Choice, advice: Advice) -> list[str]:
+def command(target: str) -> list[str]:
+    """What starts the server, word by word."""
+    return ["python", "-m", "sglang.launch_server", "--model-path", target]
+
+
+def in_lines(lines: Sequence[Sequence[str]]) -> str:
+    """One shell command on several lines."""
+    return " \\\n  ".join(map(shlex.join, lines))
+
+
+def _arguments(choice: Choice, advice: Advice) -> list[list[str]]:
     if choice.drafter == "ngram":
-        return [f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {choice.size + 1}"]
+        return [["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", f"{choice.size + 1}"]]
     if choice.drafter == "block":
         algorithm = "DSPARK" if choice.is_dspark else "DFLASH"
-        size = "" if choice.is_dspark else f" --speculative-num-draft-tokens {choice.block + 1}"
-        return [f"--speculative-algorithm {algorithm} --speculative-draft-model-path {EXPORTED}{size}"]
+        size = [] if choice.is_dspark else ["--speculative-num-draft-tokens", f"{choice.block + 1}"]
+        return [["--speculative-algorithm", algorithm, "--speculative-draft-model-path", EXPORTED, *size]]
     model = advice.draft if choice.drafter == "draft-model" else EXPORTED
     steps, branches = _shape(choice)
     lines = [
-        f"--speculative-algorithm {ALGORITHMS[choice.drafter]} --speculative-draft-model-path {model}",
-        f"--speculative-num-steps {steps} --speculative-eagle-topk {branches} "
-        f"--speculative-num-draft-tokens {choice.size + 1}",
-    ]
+        ["--speculative-algorithm", ALGORITHMS[choice.drafter], "--speculative-draft-model-path", str(model)],
+        [
+            "--speculative-num-steps", f"{steps}", "--speculative-eagle-topk", f"{branches}",
+            "--speculative-num-draft-tokens", f"{choice.size + 1}",
+        ],
+    ]  # fmt: skip
     if advice.sampled and not choice.is_tree:
-        lines.append("--speculative-use-rejection-sampling")
+        lines.append(["--speculative-use-rejection-sampling"])
     return lines
 
 

@@ -11,6 +11,8 @@ block heads with a Markov or a confidence head are its dspark, which needs its m
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
@@ -25,13 +27,25 @@ LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
 
 def words(advice: Advice) -> Words:
     """A command line with the configuration as JSON."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "leave --speculative-config out")
+    found, notes = speculation(advice)
+    if found is None:
+        return Words(engine=ENGINE, text="", notes=notes)
+    return Words(engine=ENGINE, text=shlex.join(command(advice.target, found)), language="bash", notes=notes)
+
+
+def speculation(advice: Advice) -> tuple[dict[str, Any] | None, list[str]]:
+    """The `speculative_config`, None for plain decoding, and what to know about it."""
+    if not advice.speculate:
+        return None, [advice.off("leave --speculative-config out")]
     choice = advice.choose(DRAFTERS)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
-    text = f"vllm serve {advice.target} --speculative-config '{json.dumps(config(choice, advice))}'"
-    return Words(engine=ENGINE, text=text, language="bash", notes=[*choice.notes, *_notes(choice, advice)])
+        return None, [advice.nothing(DRAFTERS)]
+    return config(choice, advice), [*choice.notes, *_notes(choice, advice)]
+
+
+def command(target: str, found: dict[str, Any] | None, more: Sequence[str] = ()) -> list[str]:
+    """The server's command line, word by word."""
+    return ["vllm", "serve", target, *more, *([] if found is None else ["--speculative-config", json.dumps(found)])]
 
 
 def config(choice: Choice, advice: Advice) -> dict[str, Any]:
