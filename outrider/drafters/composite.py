@@ -337,6 +337,8 @@ class CompositeDrafter(Drafter):
     def _rate(self, part: _Part, number: int, num_tokens: int) -> float:
         """Expected tokens per second of this row if `part` drafts `num_tokens`."""
         tokens = 1 + part.survival.expected(num_tokens, number)
+        if not any(part.is_model for part in self.parts):
+            return tokens  # nobody's drafts cost anything, so no clock decides: the same texts get the same drafts
         return tokens / (max(self._pass_seconds, 1e-9) + num_tokens * part.seconds_per_token)
 
     def _timed(self, part: _Part, rows: Rows, budget: list[int]) -> Draft:

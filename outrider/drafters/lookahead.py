@@ -174,6 +174,7 @@ class LookaheadDrafter(Drafter):
     """Jacobi guesses and the n-grams they make, in the target's own passes."""
 
     shape = "tree"
+    needs_logits = True
     learns = True
     Settings = LookaheadSettings
 

@@ -105,6 +105,7 @@ class RecyclingDrafter(Drafter):
     """A static tree of the favourites the target had before."""
 
     shape = "chain or tree"
+    needs_logits = True
     learns = True
     Settings = RecyclingSettings
 

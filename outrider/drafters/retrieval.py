@@ -66,6 +66,7 @@ class RetrievalDrafter(Drafter):
     """Trees (or chains) of what the corpus says next."""
 
     needs = "a corpus: text, JSONL or a folder (corpus=PATH)"
+    needs_tokenizer = True
     shape = "chain or tree"
     Settings = RetrievalSettings
 

@@ -65,6 +65,7 @@ class UniversalDrafter(Drafter):
 
     needs = "a smaller model, its tokenizer does not matter (--draft)"
     needs_draft = True
+    needs_tokenizer = True
     Settings = UniversalSettings
 
     def __init__(self, lm: LM, pair: TokenizerPair, vocab_size: int, method: str) -> None:

@@ -1,0 +1,109 @@
+"""From a drafter's name to a drafter that can work in vLLM, or the reason why this one cannot.
+
+vLLM shows a drafter token ids and nothing else, and verifies one chain a row. So what is left are the drafters that look texts up
+(`ngram`, `suffix`, `ngram-cache`, `retrieval`, a `composite` of them), and those of others that need no more, like a client of a
+draft service. Options that make trees by default make chains here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.composite import CompositeDrafter, CompositeSettings
+from outrider.errors import CapabilityError, ConfigError
+from outrider.integrations.vllm.options import VARIABLES, Chosen
+from outrider.integrations.vllm.target import TextOnly
+from outrider.settings import parse_settings
+
+CHAINS: dict[str, dict[str, Any]] = {"retrieval": {"branches": 1}, "ngram-cache": {"branches": 1}}
+COMPOSITE = {"parts": "suffix,ngram", "mode": "best"}
+REFUSED = {  # attribute of the class -> what it asks for
+    "needs_module": "the target's own weights",
+    "needs_head": "a trained head, which reads the target's hidden states",
+    "needs_draft": "a draft model",
+    "needs_logits": "the target's logits",
+}
+PREDICTION = "a prediction of the answer with each request"
+Part = tuple[str, type[Drafter], Any]  # name, class, settings
+
+
+def build_drafter(chosen: Chosen, target: TextOnly, num_draft_tokens: int) -> Drafter:
+    """The drafter, for at most `num_draft_tokens` a row. Raises ConfigError for unknown names and options, CapabilityError for
+    a drafter that needs more than token ids."""
+    name = chosen.drafter
+    if name == "none":
+        raise ConfigError("drafter 'none' drafts nothing: leave --speculative-config out instead")
+    kind: type[Drafter] = DRAFTERS.load(name)
+    settings = _settings(name, kind, chosen.options)
+    parts = list(_parts(name, kind, settings))
+    for part in parts:
+        _check(*part)
+    needs_tokenizer = any(kind.needs_tokenizer for _, kind, _ in parts)
+    drafter = kind.build(DraftSetup(target.load(tokenizer=needs_tokenizer), None, num_draft_tokens, settings, any_length=True))
+    if drafter.signals:
+        raise CapabilityError(_refusal(name, "the target's hidden states"))
+    return drafter
+
+
+def _settings(name: str, kind: type[Drafter], options: dict[str, Any]) -> Any:
+    usual = COMPOSITE if issubclass(kind, CompositeDrafter) else CHAINS.get(name, {})
+    settings = parse_settings(kind.Settings, {**usual, **options}, f"drafter '{name}'")
+    if isinstance(settings, CompositeSettings):
+        return _with_chains(settings)
+    return settings
+
+
+def _with_chains(settings: CompositeSettings) -> CompositeSettings:
+    """Parts that make trees by default make chains, unless their options say otherwise."""
+    given = settings.options_by_part()
+    more = [
+        f"{part}.{option}={value}"
+        for part in settings.names()
+        for option, value in CHAINS.get(part, {}).items()
+        if option not in given.get(part, {})
+    ]
+    return replace(settings, options=";".join([*more, *filter(None, [settings.options])]))
+
+
+def _parts(name: str, kind: type[Drafter], settings: Any) -> Iterator[Part]:
+    """The drafter itself, or the parts of a composite. Raises ConfigError for a composite that shares a tree."""
+    if not isinstance(settings, CompositeSettings):
+        yield name, kind, settings
+        return
+    if settings.mode != "best":
+        raise ConfigError(f"composite mode={settings.mode} makes trees, and vLLM verifies chains: use mode=best")
+    for part, (part_kind, part_settings) in CompositeDrafter.part_classes(settings).items():
+        yield part, part_kind, part_settings
+
+
+def _check(name: str, kind: type[Drafter], settings: Any) -> None:
+    for attribute, what in REFUSED.items():
+        if getattr(kind, attribute):
+            raise CapabilityError(_refusal(name, what))
+    if kind.takes_prediction(settings):
+        raise CapabilityError(_refusal(name, PREDICTION))
+    if kind.drafts_trees(settings):
+        raise CapabilityError(f"drafter '{name}' drafts trees with these options, and vLLM verifies chains: take chains")
+    if getattr(settings, "cache", ""):
+        raise CapabilityError(f"drafter '{name}' writes cache=FILE at a program's end, which vLLM does not announce: drop it")
+
+
+def usable() -> list[str]:
+    """Names of the drafters that need nothing but token ids."""
+    kinds: dict[str, type[Drafter]] = {name: DRAFTERS.load(name) for name in DRAFTERS.names() if name != "none"}
+    return [name for name, kind in kinds.items() if issubclass(kind, CompositeDrafter) or _needs_nothing(kind)]
+
+
+def _needs_nothing(kind: type[Drafter]) -> bool:
+    return not any(getattr(kind, attribute) for attribute in REFUSED) and not kind.takes_prediction(kind.Settings)
+
+
+def _refusal(name: str, what: str) -> str:
+    return (
+        f"drafter '{name}' needs {what}, and vLLM gives a custom drafter token ids only. Here it can be one of "
+        f"{', '.join(usable())}; others can draft in a draft service ({VARIABLES['draft_endpoint']}=HOST:PORT)."
+    )
