@@ -14,7 +14,7 @@ import numpy as np
 from outrider.errors import CapabilityError
 from outrider.integrations.vllm.drafting import Ask, Drafting
 
-CORPORA = "Outrider's drafter takes its texts when SGLang starts: OUTRIDER_DRAFTER=retrieval, OUTRIDER_DRAFTER_OPTIONS=corpus=PATH"
+CORPORA = "Outrider takes its texts when SGLang starts: OUTRIDER_DRAFTER=retrieval, OUTRIDER_DRAFTER_OPTIONS=corpus=PATH"
 
 
 class Lookups:
@@ -62,7 +62,7 @@ class Lookups:
         tokens = [*request.origin_input_ids, *request.output_ids]
         missing = length - len(tokens)
         if missing > len(end):
-            raise CapabilityError(f"SGLang shows {len(tokens)} tokens of request '{name}' and counts {length}: {missing} are unknown")
+            raise CapabilityError(f"SGLang shows {len(tokens)} tokens of request '{name}' and counts {length}")
         return [*tokens, *end[len(end) - missing :]] if missing > 0 else tokens[:length]
 
     # ---------------------------------------------------------------- the rest of NgramCorpus

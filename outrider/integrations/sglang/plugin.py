@@ -35,7 +35,7 @@ def register() -> None:
 def algorithm_class(base: Any, ngram: Any) -> type:
     """The class of the algorithm: `base` is SGLang's for plug-ins, `ngram` the algorithm whose answers it gives."""
 
-    class Outrider(base):  # type: ignore[misc]
+    class Outrider(base):
         """NGRAM with another source of drafts."""
 
         def is_ngram(self) -> bool:
@@ -63,7 +63,7 @@ def check_arguments(server_args: Any) -> None:
     read_options(None, os.environ)
     if getattr(server_args, "speculative_use_rejection_sampling", False):
         raise ConfigError(
-            f"--speculative-use-rejection-sampling needs a draft's probabilities, which look-ups have not: leave it out with {NAME}"
+            f"--speculative-use-rejection-sampling needs a draft's probabilities, which look-ups lack: leave it out with {NAME}"
         )
     if getattr(server_args, "speculative_ngram_external_corpus_path", None) is not None:
         raise ConfigError(

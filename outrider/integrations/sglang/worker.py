@@ -31,7 +31,7 @@ def worker_class() -> type:
     module = import_module(MODULE)
     check_interface(module)
 
-    class OutriderWorker(module.NGRAMWorker):  # type: ignore[misc, name-defined]
+    class OutriderWorker(module.NGRAMWorker):  # type: ignore[name-defined]
         """Drafts from texts, in SGLang's steps."""
 
         def __init__(self, server_args: Any, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
@@ -42,7 +42,8 @@ def worker_class() -> type:
                 super().__init__(server_args, gpu_id, ps, nccl_port, target_worker)
             finally:
                 setattr(module, TABLE, table)
-            self.max_trie_depth = max(self.max_trie_depth, self.draft_token_num)  # ends of texts hold what a step can add
+            depth: int = self.max_trie_depth
+            self.max_trie_depth = max(depth, self.draft_token_num)  # ends of texts hold what a step can add
 
         def _prepare_draft_tokens(self, batch: Any) -> Any:
             self.ngram_corpus.see(batch.reqs)
@@ -70,8 +71,8 @@ def make_lookups(server_args: Any, ps: Any, target_worker: Any, num_tokens: int)
         raise ConfigError(f"--speculative-num-draft-tokens counts the last token of the text, too: 2 at least, got {num_tokens}")
     if chosen.drafter == REMOTE and getattr(ps, "tp_size", 1) > 1:
         raise CapabilityError(
-            f"drafter '{REMOTE}' asks a service, and may hear something else on each of {ps.tp_size} tensor-parallel ranks, which "
-            "must draft alike: serve without --tp-size, or choose a look-up drafter"
+            f"drafter '{REMOTE}' asks a service, and may hear something else on each of {ps.tp_size} tensor-parallel ranks, "
+            "which must draft alike: serve without --tp-size, or choose a look-up drafter"
         )
     target = TextOnly(
         model.model_path, int(model.vocab_size), int(model.context_len), server_args.tokenizer_path or model.model_path,

@@ -69,11 +69,15 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
             "suffix_decoding_min_token_prob": float(choice.options.get("min_probability", 0.05)),
         }
     if len(choice.schedule) > 1:
-        ends = [start - 1 for start, _ in choice.schedule[1:]] + [LARGEST_BATCH]
-        found["num_speculative_tokens_per_batch_size"] = [
-            [start, end, size if is_block and nodes else nodes] for (start, nodes), end in zip(choice.schedule, ends, strict=True)
-        ]
+        steps = [(start, size if is_block and nodes else nodes) for start, nodes in choice.schedule]
+        found["num_speculative_tokens_per_batch_size"] = batch_size_table(steps)
     return found
+
+
+def batch_size_table(steps: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """[first row, last row, tokens] of each step, from (rows, tokens from so many rows on)."""
+    ends = [start - 1 for start, _ in steps[1:]] + [LARGEST_BATCH]
+    return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
 
 
 def method_of(choice: Choice) -> str:
