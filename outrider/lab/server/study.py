@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
+from outrider.errors import CapabilityError
 from outrider.lab.bench.material import digest, firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
@@ -55,6 +56,7 @@ def study(
     with journal:
         standing = asyncio.run(_standing(list(endpoints.values())[-1], options.timeout_s))
         found = measure_servers(endpoints, asked, options, journal=journal, progress=progress)
+    _check_told(question, found)
     plain = found[0].levels if len(found) > 1 else [None] * len(found[-1].levels)
     advice = [advise(mine, other) for mine, other in zip(found[-1].levels, plain, strict=True)] if question == "tune" else []
     result = ServerResult(
@@ -65,6 +67,18 @@ def study(
         interrupted=any(one.interrupted for one in found),
     )  # fmt: skip
     return result, journal, all(one.complete for one in found)
+
+
+def _check_told(question: Question, servers: Sequence[ServerMeasurement]) -> None:
+    """Raises CapabilityError where neither counters nor answers say anything about drafts, and no second server's clock does."""
+    asked = servers[-1]
+    if any(level.speculation is not None for level in asked.levels) or (question == "tune" and len(servers) > 1):
+        return
+    why = "; ".join(dict.fromkeys([*asked.server.notes, *(note for level in asked.levels for note in level.notes)]))
+    raise CapabilityError(
+        f"the server at {asked.url} says nothing about its drafts, in counters or in answers{f' ({why})' if why else ''}: "
+        f"{question} has nothing to read; 'outrider bench URL --baseline-url PLAIN' measures what a client sees"
+    )
 
 
 async def _standing(endpoint: Endpoint, timeout_s: float) -> Standing | None:
@@ -92,8 +106,6 @@ def _first(counters: Mapping[str, float], names: Sequence[str]) -> float | None:
 def _explained(server: ServerMeasurement) -> list[str]:
     """Of all levels together what the drafts are worth, then what the load changes."""
     counted = [level.speculation for level in server.levels if level.speculation is not None]
-    if not counted:
-        return ["The server shows no speculation counters and its answers carry none: nothing can be said about its drafts."]
     total = counted[0]
     for more in counted[1:]:
         total = total + more
