@@ -6,24 +6,24 @@ from typing import Any
 
 from outrider.deploy.deployment import Deployment
 from outrider.deploy.files import Files, as_yaml
-from outrider.deploy.vllm import PLAIN, speculative_config
+from outrider.deploy.vllm import PLAIN, arguments
 
 BUILDER = "ray.serve.llm:build_openai_app"
 
 
 def files(deployment: Deployment) -> Files:
     """`ray.yaml`. Raises CapabilityError where vLLM cannot do what the settings state."""
-    found, notes = speculative_config(deployment)
+    found, notes = arguments(deployment)
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": deployment.served_name, "model_source": deployment.advice.target},
         "deployment_config": {
             "autoscaling_config": {"min_replicas": deployment.replicas, "max_replicas": deployment.max_replicas}
         },
     }
-    if found is not None:
-        config["engine_kwargs"] = {"speculative_config": found}
+    if found:
+        config["engine_kwargs"] = found
     lines = [
-        deployment.headline, *([PLAIN.format("vLLM, by Ray,")] if found is None else []), *notes,
+        deployment.headline, *([PLAIN.format("vLLM, by Ray,")] if not found else []), *notes,
         "Start: serve run ray.yaml (pip install 'ray[serve,llm]'). A replica takes one GPU unless accelerator_config says less.",
     ]  # fmt: skip
     application = {

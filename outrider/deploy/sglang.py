@@ -12,7 +12,7 @@ from outrider.lab.tune.export.choice import EXPORTED
 
 def files(deployment: Deployment) -> Files:
     """`sglang.sh`. Raises CapabilityError where SGLang cannot do what the settings state."""
-    flags, notes = sglang.speculation(deployment.advice)
+    flags, variables, notes = sglang.speculation(deployment.advice)
     if not flags and deployment.source.result is None and deployment.advice.speculate:
         raise CapabilityError(f"SGLang: {notes[0]}")
     if deployment.head is not None and any(EXPORTED in line for line in flags):
@@ -20,4 +20,4 @@ def files(deployment: Deployment) -> Files:
         notes = [note for note in notes if not note.startswith("First: ")]
     serving = ["--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name]
     lines = [deployment.headline, *([] if flags else [PLAIN.format("SGLang")]), *notes]
-    return Files({"sglang.sh": script(lines, [sglang.command(deployment.advice.target), serving, *flags])})
+    return Files({"sglang.sh": script(lines, [sglang.command(deployment.advice.target, variables), serving, *flags])})

@@ -14,27 +14,26 @@ from outrider.lab.tune.export.choice import EXPORTED
 PLAIN = "{}: plain decoding, no speculation."
 
 
-def speculative_config(deployment: Deployment) -> tuple[dict[str, Any] | None, list[str]]:
-    """The configuration, None for plain decoding, and its notes. Raises CapabilityError where vLLM cannot do what is stated."""
-    found, notes = vllm.speculation(deployment.advice)
-    if found is None and deployment.source.result is None and deployment.advice.speculate:
+def arguments(deployment: Deployment) -> tuple[dict[str, Any], list[str]]:
+    """Engine arguments, none for plain decoding, and notes. Raises CapabilityError where vLLM cannot do what is stated."""
+    found, notes = vllm.arguments(deployment.advice)
+    if not found and deployment.source.result is None and deployment.advice.speculate:
         raise CapabilityError(f"vLLM: {notes[0]}")
-    if found is not None and found.get("model") == EXPORTED and deployment.head is not None:
-        found["model"] = deployment.head
+    config = found.get("speculative_config", {})
+    if config.get("model") == EXPORTED and deployment.head is not None:
+        config["model"] = deployment.head
         notes = [note for note in notes if not note.startswith("First: ")]
     return found, notes
 
 
 def files(deployment: Deployment) -> Files:
     """`vllm.sh`, and `speculative_config.json` where it speculates."""
-    found, notes = speculative_config(deployment)
-    more = [
-        "--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name,
-    ]  # fmt: skip
+    found, notes = arguments(deployment)
+    more = ["--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name]
     command = vllm.command(deployment.advice.target, found, more)
-    ends = command.index("--speculative-config") if found is not None else len(command)
-    lines = [deployment.headline, *([PLAIN.format("vLLM")] if found is None else []), *notes]
+    ends = len(command) - 2 * len(found)
+    lines = [deployment.headline, *([] if found else [PLAIN.format("vLLM")]), *notes]
     written = Files({"vllm.sh": script(lines, [part for part in (command[:ends], command[ends:]) if part])})
-    if found is not None:
-        written["speculative_config.json"] = json.dumps(found, indent=1) + "\n"
+    if found:
+        written["speculative_config.json"] = json.dumps(found["speculative_config"], indent=1) + "\n"
     return written

@@ -158,6 +158,20 @@ def test_a_result_gives_the_second_best_and_a_settings_file_cannot(cli: Run, set
     assert "it has no 'quantised'" in refused.err
 
 
+def test_our_own_look_ups_reach_every_engine(cli: Run, settings: Run) -> None:
+    """Drafters that no engine has: as plug-ins, told where each engine looks."""
+    file = str(settings(drafter="composite", num_draft_tokens=5, drafter_options={"parts": "suffix,ngram"}))
+    told = {"outrider": {"drafter": "composite", "drafter_options": {"parts": "suffix,ngram"}}}
+    command = words(cli("deploy", "vllm", "--settings", file).out)
+    assert json.loads(after("--speculative-config", command))["method"] == "custom_class"
+    assert json.loads(after("--additional-config", command)) == told
+    content = yaml.safe_load(cli("deploy", "ray", "--settings", file).out)
+    assert content["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"]["additional_config"] == told
+    command = words(cli("deploy", "sglang", "--settings", file).out)
+    assert command[:2] == ["env", "OUTRIDER_DRAFTER=composite"]
+    assert after("--speculative-algorithm", command) == "OUTRIDER"
+
+
 def test_an_exported_head_is_put_in(cli: Run, tmp_path: Path) -> None:
     """Without --head the script says which command makes it."""
     label = f"block k=4 head={DFLASH.folder}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from outrider.models.heads.kinds import EARLY_EXIT
 
 TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}
 EXPORTED = "EXPORTED_HEAD"  # the folder that `outrider export` writes
+LOOKUPS = ("ngram", "suffix", "retrieval", "ngram-cache")  # drafters that need token ids only
+PLUGGED = ("composite", "retrieval", "ngram-cache")  # which no engine has; Outrider brings them along
 DRAFT_MODEL = "DRAFT_MODEL"  # stands for the embedded draft, which other engines do not know by name
 BEST_FIRST = "best-first"  # EAGLE-2's trees, which some engines build, too
 
@@ -58,8 +60,10 @@ class Advice(ABC):
         self.reason = reason  # one sentence
 
     @abstractmethod
-    def choose(self, drafters: Collection[str], trees: Collection[str] = ()) -> Choice | None:
-        """The configuration for an engine that has `drafters`, and best-first trees by `trees`; None where none pays."""
+    def choose(
+        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
+    ) -> Choice | None:
+        """The configuration for an engine that has `drafters`, best-first trees by `trees`, and `takes` it; None: none pays."""
 
     def off(self, how: str) -> str:
         """Not to speculate is advice, too."""
@@ -86,16 +90,18 @@ class Tuned(Advice):
             sampled=result.tried.temperature > 0, speculate=self.recommended.speculate, reason=self.recommended.reason,
         )  # fmt: skip
 
-    def choose(self, drafters: Collection[str], trees: Collection[str] = ()) -> Choice | None:
-        """The best chain by one of `drafters`, or best-first tree by one of `trees`, that is forecast or measured to pay; None
-        where none does. Fixed lengths only."""
+    def choose(
+        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
+    ) -> Choice | None:
+        """The best chain by one of `drafters`, or best-first tree by one of `trees`, that the engine `takes` and that is forecast
+        or measured to pay; None where none does. Fixed lengths only."""
         measured = {one.configuration: one.speedup.value for one in self._result.confirmed}
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
             configuration = Configuration.parse(label)
             tree = tree_of(configuration.drafter_options)
             able = drafters if tree is None else trees if tree == BEST_FIRST else ()
-            if configuration.drafter in able and not is_ours_alone(configuration):
+            if configuration.drafter in able and not is_ours_alone(configuration) and takes(configuration):
                 found.append((measured.get(label, forecast), label))
         paying = [one for one in found if one[0] > 1]
         if not paying:
@@ -150,6 +156,14 @@ class Tuned(Advice):
 
     def _family(self, label: str) -> str | None:
         return next((one.family for one in self._result.forecasts if one.configuration == label), None)
+
+
+def takes_lookups(configuration: Configuration) -> bool:
+    """Whether an engine that shows token ids alone can have it, or has it: of a composite, all parts must be look-ups."""
+    if configuration.drafter != "composite":
+        return True
+    parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
+    return all(part.strip() in LOOKUPS for part in parts)
 
 
 def is_ours_alone(configuration: Configuration) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from outrider.build import DEMO, Options, head_in, named_drafter
 from outrider.errors import ConfigError
@@ -29,13 +29,15 @@ class Stated(Advice):
             reason=settings.why or f"the settings say drafter '{PLAIN}'",
         )  # fmt: skip
 
-    def choose(self, drafters: Collection[str], trees: Collection[str] = ()) -> Choice | None:
+    def choose(
+        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
+    ) -> Choice | None:
         """The stated configuration; None where the engine lacks its drafter or its trees. Raises ConfigError for a block head
         that cannot be read here."""
         one = self._configuration
         tree = tree_of(one.drafter_options)
         able = drafters if tree is None else trees if tree == BEST_FIRST else ()
-        if one.drafter not in able or is_ours_alone(one):
+        if one.drafter not in able or is_ours_alone(one) or not takes(one):
             return None
         if one.drafter == "draft-model" and self.draft is None:
             raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
@@ -48,9 +50,9 @@ class Stated(Advice):
     def nothing(self, drafters: Collection[str]) -> str:
         """Why the engine cannot do what the settings say, and what would help."""
         kind = self._configuration.drafter
-        lacking = TRAINED.get(kind, f"'{kind}'") if kind not in drafters else "such trees"
+        lacking = f"has no {TRAINED.get(kind, repr(kind))}" if kind not in drafters else "cannot draft that way"
         return (
-            f"the settings say '{self._configuration.label}', and it has no {lacking}; it has {', '.join(sorted(drafters))}. "
+            f"the settings say '{self._configuration.label}', and it {lacking}; it has {', '.join(sorted(drafters))}. "
             "The result of 'outrider tune --out FILE' knows the second best; 'compose' and 'k8s' run outrider itself"
         )
 

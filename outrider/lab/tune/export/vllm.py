@@ -6,6 +6,9 @@ p alone. Token by token, both runners do what they are told.
 
 Heads were tried in 0.32 (docs/train.md, "In vLLM"): methods eagle, eagle3, medusa (a chain of best guesses, no tree), dflash;
 block heads with a Markov or a confidence head are its dspark, which needs its model runner V2, so a GPU.
+
+Look-ups that it does not have (several at once, a corpus, a table over all texts) are Outrider's own, as its custom_class; it
+verifies chains, so a composite takes the best part of each row there.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
+from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
 from outrider.lab.tune.result import Words
 
 ENGINE = "vLLM"
-DRAFTERS = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
+OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
+DRAFTERS = OWN + PLUGGED
+PROPOSER = "outrider.integrations.vllm.Proposer"
 LAYOUTS = {"eagle": "raw", "eagle3": "raw", "medusa": "vllm", "block": "raw"}  # of `outrider export`
 SAMPLING = ("draft-model", "eagle", "eagle3")  # whose tokens it can draw
 LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
@@ -27,25 +32,28 @@ LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
 
 def words(advice: Advice) -> Words:
     """A command line with the configuration as JSON."""
-    found, notes = speculation(advice)
-    if found is None:
-        return Words(engine=ENGINE, text="", notes=notes)
-    return Words(engine=ENGINE, text=shlex.join(command(advice.target, found)), language="bash", notes=notes)
+    found, notes = arguments(advice)
+    text = shlex.join(command(advice.target, found)) if found else ""
+    return Words(engine=ENGINE, text=text, language="bash" if found else "", notes=notes)
 
 
-def speculation(advice: Advice) -> tuple[dict[str, Any] | None, list[str]]:
-    """The `speculative_config`, None for plain decoding, and what to know about it."""
+def arguments(advice: Advice) -> tuple[dict[str, Any], list[str]]:
+    """Engine arguments by name, none for plain decoding, and what to know about them."""
     if not advice.speculate:
-        return None, [advice.off("leave --speculative-config out")]
-    choice = advice.choose(DRAFTERS)
+        return {}, [advice.off("leave --speculative-config out")]
+    choice = advice.choose(DRAFTERS, takes=takes_lookups)
     if choice is None:
-        return None, [advice.nothing(DRAFTERS)]
-    return config(choice, advice), [*choice.notes, *_notes(choice, advice)]
+        return {}, [advice.nothing(DRAFTERS)]
+    found = {"speculative_config": config(choice, advice)}
+    if choice.drafter in PLUGGED:
+        found["additional_config"] = additional_config(choice)
+    return found, [*choice.notes, *_notes(choice, advice)]
 
 
-def command(target: str, found: dict[str, Any] | None, more: Sequence[str] = ()) -> list[str]:
-    """The server's command line, word by word."""
-    return ["vllm", "serve", target, *more, *([] if found is None else ["--speculative-config", json.dumps(found)])]
+def command(target: str, found: dict[str, Any], more: Sequence[str] = ()) -> list[str]:
+    """The server's command line, word by word, drafting last."""
+    drafting = [word for name, value in found.items() for word in (f"--{name.replace('_', '-')}", json.dumps(value))]
+    return ["vllm", "serve", target, *more, *drafting]
 
 
 def config(choice: Choice, advice: Advice) -> dict[str, Any]:
@@ -53,7 +61,9 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
     is_block = choice.drafter == "block"
     size = choice.block if is_block else choice.size
     found: dict[str, Any] = {"method": method_of(choice), "num_speculative_tokens": size}
-    if choice.drafter in LAYOUTS or choice.drafter == "draft-model":
+    if choice.drafter in PLUGGED:
+        found["model"] = PROPOSER
+    elif choice.drafter in LAYOUTS or choice.drafter == "draft-model":
         found["model"] = EXPORTED if choice.drafter in LAYOUTS else advice.draft
         if advice.sampled and choice.drafter in SAMPLING:  # its default takes the draft's favourite and accepts it with p alone
             found["draft_sample_method"] = "probabilistic"
@@ -80,8 +90,16 @@ def batch_size_table(steps: Sequence[tuple[int, int]]) -> list[list[int]]:
     return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
 
 
+def additional_config(choice: Choice) -> dict[str, Any]:
+    """What our proposer reads of vLLM's `additional_config`."""
+    options = {name: value for name, value in choice.options.items() if name != "mode"}
+    return {"outrider": {"drafter": choice.drafter, "drafter_options": options}}
+
+
 def method_of(choice: Choice) -> str:
     """What vLLM calls it."""
+    if choice.drafter in PLUGGED:
+        return "custom_class"
     if choice.drafter == "block":
         return "dspark" if choice.is_dspark else "dflash"
     return choice.drafter.replace("-", "_")
@@ -89,8 +107,16 @@ def method_of(choice: Choice) -> str:
 
 def _notes(choice: Choice, advice: Advice) -> list[str]:
     notes = []
+    if choice.drafter in PLUGGED:
+        notes.append("Needs outrider beside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here.")
     if choice.drafter == "suffix":
         notes.append("Needs arctic-inference==0.1.1 beside vLLM.")
+    if choice.drafter in ("suffix", "ngram"):
+        ours = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": choice.size}
+        notes.append(
+            f"Or with Outrider's own {choice.drafter} (docs/vllm.md): --speculative-config '{json.dumps(ours)}' "
+            f"--additional-config '{json.dumps(additional_config(choice))}'"
+        )
     if choice.drafter == "draft-model":
         notes.append("The draft's vocabulary must have the target's size.")
     if choice.drafter in LAYOUTS:

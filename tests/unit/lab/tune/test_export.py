@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -73,6 +74,48 @@ def test_every_engine_is_addressed() -> None:
 
 def test_vllm_draft_model() -> None:
     assert vllm_config(result()) == {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("retrieval k=5 branches=1 corpus=texts", {"branches": "1", "corpus": "texts"}),
+        ("composite k=5 parts=suffix,ngram mode=best", {"parts": "suffix,ngram"}),
+        ("ngram-cache k=5", {}),
+    ],
+)
+def test_vllm_takes_look_ups_that_it_does_not_have_from_us(label: str, options: dict[str, str]) -> None:
+    made = result(label, {label: 1.9, "ngram k=4": 1.2}, schedule=[(8, "none", 0)])
+    text = words(made)["vLLM"].text
+    speculative, additional = re.search(r"--speculative-config '(.*)' --additional-config '(.*)'$", text).groups()
+    assert json.loads(speculative) == {
+        "method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 4096, 0]],
+    }  # fmt: skip
+    drafter = label.partition(" ")[0]
+    assert json.loads(additional) == {"outrider": {"drafter": drafter, "drafter_options": options}}
+    assert any("outrider beside vLLM" in note for note in words(made)["vLLM"].notes)
+
+
+def test_vllm_takes_no_composite_with_a_model() -> None:
+    made = result("composite k=5 parts=draft-model,suffix", {"composite k=5 parts=draft-model,suffix": 1.9, "ngram k=4": 1.2})
+    assert vllm_config(made)["method"] == "ngram"
+
+
+def test_our_own_look_up_is_named_beside_vllm_s() -> None:
+    made = result("suffix k=6", {"suffix k=6": 1.4})
+    assert vllm_config(made)["method"] == "suffix"
+    assert any('"drafter": "suffix"' in note and "custom_class" in note for note in words(made)["vLLM"].notes)
+
+
+def test_sglang_takes_look_ups_from_us() -> None:
+    """By the environment, which reaches every process on a node."""
+    label = "composite k=5 parts=suffix,ngram mode=best"
+    found = words(result(label, {label: 1.9, "ngram k=4": 1.2}))["SGLang"]
+    command = shlex.split(found.text.replace("\\\n", " "))
+    assert command[:3] == ["env", "OUTRIDER_DRAFTER=composite", 'OUTRIDER_DRAFTER_OPTIONS={"parts": "suffix,ngram"}']
+    assert command[-4:] == ["--speculative-algorithm", "OUTRIDER", "--speculative-num-draft-tokens", "6"]
+    assert any("not yet run on a GPU" in note for note in found.notes)
 
 
 def test_vllm_samples_from_the_draft_s_law() -> None:
