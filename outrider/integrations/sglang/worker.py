@@ -34,6 +34,8 @@ def worker_class() -> type:
     class OutriderWorker(module.NGRAMWorker):  # type: ignore[name-defined]
         """Drafts from texts, in SGLang's steps."""
 
+        max_trie_depth: int  # tokens at the end of a text that drafts are asked for with
+
         def __init__(self, server_args: Any, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
             """Raises ConfigError or CapabilityError for a drafter that cannot work here."""
             table = getattr(module, TABLE)
@@ -42,8 +44,7 @@ def worker_class() -> type:
                 super().__init__(server_args, gpu_id, ps, nccl_port, target_worker)
             finally:
                 setattr(module, TABLE, table)
-            depth: int = self.max_trie_depth
-            self.max_trie_depth = max(depth, self.draft_token_num)  # ends of texts hold what a step can add
+            self.max_trie_depth = max(self.max_trie_depth, self.draft_token_num)  # ends of texts hold what a step can add
 
         def _prepare_draft_tokens(self, batch: Any) -> Any:
             self.ngram_corpus.see(batch.reqs)
