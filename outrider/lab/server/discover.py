@@ -60,7 +60,8 @@ async def _models(client: Client) -> tuple[list[str], str | None, str]:
     entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     names = [mended(entry["id"]) for entry in entries if isinstance(entry.get("id"), str)]
     owner = entries[0].get("owned_by") if entries else None
-    answered = kind if found is None else "an empty list" if isinstance(found.get("data"), list) else "JSON without a list of models"
+    is_list = found is not None and isinstance(found.get("data"), list)
+    answered = kind if found is None else "an empty list" if is_list else "JSON without a list of models"
     instead = answered if response.status_code == 200 else f"HTTP {response.status_code}"
     return names, one_line(owner, 40) if isinstance(owner, str) else None, one_line(instead, 60)
 
