@@ -35,7 +35,7 @@ class Lookups:
     def batch_get(
         self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens to verify (B x n,) int64, and who sees whom (B x n x n,) int64 of 0 and 1: a chain for each text.
+        """Tokens to verify (B x n,) int64, and who sees whom (B x n x n,) int64 of 0 and 1: chains.
 
         batch_tokens: the ends of the texts, longer than what a step can add. total_lens: their lengths. What a draft leaves free
         repeats the text's last token; such a token is verified like any other.
