@@ -66,6 +66,7 @@ class Drafter(ABC):
     needs_module: ClassVar[bool] = False  # whether it runs on the target's own weights (`LoadedModel.module`)
     needs_logits: ClassVar[bool] = False  # whether it learns from `TargetOutput.logits`, which another engine may not show
     needs_tokenizer: ClassVar[bool] = False  # whether it reads `LoadedModel.tokenizer` of the target
+    repeatable: ClassVar[bool] = True  # the same texts in the same order get the same drafts: no clock decides, no network
     trained: ClassVar[bool] = False  # whether it needs training for this target
     shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
     learns: ClassVar[bool] = False  # knows what the committed tokens do not give back: a seeded text may depend on it

@@ -12,8 +12,8 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.sglang.lookups import Lookups
 from outrider.integrations.sglang.plugin import OTHERWISE, TESTED
 from outrider.integrations.vllm.drafting import Drafting
-from outrider.integrations.vllm.lookups import build_drafter
-from outrider.integrations.vllm.options import REMOTE, read_options
+from outrider.integrations.vllm.lookups import Plan
+from outrider.integrations.vllm.options import read_options
 from outrider.integrations.vllm.target import TextOnly
 
 log = logging.getLogger("sglang.outrider")  # below SGLang's logger, whose handlers a server has
@@ -70,17 +70,18 @@ def make_lookups(server_args: Any, ps: Any, target_worker: Any, num_tokens: int)
     model = target_worker.model_config
     if num_tokens < 2:
         raise ConfigError(f"--speculative-num-draft-tokens counts the last token of the text, too: 2 at least, got {num_tokens}")
-    if chosen.drafter == REMOTE and getattr(ps, "tp_size", 1) > 1:
-        raise CapabilityError(
-            f"drafter '{REMOTE}' asks a service, and may hear something else on each of {ps.tp_size} tensor-parallel ranks, "
-            "which must draft alike: serve without --tp-size, or choose a look-up drafter"
-        )
     target = TextOnly(
         model.model_path, int(model.vocab_size), int(model.context_len), server_args.tokenizer_path or model.model_path,
         getattr(server_args, "revision", None), bool(server_args.trust_remote_code),
     )  # fmt: skip
     try:
-        drafter = build_drafter(chosen, target, num_tokens - 1)
+        plan = Plan.choose(chosen)
+        if not plan.repeatable and getattr(ps, "tp_size", 1) > 1:
+            raise CapabilityError(
+                f"drafter '{chosen.drafter}' may answer otherwise when asked twice, and the {ps.tp_size} tensor-parallel ranks, "
+                "each with its own, must draft alike: serve without --tp-size, or choose a look-up drafter"
+            )
+        drafter = plan.build(target, num_tokens - 1)
     except (CapabilityError, ConfigError) as error:  # the same reasons hold here
         raise type(error)(str(error).replace("vLLM", "SGLang")) from error
     log.info("Outrider drafts with '%s', up to %d tokens a step.", chosen.drafter, num_tokens - 1)

@@ -8,7 +8,7 @@ draft service. Options that make trees by default make chains here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.drafters import DRAFTERS
@@ -31,22 +31,41 @@ PREDICTION = "a prediction of the answer with each request"
 Part = tuple[str, type[Drafter], Any]  # name, class, settings
 
 
-def build_drafter(chosen: Chosen, target: TextOnly, num_draft_tokens: int) -> Drafter:
-    """The drafter, for at most `num_draft_tokens` a row. Raises ConfigError for unknown names and options, CapabilityError for
-    a drafter that needs more than token ids."""
-    name = chosen.drafter
-    if name == "none":
-        raise ConfigError("drafter 'none' drafts nothing: leave --speculative-config out instead")
-    kind: type[Drafter] = DRAFTERS.load(name)
-    settings = _settings(name, kind, chosen.options)
-    parts = list(_parts(name, kind, settings))
-    for part in parts:
-        _check(*part)
-    needs_tokenizer = any(kind.needs_tokenizer for _, kind, _ in parts)
-    drafter = kind.build(DraftSetup(target.load(tokenizer=needs_tokenizer), None, num_draft_tokens, settings, any_length=True))
-    if drafter.signals:
-        raise CapabilityError(_refusal(name, "the target's hidden states"))
-    return drafter
+@dataclass(frozen=True)
+class Plan:
+    """A drafter that can work here, with its settings; `choose` checks both."""
+
+    name: str
+    kind: type[Drafter]
+    settings: Any
+    parts: tuple[Part, ...]  # of a composite; of others themselves
+
+    @classmethod
+    def choose(cls, chosen: Chosen) -> Plan:
+        """Raises ConfigError for unknown names and options, CapabilityError for a drafter that needs more than token ids."""
+        name = chosen.drafter
+        if name == "none":
+            raise ConfigError("drafter 'none' drafts nothing: leave --speculative-config out instead")
+        kind: type[Drafter] = DRAFTERS.load(name)
+        settings = _settings(name, kind, chosen.options)
+        parts = tuple(_parts(name, kind, settings))
+        for part in parts:
+            _check(*part)
+        return cls(name, kind, settings, parts)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether several ranks may each have their own."""
+        return all(kind.repeatable for _, kind, _ in self.parts)
+
+    def build(self, target: TextOnly, num_draft_tokens: int) -> Drafter:
+        """The drafter, for at most `num_draft_tokens` a row. Raises what drafters raise, and CapabilityError for one that turns
+        out to want hidden states."""
+        loaded = target.load(tokenizer=any(kind.needs_tokenizer for _, kind, _ in self.parts))
+        drafter = self.kind.build(DraftSetup(loaded, None, num_draft_tokens, self.settings, any_length=True))
+        if drafter.signals:
+            raise CapabilityError(_refusal(self.name, "the target's hidden states"))
+        return drafter
 
 
 def _settings(name: str, kind: type[Drafter], options: dict[str, Any]) -> Any:

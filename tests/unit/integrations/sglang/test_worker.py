@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from outrider.drafters.base import Drafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.sglang import plugin, worker
 from tests.unit.integrations.sglang import stand_in
@@ -138,10 +139,13 @@ def test_one_token_to_verify_is_no_draft(make: Any) -> None:
         make(num_tokens=1)
 
 
-def test_a_service_on_several_ranks_is_refused(make: Any) -> None:
+def test_a_drafter_that_varies_is_refused_on_several_ranks(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that draft differently hang SGLang or say wrong texts."""
+    make("ngram", ps=SimpleNamespace(tp_size=2))
+    monkeypatch.setattr(Drafter, "repeatable", False)
+    make("ngram")
     with pytest.raises(CapabilityError, match="must draft alike"):
-        make("remote", "endpoint=127.0.0.1:1", ps=SimpleNamespace(tp_size=2))
+        make("ngram", ps=SimpleNamespace(tp_size=2))
 
 
 @pytest.mark.parametrize("what", ["missing", "arguments"])
