@@ -29,14 +29,18 @@ class SettingsFile:
     for_batch_sizes: dict[int, dict[str, Any]] = field(default_factory=dict)  # rows, from which on -> options
     why: str = ""
 
-    def write(self, path: Path) -> None:
-        """Raises ConfigError where the file cannot be written."""
+    def text(self) -> str:
+        """The file's content."""
         content = {
             "outrider_settings": FORMAT, "target": self.target, "options": self.options, "for_tasks": self.for_tasks,
             "for_batch_sizes": {str(size): options for size, options in self.for_batch_sizes.items()}, "why": self.why,
         }  # fmt: skip
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Raises ConfigError where the file cannot be written."""
         try:
-            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            path.write_text(self.text(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"settings cannot be written to {path}: {error.strerror}") from error
 

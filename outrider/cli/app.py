@@ -14,6 +14,7 @@ from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
+from outrider.cli.deploy import deploy
 from outrider.cli.doctor import doctor
 from outrider.cli.estimate import estimate
 from outrider.cli.explain import explain
@@ -45,7 +46,7 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(top_level)
     verbs = (
         generate, chat, serve, demo, ls, doctor, estimate, report, bench, tune, replay, certify, explain, reasoning,
-        train, export,
+        train, export, deploy,
     )  # fmt: skip
     for verb in verbs:
         app.command()(verb)

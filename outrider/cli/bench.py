@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from outrider.cli.bench_options import (
     AnswerOptions,
@@ -19,22 +17,16 @@ from outrider.cli.bench_options import (
     make_plan,
 )
 from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
-from outrider.cli.options import MachineOptions, with_groups
-from outrider.errors import ConfigError
+from outrider.cli.options import MachineOptions, ServerTarget, with_groups
+from outrider.cli.server_study import endpoints_for, is_server, refuse_for_server, refuse_without_server
 
 if TYPE_CHECKING:
     from outrider.lab.bench.result import BenchResult
     from outrider.lab.journal import Journal
 
-Target = Annotated[
-    str,
-    typer.Argument(help="'demo', a local folder, a hub id, or the URL of an OpenAI-compatible server.", show_default=False),
-]
-
-
 @with_groups
 def bench(
-    target: Target,
+    target: ServerTarget,
     compared: ComparedOptions,
     prompts: PromptOptions,
     answers: AnswerOptions,
@@ -46,14 +38,13 @@ def bench(
 ) -> int:
     """Measure plain against speculative decoding on the same prompts."""
     output.check()
-    is_server = target.startswith(("http://", "https://"))
-    unused = changed(compared, enough, machine) if is_server else changed(servers)
-    if unused:
-        where = "when a server is measured: what it runs is set there" if is_server else "without a server's URL as the target"
-        raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing {where}")
+    if is_server(target):
+        refuse_for_server(changed(compared, enough, machine))
+    else:
+        refuse_without_server(servers)
     path = journal_for(output.out, "bench", resume=resume)
     try:
-        if is_server:
+        if is_server(target):
             result, journal, complete = _bench_server(target, prompts, answers, servers, path, resume)
         else:
             result, journal = _bench_model(target, compared, prompts, answers, enough, machine, path, resume)
@@ -92,22 +83,8 @@ def _bench_server(
     url: str, prompts: PromptOptions, answers: AnswerOptions, servers: ServerOptions, path: Path, resume: bool
 ) -> tuple[BenchResult, Journal, bool]:
     from outrider.lab.bench.servers import bench_servers
-    from outrider.lab.server import Endpoint, key_from
 
-    if not prompts.chat_template:
-        raise ConfigError("--raw means nothing when a server is measured: conversations go to its chat endpoint, see --api")
-    key = key_from(servers.api_key_env)
-    if servers.baseline_url is None:
-        if servers.baseline_api_key_env is not None:
-            raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
-        endpoints = {"server": Endpoint.parse(url, api_key=key, model=servers.model)}
-    else:
-        named = servers.baseline_api_key_env
-        its_key = key if named is None else key_from(named or None)
-        endpoints = {
-            "plain": Endpoint.parse(servers.baseline_url, api_key=its_key, model=servers.model),
-            "speculative": Endpoint.parse(url, api_key=key, model=servers.model),
-        }
+    endpoints = endpoints_for(url, servers, prompts)
     workload = prompts.load(url)
     with shown_progress() as progress:
         return bench_servers(

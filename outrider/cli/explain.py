@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.bench_options import PROMPTS, PromptOptions
+from outrider.cli.bench_options import PROMPTS, PromptOptions, ServerOptions, changed
 from outrider.cli.lab import (
     OUTPUT,
     OutputOptions,
@@ -19,7 +19,8 @@ from outrider.cli.lab import (
     journal_for,
     shown_progress,
 )
-from outrider.cli.options import ModelOptions, PromptFile, SamplingOptions, Target, option, with_groups
+from outrider.cli.options import ModelOptions, PromptFile, SamplingOptions, ServerTarget, option, with_groups
+from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
 from outrider.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
@@ -49,12 +50,22 @@ class WorkloadOptions(PromptOptions):
         return self.load_first(target, self.prompts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prompted:
+    """What only a model in this process can be asked."""
+
+    prompt: str | None = None
+    prompt_file: Path | None = None
+    show_tokens: int = 4000
+
+
 @with_groups
 def explain(
-    target: Target,
-    model: ModelOptions,
+    target: ServerTarget,
+    models: ModelOptions,
     sampling: SamplingOptions,
     workload: WorkloadOptions,
+    servers: ServerOptions,
     output: OutputOptions,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
@@ -63,11 +74,17 @@ def explain(
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     output.check()
+    if is_server(target):
+        refuse_for_server(changed(models, Prompted(prompt=prompt, prompt_file=prompt_file, show_tokens=show_tokens)))
+        if servers.baseline_url is not None:
+            raise ConfigError("explain is about one server; 'outrider bench' and 'outrider tune' compare it with --baseline-url")
+        return ask_server("explain", target, servers, sampling.params(), workload, output, resume=resume)
+    refuse_without_server(servers)
     from outrider.cli.session import quieten_libraries
     from outrider.lab.explain.explain import explain as run
 
     asked, params = _asked(target, prompt, prompt_file, workload), sampling.params()
-    options, configuration = _chosen(target, model, greedy=params.is_greedy)
+    options, configuration = _chosen(target, models, greedy=params.is_greedy)
     path = journal_for(output.out, "explain", resume=resume)
     quieten_libraries()
 

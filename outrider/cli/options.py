@@ -28,6 +28,10 @@ SAMPLING = "Sampling"
 
 CompileMode = Literal["off", "on", "auto"]
 Target = Annotated[str, typer.Argument(help="'demo', a local folder, or a hub id.", show_default=False)]
+ServerTarget = Annotated[
+    str,
+    typer.Argument(help="'demo', a local folder, a hub id, or the URL of an OpenAI-compatible server.", show_default=False),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
 ]

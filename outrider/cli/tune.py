@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from outrider.cli.bench_options import PromptOptions, numbers
+from outrider.cli.bench_options import PromptOptions, ServerOptions, changed, numbers
 from outrider.cli.lab import (
     OUTPUT,
     OutputOptions,
@@ -18,13 +18,16 @@ from outrider.cli.lab import (
     journal_for,
     shown_progress,
 )
-from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, Target, TopK, TopP, option, with_groups
+from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, ServerTarget, TopK, TopP, option, with_groups
+from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
 from outrider.cli.writable import check_file
 
 if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.tune.run import TuneRequest
+    from outrider.sampling.params import SamplingParams
 
+SENT = ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--ignore-eos", "--seed")  # to a server, too
 SPACE, LOAD = "What is tried", "Load"
 
 
@@ -78,17 +81,22 @@ class TuneOptions:
     ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text.", "--ignore-eos")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts.", min=0)] = 0
 
-    def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
+    def sampling(self) -> SamplingParams:
         """Raises ConfigError for values out of range."""
-        from outrider.lab.tune.run import TuneRequest
         from outrider.sampling.params import SamplingParams
 
-        sampling = SamplingParams(
+        return SamplingParams(
             temperature=self.temperature, max_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p,
             ignore_eos=self.ignore_eos,
         )  # fmt: skip
+
+    def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
+        """Raises ConfigError for values out of range."""
+        from outrider.lab.tune.run import TuneRequest
+
         return TuneRequest(
-            sampling, prompts, self.batch_size, tuple(numbers("--load", self.load, int)), self.finalists, self.search_trials,
+            self.sampling(), prompts,
+            self.batch_size, tuple(numbers("--load", self.load, int)), self.finalists, self.search_trials,
             self.seed, frozenset(name.strip() for name in self.drafters.split(",") if name.strip()), self.trees,
             self.own_weights, self.corpus, self.most_share, tuple(drafts),
         )  # fmt: skip
@@ -96,10 +104,11 @@ class TuneOptions:
 
 @with_groups
 def tune(
-    target: Target,
+    target: ServerTarget,
     options: TuneOptions,
     prompts: PromptOptions,
     machine: TunedModels,
+    servers: ServerOptions,
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
@@ -109,6 +118,11 @@ def tune(
 ) -> int:
     """Find the best way to speculate on your prompts, or that there is none."""
     output.check()
+    if is_server(target):
+        given = [name for name in changed(options) if name not in SENT] + changed(machine)
+        refuse_for_server([*given, *(["--settings-out"] if settings_out is not None else [])])
+        return ask_server("tune", target, servers, options.sampling(), prompts, output, resume=resume)
+    refuse_without_server(servers)
     if settings_out is not None:
         check_file(settings_out)
     from outrider.cli.session import quieten_libraries

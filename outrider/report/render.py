@@ -18,6 +18,7 @@ RENDERERS = {
     "estimate": "outrider.report.estimate",
     "replay": "outrider.report.replay",
     "reasoning": "outrider.report.reasoning",
+    "server": "outrider.report.server_advice",
     "train": "outrider.report.train",
     "export": "outrider.report.export",
 }

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.errors import ConfigError, ServerError, did_you_mean
 from outrider.lab.server.client import HINTS, Client
 from outrider.lab.server.counters import read
+from outrider.lab.server.endpoint import Endpoint
 from outrider.lab.server.stream import error_text, mended, one_line
 from outrider.lab.server.types import ServerInfo
 
@@ -26,8 +27,8 @@ UNTITLED = "FastAPI"  # what FastAPI calls an API that was given no title
 
 async def discover(client: Client) -> ServerInfo:
     """Raises ServerError when there is no server or it refuses, ConfigError when it does not have the model that was named."""
-    models, owner = await _models(client)
-    model = _chosen(models, client.endpoint.model, client.endpoint.url)
+    models, owner, instead = await _models(client)
+    model = _chosen(models, client.endpoint, instead)
     reading, reason = await read(client, model, owner)
     engine = (reading.engine if reading else None) or owner or UNKNOWN
     version = await _version(client, engine) if engine in VERSIONS else None
@@ -46,21 +47,27 @@ async def discover(client: Client) -> ServerInfo:
     )
 
 
-async def _models(client: Client) -> tuple[list[str], str | None]:
-    """(names of the models, who owns the first): empty where the server has no such list."""
+async def _models(client: Client) -> tuple[list[str], str | None, str]:
+    """(names of the models, who owns the first, what came instead of a list): no names where the server has no such list."""
     response = await client.get("/v1/models")
     if response.status_code in HINTS and response.status_code != 404:
         said = error_text(_json(response) or response.text)
         message = f"{client.endpoint.root}: HTTP {response.status_code}: {said} ({HINTS[response.status_code]})"
         raise ServerError(client.endpoint.clean(message))
-    entries = (_json(response) or {}).get("data") if response.status_code == 200 else None
+    found = _json(response)
+    kind = response.headers.get("content-type", "").partition(";")[0].strip() or "data of no type"
+    entries = (found or {}).get("data") if response.status_code == 200 else None
     entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     names = [mended(entry["id"]) for entry in entries if isinstance(entry.get("id"), str)]
     owner = entries[0].get("owned_by") if entries else None
-    return names, one_line(owner, 40) if isinstance(owner, str) else None
+    is_list = found is not None and isinstance(found.get("data"), list)
+    answered = kind if found is None else "an empty list" if is_list else "JSON without a list of models"
+    instead = answered if response.status_code == 200 else f"HTTP {response.status_code}"
+    return names, one_line(owner, 40) if isinstance(owner, str) else None, one_line(instead, 60)
 
 
-def _chosen(models: list[str], wanted: str | None, url: str) -> str:
+def _chosen(models: list[str], endpoint: Endpoint, instead: str) -> str:
+    wanted, url = endpoint.model, endpoint.url
     if wanted is not None:
         if models and wanted not in models:
             raise ConfigError(f"the server at {url} has no model '{wanted}'.{did_you_mean(wanted, models)}")
@@ -68,7 +75,10 @@ def _chosen(models: list[str], wanted: str | None, url: str) -> str:
     if len(models) == 1:
         return models[0]
     if not models:
-        raise ConfigError(f"the server at {url} does not list its models (/v1/models): name the one to ask")
+        raise ConfigError(
+            f"the server at {url} does not list its models (/v1/models: {instead}): is it an OpenAI-compatible server? If so, "
+            "name the one to ask"
+        )
     raise ConfigError(f"the server at {url} has {len(models)} models; name the one to ask: {', '.join(sorted(models))}")
 
 

@@ -8,7 +8,7 @@ were measured here, on this machine: other engines have other costs; acceptance 
 from __future__ import annotations
 
 from outrider.lab.tune.export import llamacpp, sglang, tensorrt, transformers, vllm
-from outrider.lab.tune.export.choice import Advice
+from outrider.lab.tune.export.choice import Tuned
 from outrider.lab.tune.result import TuneResult, Words
 
 ENGINES = (vllm.words, sglang.words, tensorrt.words, transformers.words, llamacpp.words)
@@ -16,5 +16,5 @@ ENGINES = (vllm.words, sglang.words, tensorrt.words, transformers.words, llamacp
 
 def in_other_words(result: TuneResult) -> list[Words]:
     """One entry an engine, about all traffic."""
-    advice = Advice(result)
+    advice = Tuned(result)
     return [words(advice) for words in ENGINES]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.tune.drafts import Head
-from outrider.lab.tune.result import TuneResult, Words
+from outrider.lab.tune.result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT
 
 TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}
 EXPORTED = "EXPORTED_HEAD"  # the folder that `outrider export` writes
+LOOKUPS = ("ngram", "suffix", "retrieval", "ngram-cache")  # drafters that need token ids only
+PLUGGED = ("composite", "retrieval", "ngram-cache")  # which no engine has; Outrider brings them along
+DRAFT_MODEL = "DRAFT_MODEL"  # stands for the embedded draft, which other engines do not know by name
 BEST_FIRST = "best-first"  # EAGLE-2's trees, which some engines build, too
 
 
@@ -31,7 +35,7 @@ class Choice:
 
     @property
     def is_tree(self) -> bool:
-        return _tree(self.options) is not None
+        return tree_of(self.options) is not None
 
     @property
     def is_dspark(self) -> bool:
@@ -45,23 +49,46 @@ class Choice:
         return (self.head.most if self.head is not None else None) or self.size
 
 
-class Advice:
-    """The result, as engines ask about it."""
+class Advice(ABC):
+    """How to draft for one target, as engines ask about it."""
+
+    def __init__(self, target: str, draft: str | None, *, sampled: bool, speculate: bool, reason: str) -> None:
+        self.target = target
+        self.draft = draft
+        self.sampled = sampled  # requests draw their tokens
+        self.speculate = speculate
+        self.reason = reason  # one sentence
+
+    @abstractmethod
+    def choose(
+        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
+    ) -> Choice | None:
+        """The configuration for an engine that has `drafters`, best-first trees by `trees`, and `takes` it; None: none pays."""
+
+    def off(self, how: str) -> str:
+        """Not to speculate is advice, too."""
+        return f"Do not speculate ({self.reason}): {how}."
+
+    def nothing(self, drafters: Collection[str]) -> str:
+        """The sentence for an engine whose drafters were not worth it."""
+        return f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."
+
+    def export_note(self, choice: Choice, layout: str) -> str:
+        """How an engine gets a head that it can read."""
+        folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
+        return f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
+
+
+class Tuned(Advice):
+    """Advice from all that `outrider tune` measured and forecast."""
 
     def __init__(self, result: TuneResult) -> None:
         self._result = result
-        self.target = result.tried.target
-        self.draft = result.tried.draft or ("DRAFT_MODEL" if result.tried.target == "demo" else None)
-        self.sampled = result.tried.temperature > 0
         self.recommended = result.recommendations[0]
-
-    def off(self, engine: str, how: str) -> Words:
-        """Not to speculate is advice, too."""
-        return Words(engine=engine, text="", notes=[f"Do not speculate ({self.recommended.reason}): {how}."])
-
-    def nothing(self, engine: str, drafters: Collection[str]) -> Words:
-        """Of what the engine has nothing was worth it."""
-        return Words(engine=engine, text="", notes=[f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."])
+        super().__init__(
+            result.tried.target, result.tried.draft or (DRAFT_MODEL if result.tried.target == "demo" else None),
+            sampled=result.tried.temperature > 0, speculate=self.recommended.speculate, reason=self.recommended.reason,
+        )  # fmt: skip
 
     def choose(
         self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
@@ -72,9 +99,9 @@ class Advice:
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
             configuration = Configuration.parse(label)
-            tree = _tree(configuration.drafter_options)
+            tree = tree_of(configuration.drafter_options)
             able = drafters if tree is None else trees if tree == BEST_FIRST else ()
-            if configuration.drafter in able and not _is_ours_alone(configuration) and takes(configuration):
+            if configuration.drafter in able and not is_ours_alone(configuration) and takes(configuration):
                 found.append((measured.get(label, forecast), label))
         paying = [one for one in found if one[0] > 1]
         if not paying:
@@ -87,11 +114,6 @@ class Advice:
         head = self._head(configuration)
         options = configuration.drafter_options
         return Choice(configuration.drafter, size, options, speedup, label in measured, schedule, notes, head)
-
-    def export_note(self, choice: Choice, layout: str) -> str:
-        """How an engine gets a head that it can read."""
-        folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
-        return f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
 
     def _notes(self, label: str, speedup: float, drafters: Collection[str], trees: Collection[str]) -> list[str]:
         notes = []
@@ -107,11 +129,11 @@ class Advice:
     def _lacking(self, drafters: Collection[str], trees: Collection[str]) -> str:
         """Why the engine cannot be told what is recommended; "" where it could be told something close to it."""
         recommended = Configuration.parse(self.recommended.configuration)
-        if _is_ours_alone(recommended):
+        if is_ours_alone(recommended):
             return ", which no other program reads"
         if recommended.drafter not in drafters:
             return f", which it does not have ({TRAINED.get(recommended.drafter, recommended.drafter)})"
-        if _tree(recommended.drafter_options) is not None and recommended.drafter not in trees:
+        if tree_of(recommended.drafter_options) is not None and recommended.drafter not in trees:
             return ", whose trees it does not have"
         return ""
 
@@ -136,12 +158,20 @@ class Advice:
         return next((one.family for one in self._result.forecasts if one.configuration == label), None)
 
 
-def _is_ours_alone(configuration: Configuration) -> bool:
+def takes_lookups(configuration: Configuration) -> bool:
+    """Whether an engine that shows token ids alone can have it, or has it: of a composite, all parts must be look-ups."""
+    if configuration.drafter != "composite":
+        return True
+    parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
+    return all(part.strip() in LOOKUPS for part in parts)
+
+
+def is_ours_alone(configuration: Configuration) -> bool:
     """A head for an early exit."""
     return configuration.drafter == EARLY_EXIT and bool(configuration.drafter_options.get("head"))
 
 
-def _tree(options: dict[str, Any]) -> str | None:
+def tree_of(options: dict[str, Any]) -> str | None:
     """The shape of a tree; None for a chain."""
     tree = str(options.get("tree", "chain"))
     return None if tree in ("chain", "False", "false") else tree

@@ -11,11 +11,11 @@ DRAFTERS = ("draft-model", "ngram", "eagle3", "block")
 
 def words(advice: Advice) -> Words:
     """A command line."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "--spec-type none, and no draft model")
+    if not advice.speculate:
+        return Words(engine=ENGINE, text="", notes=[advice.off("--spec-type none, and no draft model")])
     choice = advice.choose(DRAFTERS)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
+        return Words(engine=ENGINE, text="", notes=[advice.nothing(DRAFTERS)])
     size = choice.block if choice.drafter == "block" else choice.size
     flags = f"--spec-type {_type(choice)} {_model(choice)}--spec-draft-n-max {size}"
     if choice.drafter == "draft-model":

@@ -1,47 +1,79 @@
 """SGLang's server arguments. A chain of k: k steps, one branch, k + 1 tokens to verify (the pending one counts); a best-first
-tree, which it grows as EAGLE-2 does, has as many steps as levels, and `top_k` branches. Block heads are drafted whole."""
+tree, which it grows as EAGLE-2 does, has as many steps as levels, and `top_k` branches. Block heads are drafted whole. Look-ups
+that it does not have are Outrider's own (docs/sglang.md), told by the environment."""
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+
+from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
 from outrider.lab.tune.result import Words
 from outrider.trees.plan import TreeSettings
 
 ENGINE = "SGLang"
-DRAFTERS = ("draft-model", "ngram", "eagle", "eagle3", "block")
+OWN = ("draft-model", "ngram", "eagle", "eagle3", "block")
+BROUGHT = ("suffix", *PLUGGED)
+DRAFTERS = OWN + BROUGHT
 TREES = ("eagle", "eagle3")
 ALGORITHMS = {"draft-model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 
 def words(advice: Advice) -> Words:
     """A command line."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "leave --speculative-algorithm out")
-    choice = advice.choose(DRAFTERS, TREES)
+    flags, variables, notes = speculation(advice)
+    if not flags:
+        return Words(engine=ENGINE, text="", notes=notes)
+    text = in_lines([command(advice.target, variables), *flags])
+    return Words(engine=ENGINE, text=text, language="bash", notes=notes)
+
+
+def speculation(advice: Advice) -> tuple[list[list[str]], dict[str, str], list[str]]:
+    """The words of each line of --speculative-... arguments, none for plain decoding; variables of the environment; what to know
+    about them."""
+    if not advice.speculate:
+        return [], {}, [advice.off("leave --speculative-algorithm out")]
+    choice = advice.choose(DRAFTERS, TREES, takes_lookups)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
-    lines = [f"python -m sglang.launch_server --model-path {advice.target}", *_arguments(choice, advice)]
-    return Words(
-        engine=ENGINE, text=" \\\n  ".join(lines), language="bash", notes=[*choice.notes, *_notes(choice, advice)]
-    )
+        return [], {}, [advice.nothing(DRAFTERS)]
+    variables = {}
+    if choice.drafter in BROUGHT:
+        options = {name: value for name, value in choice.options.items() if name != "mode"}
+        variables = {"OUTRIDER_DRAFTER": choice.drafter} | ({"OUTRIDER_DRAFTER_OPTIONS": json.dumps(options)} if options else {})
+    return _arguments(choice, advice), variables, [*choice.notes, *_notes(choice, advice)]
 
 
-def _arguments(choice: Choice, advice: Advice) -> list[str]:
-    if choice.drafter == "ngram":
-        return [f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {choice.size + 1}"]
+def command(target: str, variables: Mapping[str, str]) -> list[str]:
+    """What starts the server, word by word."""
+    environment = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
+    return [*environment, "python", "-m", "sglang.launch_server", "--model-path", target]
+
+
+def in_lines(lines: Sequence[Sequence[str]]) -> str:
+    """One shell command on several lines."""
+    return " \\\n  ".join(map(shlex.join, lines))
+
+
+def _arguments(choice: Choice, advice: Advice) -> list[list[str]]:
+    if choice.drafter == "ngram" or choice.drafter in BROUGHT:
+        algorithm = "NGRAM" if choice.drafter == "ngram" else "OUTRIDER"
+        return [["--speculative-algorithm", algorithm, "--speculative-num-draft-tokens", f"{choice.size + 1}"]]
     if choice.drafter == "block":
         algorithm = "DSPARK" if choice.is_dspark else "DFLASH"
-        size = "" if choice.is_dspark else f" --speculative-num-draft-tokens {choice.block + 1}"
-        return [f"--speculative-algorithm {algorithm} --speculative-draft-model-path {EXPORTED}{size}"]
+        size = [] if choice.is_dspark else ["--speculative-num-draft-tokens", f"{choice.block + 1}"]
+        return [["--speculative-algorithm", algorithm, "--speculative-draft-model-path", EXPORTED, *size]]
     model = advice.draft if choice.drafter == "draft-model" else EXPORTED
     steps, branches = _shape(choice)
     lines = [
-        f"--speculative-algorithm {ALGORITHMS[choice.drafter]} --speculative-draft-model-path {model}",
-        f"--speculative-num-steps {steps} --speculative-eagle-topk {branches} "
-        f"--speculative-num-draft-tokens {choice.size + 1}",
-    ]
+        ["--speculative-algorithm", ALGORITHMS[choice.drafter], "--speculative-draft-model-path", str(model)],
+        [
+            "--speculative-num-steps", f"{steps}", "--speculative-eagle-topk", f"{branches}",
+            "--speculative-num-draft-tokens", f"{choice.size + 1}",
+        ],
+    ]  # fmt: skip
     if advice.sampled and not choice.is_tree:
-        lines.append("--speculative-use-rejection-sampling")
+        lines.append(["--speculative-use-rejection-sampling"])
     return lines
 
 
@@ -55,6 +87,8 @@ def _shape(choice: Choice) -> tuple[int, int]:
 
 def _notes(choice: Choice, advice: Advice) -> list[str]:
     notes = []
+    if choice.drafter in BROUGHT:
+        notes.append("Needs outrider beside SGLang, on every node (docs/sglang.md): chains there, and not yet run on a GPU.")
     if choice.drafter == "ngram":
         notes.append("Its n-gram drafter builds trees and needs CUDA.")
     if choice.head is not None or choice.drafter in ("eagle", "eagle3", "block"):

@@ -12,11 +12,11 @@ CLASSES = {"draft-model": "DraftTargetDecodingConfig", "ngram": "NGramDecodingCo
 
 def words(advice: Advice) -> Words:
     """A piece of Python."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "leave speculative_config out")
+    if not advice.speculate:
+        return Words(engine=ENGINE, text="", notes=[advice.off("leave speculative_config out")])
     choice = advice.choose(DRAFTERS)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
+        return Words(engine=ENGINE, text="", notes=[advice.nothing(DRAFTERS)])
     name, size = _class(choice), choice.block if choice.drafter == "block" else choice.size
     arguments = [f"max_draft_len={size}"]
     if choice.drafter == "ngram":

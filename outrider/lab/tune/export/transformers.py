@@ -16,11 +16,12 @@ FIXED = (
 
 def words(advice: Advice) -> Words:
     """A piece of Python."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "give generate() neither assistant_model nor prompt_lookup_num_tokens")
+    if not advice.speculate:
+        off = advice.off("give generate() neither assistant_model nor prompt_lookup_num_tokens")
+        return Words(engine=ENGINE, text="", notes=[off])
     choice = advice.choose(DRAFTERS)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
+        return Words(engine=ENGINE, text="", notes=[advice.nothing(DRAFTERS)])
     notes = [*choice.notes, "One prompt at a time: its assisted generation does not batch."]
     if choice.drafter == "ngram":
         ngram = int(choice.options.get("max_ngram", 4))

@@ -7,24 +7,23 @@ p alone. Token by token, both runners do what they are told.
 Heads were tried in 0.32 (docs/train.md, "In vLLM"): methods eagle, eagle3, medusa (a chain of best guesses, no tree), dflash;
 block heads with a Markov or a confidence head are its dspark, which needs its model runner V2, so a GPU.
 
-Look-ups that it does not have (several at once, a corpus, a table over all texts) are Outrider's own, as its custom_class
-(docs/vllm.md); it verifies chains, so a composite takes the best part of each row there.
+Look-ups that it does not have (several at once, a corpus, a table over all texts) are Outrider's own, as its custom_class; it
+verifies chains, so a composite takes the best part of each row there.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
-from outrider.lab.configuration import Configuration
-from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
+from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
 from outrider.lab.tune.result import Words
 
 ENGINE = "vLLM"
 OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
-PLUGGED = ("composite", "retrieval", "ngram-cache")  # which Outrider brings along
 DRAFTERS = OWN + PLUGGED
-LOOKUPS = ("ngram", "suffix", *PLUGGED[1:])
 PROPOSER = "outrider.integrations.vllm.Proposer"
 LAYOUTS = {"eagle": "raw", "eagle3": "raw", "medusa": "vllm", "block": "raw"}  # of `outrider export`
 SAMPLING = ("draft-model", "eagle", "eagle3")  # whose tokens it can draw
@@ -33,15 +32,28 @@ LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
 
 def words(advice: Advice) -> Words:
     """A command line with the configuration as JSON."""
-    if not advice.recommended.speculate:
-        return advice.off(ENGINE, "leave --speculative-config out")
-    choice = advice.choose(DRAFTERS, takes=_takes)
+    found, notes = arguments(advice)
+    text = shlex.join(command(advice.target, found)) if found else ""
+    return Words(engine=ENGINE, text=text, language="bash" if found else "", notes=notes)
+
+
+def arguments(advice: Advice) -> tuple[dict[str, Any], list[str]]:
+    """Engine arguments by name, none for plain decoding, and what to know about them."""
+    if not advice.speculate:
+        return {}, [advice.off("leave --speculative-config out")]
+    choice = advice.choose(DRAFTERS, takes=takes_lookups)
     if choice is None:
-        return advice.nothing(ENGINE, DRAFTERS)
-    text = f"vllm serve {advice.target} --speculative-config '{json.dumps(config(choice, advice))}'"
+        return {}, [advice.nothing(DRAFTERS)]
+    found = {"speculative_config": config(choice, advice)}
     if choice.drafter in PLUGGED:
-        text += f" --additional-config '{json.dumps(additional_config(choice))}'"
-    return Words(engine=ENGINE, text=text, language="bash", notes=[*choice.notes, *_notes(choice, advice)])
+        found["additional_config"] = additional_config(choice)
+    return found, [*choice.notes, *_notes(choice, advice)]
+
+
+def command(target: str, found: dict[str, Any], more: Sequence[str] = ()) -> list[str]:
+    """The server's command line, word by word, drafting last."""
+    drafting = [word for name, value in found.items() for word in (f"--{name.replace('_', '-')}", json.dumps(value))]
+    return ["vllm", "serve", target, *more, *drafting]
 
 
 def config(choice: Choice, advice: Advice) -> dict[str, Any]:
@@ -67,25 +79,21 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
             "suffix_decoding_min_token_prob": float(choice.options.get("min_probability", 0.05)),
         }
     if len(choice.schedule) > 1:
-        ends = [start - 1 for start, _ in choice.schedule[1:]] + [LARGEST_BATCH]
-        found["num_speculative_tokens_per_batch_size"] = [
-            [start, end, size if is_block and nodes else nodes] for (start, nodes), end in zip(choice.schedule, ends, strict=True)
-        ]
+        steps = [(start, size if is_block and nodes else nodes) for start, nodes in choice.schedule]
+        found["num_speculative_tokens_per_batch_size"] = batch_size_table(steps)
     return found
+
+
+def batch_size_table(steps: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """[first row, last row, tokens] of each step, from (rows, tokens from so many rows on)."""
+    ends = [start - 1 for start, _ in steps[1:]] + [LARGEST_BATCH]
+    return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
 
 
 def additional_config(choice: Choice) -> dict[str, Any]:
     """What our proposer reads of vLLM's `additional_config`."""
     options = {name: value for name, value in choice.options.items() if name != "mode"}
     return {"outrider": {"drafter": choice.drafter, "drafter_options": options}}
-
-
-def _takes(configuration: Configuration) -> bool:
-    """Whether it has this drafter, or our proposer there can: of a composite, all parts must be look-ups."""
-    if configuration.drafter != "composite":
-        return True
-    parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
-    return all(part.strip() in LOOKUPS for part in parts)
 
 
 def method_of(choice: Choice) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -105,6 +106,16 @@ def test_our_own_look_up_is_named_beside_vllm_s() -> None:
     made = result("suffix k=6", {"suffix k=6": 1.4})
     assert vllm_config(made)["method"] == "suffix"
     assert any('"drafter": "suffix"' in note and "custom_class" in note for note in words(made)["vLLM"].notes)
+
+
+def test_sglang_takes_look_ups_from_us() -> None:
+    """By the environment, which reaches every process on a node."""
+    label = "composite k=5 parts=suffix,ngram mode=best"
+    found = words(result(label, {label: 1.9, "ngram k=4": 1.2}))["SGLang"]
+    command = shlex.split(found.text.replace("\\\n", " "))
+    assert command[:3] == ["env", "OUTRIDER_DRAFTER=composite", 'OUTRIDER_DRAFTER_OPTIONS={"parts": "suffix,ngram"}']
+    assert command[-4:] == ["--speculative-algorithm", "OUTRIDER", "--speculative-num-draft-tokens", "6"]
+    assert any("not yet run on a GPU" in note for note in found.notes)
 
 
 def test_vllm_samples_from_the_draft_s_law() -> None:

@@ -1,0 +1,87 @@
+"""A server's URL as the target: which servers are meant, and `explain` and `tune` of one by its counters and clocks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from outrider.cli.bench_options import PromptOptions, ServerOptions, changed, numbers
+from outrider.cli.lab import OutputOptions, command_line, deliver, interrupted, journal_for, shown_progress
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.lab.server import Endpoint
+    from outrider.sampling.params import SamplingParams
+
+
+def is_server(target: str) -> bool:
+    """Whether a target is a URL."""
+    return target.startswith(("http://", "https://"))
+
+
+def refuse_for_server(unused: Sequence[str]) -> None:
+    """Raises ConfigError for options that were given and mean nothing to a server."""
+    _refuse(unused, "when a server is measured: what it runs is set there")
+
+
+def refuse_without_server(servers: ServerOptions) -> None:
+    """Raises ConfigError for options that are about servers only."""
+    _refuse(changed(servers), "without a server's URL as the target")
+
+
+def _refuse(unused: Sequence[str], where: str) -> None:
+    if unused:
+        raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing {where}")
+
+
+def endpoints_for(url: str, servers: ServerOptions, prompts: PromptOptions) -> dict[str, Endpoint]:
+    """The server, after the one to compare it with where there is one. Raises ConfigError."""
+    from outrider.lab.server import Endpoint, key_from
+
+    if not prompts.chat_template:
+        raise ConfigError("--raw means nothing when a server is measured: conversations go to its chat endpoint, see --api")
+    key = key_from(servers.api_key_env)
+    if servers.baseline_url is None:
+        if servers.baseline_api_key_env is not None:
+            raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
+        return {"server": Endpoint.parse(url, api_key=key, model=servers.model)}
+    named = servers.baseline_api_key_env
+    its_key = key if named is None else key_from(named or None)
+    return {
+        "plain": Endpoint.parse(servers.baseline_url, api_key=its_key, model=servers.model),
+        "speculative": Endpoint.parse(url, api_key=key, model=servers.model),
+    }
+
+
+def ask_server(
+    question: Literal["explain", "tune"], url: str, servers: ServerOptions, sampling: SamplingParams, prompts: PromptOptions,
+    output: OutputOptions, *, resume: bool,
+) -> int:  # fmt: skip
+    """Measure, show, write; the exit code. Raises what `study` raises."""
+    from outrider.lab.server import LoadOptions
+    from outrider.lab.server.study import study
+
+    endpoints = endpoints_for(url, servers, prompts)
+    options = LoadOptions(
+        concurrency=tuple(numbers("--concurrency", servers.concurrency, int)),
+        rates_per_s=tuple(numbers("--request-rate", servers.request_rate or "", float)),
+        sampling=sampling, api=servers.api, timeout_s=servers.timeout,
+    )  # fmt: skip
+    path = journal_for(output.out, question, resume=resume)
+    workload = prompts.load(url)
+    try:
+        with shown_progress() as progress:
+            result, journal, complete = study(
+                question, endpoints, workload, options, path, prompts=prompts.prompts, resume=resume, progress=progress
+            )
+    except KeyboardInterrupt:
+        return interrupted(path)
+    deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return interrupted(path)
+    if not complete:
+        sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
+        return 1
+    journal.close()
+    return 0

@@ -1,0 +1,39 @@
+"""vLLM: a script with the launch command, and its `speculative_config` as a file of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outrider.deploy.deployment import Deployment
+from outrider.deploy.files import Files, script
+from outrider.errors import CapabilityError
+from outrider.lab.tune.export import vllm
+from outrider.lab.tune.export.choice import EXPORTED
+
+PLAIN = "{}: plain decoding, no speculation."
+
+
+def arguments(deployment: Deployment) -> tuple[dict[str, Any], list[str]]:
+    """Engine arguments, none for plain decoding, and notes. Raises CapabilityError where vLLM cannot do what is stated."""
+    found, notes = vllm.arguments(deployment.advice)
+    if not found and deployment.source.result is None and deployment.advice.speculate:
+        raise CapabilityError(f"vLLM: {notes[0]}")
+    config = found.get("speculative_config", {})
+    if config.get("model") == EXPORTED and deployment.head is not None:
+        config["model"] = deployment.head
+        notes = [note for note in notes if not note.startswith("First: ")]
+    return found, notes
+
+
+def files(deployment: Deployment) -> Files:
+    """`vllm.sh`, and `speculative_config.json` where it speculates."""
+    found, notes = arguments(deployment)
+    more = ["--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name]
+    command = vllm.command(deployment.advice.target, found, more)
+    ends = len(command) - 2 * len(found)
+    lines = [deployment.headline, *([] if found else [PLAIN.format("vLLM")]), *notes]
+    written = Files({"vllm.sh": script(lines, [part for part in (command[:ends], command[ends:]) if part])})
+    if found:
+        written["speculative_config.json"] = json.dumps(found["speculative_config"], indent=1) + "\n"
+    return written

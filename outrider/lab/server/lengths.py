@@ -1,0 +1,89 @@
+"""How many draft tokens would pay on a server, load by load: acceptance from its counters, costs from two servers' clocks.
+
+A token of the plain server takes as long as a plain pass; a token of the speculating one, times the tokens that its passes emit,
+as long as a pass with its drafts. Between the two a pass is taken to cost so much more for each draft token, in equal steps. So
+for k tokens, S(i) being the share of passes that keep token i,
+
+    speedup(k) = (1 + S(1) + ... + S(k)) / (1 + (cost - 1) k / K),   cost = pass with K draft tokens / plain pass
+
+Longer drafts than the server makes are not spoken about: nothing was counted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from outrider.lab.result import Record
+from outrider.lab.server.positions import positions
+from outrider.lab.server.types import Level, LevelMeasurement
+
+SILENT = "how many drafts there were and what was accepted, which the server does not say"
+PLAIN_NEEDED = "what a pass costs without drafts: measure the plain server, too (--baseline-url)"
+WORTH = 1.02  # forecast speedup below which drafting is not worth the trouble, as in tune
+
+
+class LevelAdvice(Record):
+    """One load."""
+
+    level: Level
+    num_draft_tokens: float | None = None  # a pass, on average (K)
+    tokens_per_pass: float | None = None  # passes without a draft included
+    pass_ms: float | None = None
+    plain_pass_ms: float | None = None
+    measured: float | None = None  # speedup of these drafts: plain ms a token / its ms a token
+    forecast: list[float] = Field(default_factory=list)  # speedup with 1, 2, ... draft tokens
+    best: int | None = None  # draft tokens; 0: do not speculate; None: it cannot be told
+    why_not: str = ""  # it cannot be told
+
+
+def advise(mine: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvice:
+    """For one load, by what was measured there. `plain`: the same model without drafts at the same load."""
+    found = LevelAdvice(level=mine.level, plain_pass_ms=_token_ms(plain))
+    counts, token_ms = mine.speculation, _token_ms(mine)
+    if counts is None or not counts.num_steps or counts.num_draft_tokens is None or counts.num_accepted_tokens is None:
+        what = SILENT if counts is None or counts.num_steps else "a pass with a draft"
+        return found.model_copy(update={"why_not": what, "measured": _ratio(found.plain_pass_ms, token_ms)})
+    emitted = sum(answer.num_tokens or 0 for answer in mine.answers) - len(mine.answers)  # a first token comes with the prompt
+    alone = max(0, emitted - counts.num_steps - counts.num_accepted_tokens) if counts is mine.counted else 0
+    passes = counts.num_steps + alone  # of one request each; those without a draft emit one token
+    per_pass = (counts.num_steps + counts.num_accepted_tokens + alone) / passes
+    length = counts.num_draft_tokens / passes
+    pass_ms = None if token_ms is None else token_ms * per_pass
+    found = found.model_copy(
+        update={
+            "num_draft_tokens": length, "tokens_per_pass": per_pass, "pass_ms": pass_ms,
+            "measured": _ratio(found.plain_pass_ms, token_ms),
+        }
+    )  # fmt: skip
+    rows = positions(counts)
+    if found.plain_pass_ms is None or pass_ms is None:
+        return found.model_copy(update={"why_not": PLAIN_NEEDED})
+    if not rows:
+        return found.model_copy(update={"why_not": "acceptance by position, which the server does not count"})
+    cost, shares = pass_ms / found.plain_pass_ms, [row.accepted / passes for row in rows]
+    forecast = [(1 + sum(shares[:k])) / (1 + (cost - 1) * k / length) for k in range(1, len(rows) + 1) if k <= length + 1]
+    best = max(range(len(forecast)), key=forecast.__getitem__)
+    return found.model_copy(update={"forecast": forecast, "best": best + 1 if forecast[best] >= WORTH else 0})
+
+
+def schedule(rows: Sequence[LevelAdvice]) -> list[tuple[int, int]]:
+    """(Requests in flight, draft tokens from so many on), the first at 1, never more than at fewer; empty: nothing is known."""
+    known = sorted((one.level.concurrency, one.best) for one in rows if one.level.concurrency and one.best is not None)
+    table: list[tuple[int, int]] = []
+    for number, best in known:
+        if not table:
+            table.append((1, best))
+        elif best < table[-1][1]:
+            table.append((number, best))
+    return table
+
+
+def _token_ms(level: LevelMeasurement | None) -> float | None:
+    """Mean milliseconds of a token behind the first."""
+    return None if level is None or level.tpot_s is None or not level.tpot_s.mean else 1000 * level.tpot_s.mean
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or not below else above / below

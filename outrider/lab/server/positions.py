@@ -1,0 +1,75 @@
+"""How far drafts survive on a server, by its counters: the same in every engine that counts accepted tokens by position."""
+
+from __future__ import annotations
+
+from scipy.stats import binomtest
+
+from outrider.lab.result import Interval, Record
+from outrider.lab.server.types import Speculation
+
+RARELY, OFTEN = 0.1, 0.5  # of the steps
+FEW_STEPS = 100
+
+
+class PositionRow(Record):
+    """One draft position, from 1."""
+
+    position: int
+    accepted: int  # steps in which it was
+    share: float  # of all steps with a draft
+    given: Interval | None  # of the steps that kept the position before; Wilson's interval, as if steps were independent
+
+
+def positions(counts: Speculation) -> list[PositionRow]:
+    """A row for every position that was counted; none where the server does not count them."""
+    if not counts.num_steps:
+        return []
+    rows, before = [], counts.num_steps
+    for place, accepted in enumerate(counts.accepted_per_position):
+        given = None
+        if 0 <= accepted <= before and before:
+            low, high = binomtest(accepted, before).proportion_ci(method="wilson")
+            given = Interval(value=accepted / before, low=float(low), high=float(high))
+        rows.append(PositionRow(position=place + 1, accepted=accepted, share=accepted / counts.num_steps, given=given))
+        before = accepted
+    return rows
+
+
+def findings(counts: Speculation) -> list[str]:
+    """What the counts say about the drafts, a sentence each."""
+    if counts.num_steps is None:
+        return ["The server counts no passes with a draft, so nothing can be said about its drafts."]
+    if not counts.num_steps:
+        return ["No pass had a draft: the server does not speculate, or drafted nothing for these prompts."]
+    said = []
+    if counts.tau is not None:
+        said.append(f"A pass with a draft emits {counts.tau:.2f} tokens ({counts.tau_formula}).")
+    if counts.draft_utilisation is not None and counts.num_draft_tokens:
+        length = counts.num_draft_tokens / counts.num_steps
+        said.append(f"{counts.draft_utilisation:.0%} of the draft tokens are accepted, of {length:.1f} a pass.")
+    said += _by_position(counts)
+    if counts.num_steps < FEW_STEPS:
+        said.append(f"That rests on {counts.num_steps} passes; more prompts, or longer answers, tell more.")
+    return said
+
+
+def _by_position(counts: Speculation) -> list[str]:
+    rows = positions(counts)
+    if not rows:
+        return ["The server does not count accepted tokens by position, so it cannot be told where drafts break off."]
+    said, last = [], rows[-1]
+    rare = [row for row in rows if row.share < RARELY]
+    if rows[0].share < OFTEN:
+        said.append(
+            f"The first draft token is rejected in {1 - rows[0].share:.0%} of the passes: the drafter does not suit these "
+            "prompts; another length cannot change that."
+        )
+    if rare and rare[0].position > 1 and (total := sum(row.accepted for row in rows)):
+        kept = sum(row.accepted for row in rows[: rare[0].position - 1]) / total
+        said.append(
+            f"From position {rare[0].position} on, fewer than one pass in ten keeps the token: drafts of {rare[0].position - 1} "
+            f"would keep {kept:.0%} of what is kept now."
+        )
+    if last.share > OFTEN:
+        said.append(f"{last.share:.0%} of the passes keep the last token, at position {last.position}: longer drafts may pay.")
+    return said

@@ -1,0 +1,145 @@
+"""`study`: a running server is loaded with prompts, and its counters and clocks are read for `explain` or `tune`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Literal
+
+from outrider.errors import CapabilityError
+from outrider.lab.bench.material import digest, firsts
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
+from outrider.lab.server.client import Client
+from outrider.lab.server.counters import CACHE_ASKED, CACHE_FOUND, Reading, difference, read
+from outrider.lab.server.discover import discover
+from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.lengths import LevelAdvice, advise, schedule
+from outrider.lab.server.measure import measure_servers
+from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.positions import findings
+from outrider.lab.server.result import ServerResult, Standing
+from outrider.lab.server.types import ServerMeasurement, Speculation
+from outrider.lab.workload.types import Workload
+from outrider.machine import versions
+
+Question = Literal["explain", "tune"]
+RUNNING, WAITING = ("num_requests_running", "num_running_reqs"), ("num_requests_waiting", "num_queue_reqs")
+DIFFERENT = 0.15  # of the tokens per pass, between two loads
+UNKNOWN = {
+    "explain": [
+        "Why a draft token was rejected (luck, a filter, a drafter that disagrees, a draft too short) needs the laws of both "
+        "models: outrider explain FOLDER_OR_HUB_ID.",
+        "Which texts and places lose drafts: counters have no texts.",
+    ],
+    "tune": [
+        "Longer drafts than the server makes, and other drafters: start it otherwise and ask again, or outrider tune "
+        "FOLDER_OR_HUB_ID.",
+    ],
+}
+
+
+def study(
+    question: Question, endpoints: Mapping[str, Endpoint], workload: Workload, options: LoadOptions, journal_path: Path, *,
+    prompts: int, resume: bool, progress: Progress,
+) -> tuple[ServerResult, Journal, bool]:  # fmt: skip
+    """The result, the journal (close it when the result is safe), and whether every request was answered or refused. The last
+    endpoint is asked about, one before it is the plain server. Raises what `measure_servers` raises."""
+    asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))
+    plan = {
+        "verb": question, "servers": {label: [one.root, one.model] for label, one in endpoints.items()},
+        "load": asdict(options), "workload": digest(asked), "versions": versions(),
+    }  # fmt: skip
+    journal = Journal.open(journal_path, plan, resume=resume)
+    with journal:
+        standing = asyncio.run(_standing(list(endpoints.values())[-1], options.timeout_s))
+        found = measure_servers(endpoints, asked, options, journal=journal, progress=progress)
+    _check_told(question, found)
+    plain = found[0].levels if len(found) > 1 else [None] * len(found[-1].levels)
+    advice = [advise(mine, other) for mine, other in zip(found[-1].levels, plain, strict=True)] if question == "tune" else []
+    result = ServerResult(
+        question=question, servers=found, standing=standing, advice=advice, table=schedule(advice),
+        findings=_explained(found[-1]) if question == "explain" else _tuned(advice), unknown=UNKNOWN[question],
+        workload=workload.name, settings={**asdict(options), "prompts": prompts},
+        seconds=sum(level.busy_s for one in found for level in one.levels),
+        interrupted=any(one.interrupted for one in found),
+    )  # fmt: skip
+    return result, journal, all(one.complete for one in found)
+
+
+def _check_told(question: Question, servers: Sequence[ServerMeasurement]) -> None:
+    """Raises CapabilityError where neither counters nor answers say anything about drafts, and no second server's clock does."""
+    asked = servers[-1]
+    if any(level.speculation is not None for level in asked.levels) or (question == "tune" and len(servers) > 1):
+        return
+    why = "; ".join(dict.fromkeys([*asked.server.notes, *(note for level in asked.levels for note in level.notes)]))
+    raise CapabilityError(
+        f"the server at {asked.url} says nothing about its drafts, in counters or in answers{f' ({why})' if why else ''}: "
+        f"{question} has nothing to read; 'outrider bench URL --baseline-url PLAIN' measures what a client sees"
+    )
+
+
+async def _standing(endpoint: Endpoint, timeout_s: float) -> Standing | None:
+    async with Client(endpoint, timeout_s=timeout_s) as client:
+        info = await discover(client)
+        reading = (await read(client, info.model))[0] if info.metrics else None
+    return None if reading is None else standing(reading)
+
+
+def standing(reading: Reading) -> Standing:
+    """All that was counted since the server started, as a window from zero."""
+    window, counters = difference(Reading(reading.engine), reading), reading.counters
+    asked = counters.get(CACHE_ASKED)
+    return Standing(
+        speculation=window.speculation, num_generated=window.num_generated,
+        running=_first(counters, RUNNING), waiting=_first(counters, WAITING),
+        cache_hits=counters.get(CACHE_FOUND, 0.0) / asked if asked else None,
+    )  # fmt: skip
+
+
+def _first(counters: Mapping[str, float], names: Sequence[str]) -> float | None:
+    return next((counters[name] for name in names if name in counters), None)
+
+
+def _explained(server: ServerMeasurement) -> list[str]:
+    """Of all levels together what the drafts are worth, then what the load changes."""
+    counted = [level.speculation for level in server.levels if level.speculation is not None]
+    total = counted[0]
+    for more in counted[1:]:
+        total = total + more
+    said = findings(total)
+    taus = [(level.level.label, level.speculation.tau) for level in server.levels if level.speculation and level.speculation.tau]
+    if len(taus) > 1:
+        low, high = min(taus, key=lambda one: one[1]), max(taus, key=lambda one: one[1])
+        if high[1] > low[1] * (1 + DIFFERENT):
+            said.append(
+                f"Passes emit {high[1]:.2f} tokens at {high[0]}, {low[1]:.2f} at {low[0]}: acceptance does not depend on load, "
+                "so the server drafts otherwise there."
+            )
+    lengths = [(level.level.label, _length(level.speculation)) for level in server.levels if level.speculation]
+    if len({round(length, 1) for _, length in lengths if length is not None}) > 1:
+        said.append("Draft tokens a pass: " + ", ".join(f"{length:.1f} at {label}" for label, length in lengths if length) + ".")
+    return said
+
+
+def _length(counts: Speculation) -> float | None:
+    return counts.num_draft_tokens / counts.num_steps if counts.num_draft_tokens and counts.num_steps else None
+
+
+def _tuned(advice: Sequence[LevelAdvice]) -> list[str]:
+    said = []
+    for one in advice:
+        label = one.level.label
+        if one.best is None:
+            measured = "" if one.measured is None else f" As it drafts now it is {one.measured:.2f}x plain decoding."
+            said.append(f"{label}: how many draft tokens pay cannot be told. Missing is: {one.why_not}.{measured}")
+        elif one.best == 0:
+            said.append(f"{label}: do not speculate; the best length would give {max(one.forecast):.2f}x.")
+        else:
+            said.append(
+                f"{label}: {one.best} draft tokens, {one.forecast[one.best - 1]:.2f}x plain decoding by forecast; now "
+                f"{one.num_draft_tokens:.1f} a pass and {one.measured:.2f}x, measured."
+            )
+    return said
