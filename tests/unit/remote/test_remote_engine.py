@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from outrider.serve.metrics_families import of_snapshots
 from tests.draft_service import FakeDraftService, Known
-from tests.unit.remote.conftest import Demo
+from tests.unit.remote.conftest import PROMPTS, Demo
 
 SETTINGS = EngineSettings(max_num_seqs=2)
 
@@ -84,11 +85,23 @@ def test_counters_reach_the_metrics(demo: Demo, folder: Path, patient: None) -> 
 
 
 def test_a_far_service_makes_plain_steps(demo: Demo, folder: Path) -> None:
-    """With k=auto the control stops asking where every reply is late by many steps: the text is right, requests stop coming."""
-    with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
+    """With k=auto the control stops asking where every reply is late by many steps, and begins again when the line is short."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    plain = demo.llm().generate(PROMPTS[0], params)[0]
+    whole = plain.prompt_token_ids + plain.token_ids
+    with FakeDraftService(folder, Known([whole])) as service, demo.remote(service.address, k="auto:4") as llm:
         service.delay_s = 1.0
-        with demo.remote(service.address, k="auto:4") as llm:
-            for _ in range(2):
-                assert demo.texts("greedy", llm) == demo.plain["greedy"]
-            chosen = llm.control["chosen"]
-        assert chosen.get(0, 0) > sum(count for size, count in chosen.items() if size)
+        for _ in range(20):  # asking in vain costs little, so a disturbed clock may hide it for a while
+            before = Counter(llm.control["chosen"])
+            assert llm.generate(PROMPTS[0], params)[0].token_ids == plain.token_ids
+            chosen = Counter(llm.control["chosen"]) - before
+            if chosen[0] > 50:  # the others are tries
+                break
+        assert chosen[0] > 50
+        service.delay_s = 0.0
+        for _ in range(20):
+            done = llm.generate(PROMPTS[0], params)[0]
+            assert done.token_ids == plain.token_ids
+            if done.stats.accepted > 50:
+                break
+        assert done.stats.accepted > 50
