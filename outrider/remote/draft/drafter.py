@@ -24,7 +24,7 @@ from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
 from outrider.remote.draft.connection import Connection, Mailbox, Reply
 from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.draft.local import LocalLease
-from outrider.remote.draft.patience import Patience
+from outrider.remote.draft.patience import Patience, Rests
 from outrider.remote.draft.sharing import Lease
 from outrider.remote.draft.text import BUSY_S, RemoteText
 from outrider.remote.draft.tree import DraftTree, Node
@@ -54,7 +54,7 @@ class RemoteDrafter(Drafter):
         """`most`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
         self._lease, self._settings, self._local = lease, settings, local
         self._box = Mailbox()
-        self._patience = Patience(settings.max_wait_s)
+        self._patience, self._rests = Patience(settings.max_wait_s), Rests()
         self._texts: list[RemoteText] = []  # per row
         self._by_number: dict[int, RemoteText] = {}
         self._usual = most  # nodes that the latest asking step wanted; 0: drafting rests
@@ -185,7 +185,7 @@ class RemoteDrafter(Drafter):
         connection, now = self.connection, time.perf_counter()
         epoch = connection.epoch
         asking = [one for one in asking if one[0].may_ask(epoch, now)]
-        if not asking or not connection.is_open:
+        if not asking or not connection.is_open or self._rests.is_resting:
             return
         requests = [
             text.request(
@@ -224,6 +224,8 @@ class RemoteDrafter(Drafter):
         counts = self.connection.counts
         missed = sum(not text.proposed for text in lacking)
         wanted = sum(text.wish > 0 for text in self._texts)
+        if wanted and self.connection.is_open:
+            self._rests.observe(had_any=missed < wanted)
         counts.add("hits", wanted - len(lacking))
         counts.add("waits", len(lacking) - missed)
         counts.add("misses", missed)

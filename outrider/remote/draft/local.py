@@ -64,7 +64,7 @@ class LocalService:
         self.endpoint = Endpoint(f"unix:{self._socket}")
         listen = ["--host", str(self.endpoint)]
         self._command = [sys.executable, "-c", BOOT, str(os.getpid()), *arguments, *listen]
-        self._closing = threading.Event()
+        self._closing, self._has_served = threading.Event(), threading.Event()
         self.child: subprocess.Popen[bytes] | None = None
         self.starts = 0
         threading.Thread(target=self._supervise, name="outrider-local-draft", daemon=True).start()
@@ -94,10 +94,9 @@ class LocalService:
             began = time.monotonic()
             child = self._start()
             code = child.wait()
-            if self._closing.is_set():
-                return
-            if self.starts > 1 or self._socket.exists():
-                log.warning("the local draft service ended with code %d (%s); it is started again", code, self._last_words())
+            if self._closing.is_set() or not self._has_served.wait(10 * POLL_S):
+                return  # `_wait` says why it does not come up
+            log.warning("the local draft service ended with code %d (%s); it is started again", code, self._last_words())
             self._socket.unlink(missing_ok=True)
             pause_s = FIRST_PAUSE_S if time.monotonic() - began > STEADY_S else pause_s
             self._closing.wait(pause_s)
@@ -124,13 +123,14 @@ class LocalService:
             while not _serves(health):
                 now = time.monotonic()
                 ended = self.child is not None and self.child.poll() is not None
-                if ended or self.starts > 1 or now - began > START_S:
-                    why = "ended" if ended or self.starts > 1 else f"does not serve after {START_S:.0f} s"
+                if ended or now - began > START_S:
+                    why = "ended" if ended else f"does not serve after {START_S:.0f} s"
                     raise CapabilityError(f"the local draft service {why}: {self._last_words()}")
                 if now - told > SIGN_OF_LIFE_S:
                     told = now
                     status(f"the draft service starts, {now - began:.0f} s: {self._last_words()}")
                 time.sleep(POLL_S)
+        self._has_served.set()
 
     def _last_words(self) -> str:
         try:

@@ -1,4 +1,6 @@
-"""How long a step waits for a draft: only while it can be expected to arrive before it would come too late.
+"""How long a step waits for a draft, and when none is asked for.
+
+A step waits only while the draft can be expected to arrive before it would come too late.
 
 Too late is after one pass of the target (what a plain step takes, so that a wait can never do more than double a step), or after
 the setting `max_wait_ms` where that is less. What passes and replies take is their running median.
@@ -12,6 +14,8 @@ from statistics import median
 LATEST = 16  # times that a median is over
 FIRST_S = 0.05  # a pass is taken to last, before one was seen
 OVERDUE = 3.0  # times the usual reply: then it is no longer expected
+MOST_MISSED, ATTEMPT = 24, 3  # steps in a row without a draft before a rest, and between two rests
+FIRST_REST, LONGEST_REST = 8, 128  # steps
 SLACK_S = 0.002  # that a reply may be later than so, for threads take turns
 
 
@@ -51,3 +55,32 @@ class Patience:
         if usual is None:
             return now_s - silent_since_s < self.budget_s
         return asked_s + usual <= deadline_s and now_s - silent_since_s <= OVERDUE * usual + SLACK_S
+
+
+class Rests:
+    """Steps in which a service is not asked, after many in a row for which it had nothing in time.
+
+    Asking would cost its machine and the line, and bring nothing. The next attempt comes after a pause that doubles; one draft in
+    time ends it.
+    """
+
+    def __init__(self) -> None:
+        self._missed = 0  # attempts in a row
+        self._pause, self._left = 0, 0  # steps
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the present step asks for nothing."""
+        return self._left > 0
+
+    def observe(self, *, had_any: bool) -> None:
+        """A step wanted drafts, and had one, or none at all."""
+        if had_any:
+            self._missed = self._pause = self._left = 0
+        elif self._left:
+            self._left -= 1
+        else:
+            self._missed += 1
+            if self._missed >= MOST_MISSED:
+                self._pause = min(2 * self._pause, LONGEST_REST) or FIRST_REST
+                self._left, self._missed = self._pause, MOST_MISSED - ATTEMPT

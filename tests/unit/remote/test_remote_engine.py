@@ -15,10 +15,11 @@ from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Request
 from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
+from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.serve.metrics_families import of_snapshots
 from tests.draft_service import FakeDraftService, Known
-from tests.unit.remote.conftest import Demo
+from tests.unit.remote.conftest import PROMPTS, Demo, drafter_of
 
 SETTINGS = EngineSettings(max_num_seqs=2)
 
@@ -83,12 +84,27 @@ def test_counters_reach_the_metrics(demo: Demo, folder: Path, patient: None) -> 
     assert not any("remote" in name for name in others)
 
 
-def test_a_far_service_makes_plain_steps(demo: Demo, folder: Path) -> None:
-    """With k=auto the control stops asking where every reply is late by many steps: the text is right, requests stop coming."""
-    with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
-        service.delay_s = 1.0
-        with demo.remote(service.address, k="auto:4") as llm:
-            for _ in range(2):
-                assert demo.texts("greedy", llm) == demo.plain["greedy"]
-            chosen = llm.control["chosen"]
-        assert chosen.get(0, 0) > sum(count for size, count in chosen.items() if size)
+@pytest.mark.parametrize("k", [4, "auto:4"])
+def test_a_far_service_is_asked_seldom(demo: Demo, folder: Path, k: int | str) -> None:
+    """Where every reply is late by many steps, requests become rare; where the line is short again, drafts come."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    plain = demo.llm().generate(PROMPTS[0], params)[0]
+    known = Known([plain.prompt_token_ids + plain.token_ids])
+    is_near = False
+
+    def far(service: FakeDraftService, request: messages.RowRequest) -> list[messages.RowReply] | None:
+        """Replies that are late by more than any draft is long, by the number of requests and not by the clock."""
+        return None if is_near else []
+
+    with FakeDraftService(folder, known, misbehave=far) as service, demo.remote(service.address, k=k) as llm:
+        for _ in range(4):
+            before = drafter_of(llm).counters["remote_draft_requests"]
+            assert llm.generate(PROMPTS[0], params)[0].token_ids == plain.token_ids
+        assert drafter_of(llm).counters["remote_draft_requests"] - before < 15
+        is_near = True
+        for _ in range(20):
+            done = llm.generate(PROMPTS[0], params)[0]
+            assert done.token_ids == plain.token_ids
+            if done.stats.accepted > 50:
+                break
+        assert done.stats.accepted > 50

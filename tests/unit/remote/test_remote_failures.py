@@ -49,20 +49,20 @@ def test_it_dies_and_comes_back(demo: Demo, folder: Path, kind: str) -> None:
         decoder, steps = llm._decoder, 0
         step = decoder.step
 
-        def dies_at_the_fifth() -> list[int]:
+        def dies_at_the_third() -> list[int]:
             nonlocal steps
             steps += 1
-            if steps == 5:
+            if steps == 3:
                 service.stop()
                 wait_for(lambda: not line.is_open)
-            if steps == 9:
+            if steps == 6:
                 service.start()
                 wait_for(lambda: line.is_open)
             return step()
 
-        decoder.step = dies_at_the_fifth  # type: ignore[method-assign]
+        decoder.step = dies_at_the_third  # type: ignore[method-assign]
         assert demo.texts(kind, llm) == demo.plain[kind]
-        assert steps > 9
+        assert steps > 6
         assert "unreachable" in line.counts.troubles or "lost" in line.counts.troubles
         before = drafter_of(llm).counters["remote_draft_nodes"]
         assert demo.texts(kind, llm) == demo.plain[kind]
@@ -87,7 +87,7 @@ def test_it_never_answers(demo: Demo, folder: Path, kind: str, monkeypatch: pyte
         counts = check(demo, kind, service.address, None)
     assert counts["remote_draft_hits"] == counts["remote_draft_waits"] == counts["remote_draft_round_trips"] == 0
     assert counts["remote_draft_misses"] > 20
-    assert 0 < sum(waits) < counts["remote_draft_misses"] / 4
+    assert sum(waits) < counts["remote_draft_misses"] / 4
 
 
 def test_a_silent_line_is_opened_anew(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

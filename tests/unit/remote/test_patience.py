@@ -1,0 +1,60 @@
+"""When a step waits for a draft, and when none is asked for: on a clock of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MOST_MISSED, Patience, Rests
+
+
+def test_a_budget_is_a_pass() -> None:
+    """The median of the latest ones, and never more than was said."""
+    patience, bounded = Patience(None), Patience(0.003)
+    for seconds in (0.01, 0.02, 5.0):
+        patience.passes.add(seconds)
+        bounded.passes.add(seconds)
+    assert patience.budget_s == 0.02
+    assert bounded.budget_s == 0.003
+
+
+@pytest.mark.parametrize(
+    ("asked", "silent_since", "now", "deadline", "expected"),
+    [
+        (0.0, 0.0, 0.001, 0.02, True),  # usually after 10 ms
+        (0.0, 0.0, 0.001, 0.008, False),  # too late for this step
+        (0.0, 0.0, 0.02, 0.02, False),  # the time is up
+        (0.0, 0.0, 0.015, 0.04, True),  # a little late is no reason
+        (0.1, 0.0, 0.1, 0.14, False),  # silent for ten times as long as usual
+    ],
+)
+def test_expectations(asked: float, silent_since: float, now: float, deadline: float, expected: bool) -> None:
+    """Replies take 10 ms."""
+    patience = Patience(None)
+    patience.replies.add(0.01)
+    assert patience.expects(asked, silent_since, now, deadline) is expected
+
+
+def test_the_first_reply_is_waited_for_once() -> None:
+    """Nobody knows what it takes: for a step's budget, and then no more."""
+    patience = Patience(None)
+    patience.passes.add(0.02)
+    assert patience.expects(1.0, 1.0, 1.01, 1.02)
+    assert not patience.expects(1.03, 1.0, 1.03, 1.05)
+
+
+def test_rests_grow_and_end_with_a_draft() -> None:
+    """Of a service that never has anything: few attempts in a thousand steps; one draft, and every step asks again."""
+    rests, asked = Rests(), []
+    for _ in range(1000):
+        asked.append(not rests.is_resting)
+        rests.observe(had_any=False)
+    assert all(asked[:MOST_MISSED])
+    assert not any(asked[MOST_MISSED : MOST_MISSED + FIRST_REST])
+    assert asked[MOST_MISSED + FIRST_REST]
+    assert 3 <= sum(asked[-3 * LONGEST_REST :]) <= 12
+    while rests.is_resting:
+        rests.observe(had_any=False)
+    rests.observe(had_any=True)
+    for _ in range(MOST_MISSED - 1):
+        rests.observe(had_any=False)
+        assert not rests.is_resting
