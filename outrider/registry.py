@@ -20,6 +20,7 @@ class Entry:
 
     path: str  # "package.module:Class"
     summary: str
+    extra: str | None = None  # of the package, without which it cannot be imported
 
 
 class Registry:
@@ -58,4 +59,6 @@ class Registry:
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{self.kind} '{name}' ({entries[name].path}) cannot be imported: {error}") from error
+            extra = entries[name].extra
+            remedy = "" if extra is None else f"; pip install 'outrider[{extra}]' brings what it needs"
+            raise ConfigError(f"{self.kind} '{name}' ({entries[name].path}) cannot be imported: {error}{remedy}") from error

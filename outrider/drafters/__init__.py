@@ -21,7 +21,7 @@ DRAFTERS = Registry(
         "medusa": Entry("outrider.drafters.medusa:MedusaDrafter", "heads that guess the next tokens from one hidden state"),
         "block": Entry("outrider.drafters.block:BlockDrafter", "a few layers that guess a whole block in one pass"),
         "composite": Entry("outrider.drafters.composite:CompositeDrafter", "several drafters in one tree, or the best of them"),
-        "remote": Entry("outrider.remote.draft.drafter:RemoteDrafter", "a draft service, here or on another machine"),
+        "remote": Entry("outrider.remote.draft.drafter:RemoteDrafter", "a draft service, here or on another machine", "services"),
         "universal": Entry("outrider.drafters.universal:UniversalDrafter", "a smaller model with any tokenizer"),
     },
 )

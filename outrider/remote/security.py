@@ -28,6 +28,7 @@ OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),  # an idle line is pinged, too: no reason to close it
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
