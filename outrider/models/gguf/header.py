@@ -8,6 +8,8 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -119,7 +121,7 @@ def long_list(file: GgufFile, key: str) -> list[Any]:
     """A list of the metadata, in full. Raises CheckpointError where the file has none under this key."""
     found = file.metadata.get(key)
     if isinstance(found, Count):
-        found = _Reader(file.path, keeps=key).metadata()[key]
+        found = _long_list(file.path, file.path.stat().st_mtime_ns, key)
     if not isinstance(found, list):
         raise CheckpointError(f"'{file.path}' has no list {key}: incomplete. Convert the model again.")
     return found
@@ -129,6 +131,11 @@ def long_list(file: GgufFile, key: str) -> list[Any]:
 def _read_once(path: Path, changed: int) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
     reader = _Reader(path)
     return reader.metadata(), reader.tensors()
+
+
+@lru_cache(maxsize=8)  # those of a target and a draft
+def _long_list(path: Path, changed: int, key: str) -> list[Any]:
+    return _Reader(path, keeps=key).metadata()[key]
 
 
 def _shards(path: Path) -> list[Path]:
@@ -160,9 +167,10 @@ class _Reader:
 
     def __init__(self, path: Path, keeps: str | None = None) -> None:
         self._path, self._keeps = path, keeps
-        self._size = path.stat().st_size
         self._at = 0
-        self._blob: Any = np.memmap(path, mode="r", dtype=np.uint8) if self._size else np.empty(0, np.uint8)
+        with path.open("rb") as stream:
+            self._size = os.fstat(stream.fileno()).st_size
+            self._blob = mmap.mmap(stream.fileno(), self._size, access=mmap.ACCESS_READ) if self._size else b""
         self._check_start()
         self._num_tensors, self._num_values = self._numbers("2Q")
         self._metadata: dict[str, Any] | None = None
@@ -267,7 +275,7 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         if self._at + count > self._size:
             self._cut_off()
-        found = self._blob[self._at : self._at + count].tobytes()
+        found = self._blob[self._at : self._at + count]
         self._at += count
         return found
 

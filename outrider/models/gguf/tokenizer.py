@@ -23,6 +23,8 @@ REMEDY = f"Put the original model's {FILE} and tokenizer_config.json beside the 
 BYTE_PAIRS = "gpt2"  # what files call a vocabulary of byte pairs
 OTHER_KINDS = ("llama", "gemma4")  # SentencePiece
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
+ALPHABET = bytes_to_unicode()  # a letter for each byte
+LETTERS = frozenset(ALPHABET.values())
 _K = "tokenizer.ggml."
 
 # How text is split: regular expressions one after the other, GPT2 being ByteLevel's own; as in the models' tokenizer.json.
@@ -134,10 +136,9 @@ def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
 
 def _spelled(text: str, kind: int) -> str:
     """A token in the alphabet of bytes. Marked tokens are matched in the text as they are."""
-    alphabet = bytes_to_unicode()
-    if kind in (CONTROL, USER_DEFINED) or set(text) <= set(alphabet.values()):
+    if kind in (CONTROL, USER_DEFINED) or LETTERS.issuperset(text):
         return text
-    return "".join(alphabet[byte] for byte in text.encode("utf-8"))
+    return "".join(ALPHABET[byte] for byte in text.encode("utf-8"))
 
 
 def _splitting(rule: Sequence[str]) -> Any:
