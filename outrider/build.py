@@ -22,6 +22,7 @@ from outrider.errors import CheckpointError, ConfigError
 from outrider.loader import ModelLoader
 from outrider.models.adapter import adapters
 from outrider.models.context import shorter_draft
+from outrider.models.gguf.names import fetched_gguf
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.load import LoadedModel, load_config, resolve_device
 from outrider.models.memory import MemoryReport
@@ -232,10 +233,15 @@ def head_in(draft: str | None) -> str | None:
 def _resolve_names(options: Options, needs: Needs) -> Options:
     """'demo' becomes the embedded pair; its draft joins whenever a drafter wants one."""
     changes: dict[str, Any] = {}
-    if options.revision is not None and (options.target == DEMO or Path(options.target).is_dir()):
+    if options.revision is not None and (options.target == DEMO or Path(options.target).exists()):
+        kind = "file" if Path(options.target).is_file() else "folder"
         raise ConfigError(
-            f"revision '{options.revision}' names a version on the hub, but '{options.target}' is a local folder. Leave it out."
+            f"revision '{options.revision}' names a version on the hub, but '{options.target}' is a local {kind}. Leave it out."
         )
+    if (fetched := fetched_gguf(options.target, options.revision)) is not None:
+        changes |= {"target": fetched, "revision": None}
+    if options.draft is not None and (fetched := fetched_gguf(options.draft)) is not None:
+        changes["draft"] = fetched
     if options.target == DEMO:
         changes["target"] = str(demo_paths().target)
     if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):

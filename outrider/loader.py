@@ -10,9 +10,13 @@ import torch
 from torch import nn
 
 from outrider.errors import CapabilityError
+from outrider.models import native
 from outrider.models.adapter import merged_note
 from outrider.models.compiled import CompiledModel, why_uncompiled
 from outrider.models.context import check_asked, held_context
+from outrider.models.gguf.linear import block_layers
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graphs import use_graphs
 from outrider.models.load import (
     LoadedModel,
@@ -91,6 +95,8 @@ class ModelLoader:
         can_help = is_whole and not options.trust_remote_code
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab, can_help)
         finish(lm, module, pack=not compiled)
+        if (file := gguf_in(name)) is not None:
+            self.notes += gguf_notes(file, module, self._labels[name])
         if self._is_target(name):
             self._tokenizer = tokenizer
         if self._is_target(name) and self.needs.module:
@@ -116,6 +122,14 @@ class ModelLoader:
         """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
         self._compiled = self._compiled and self.options.compile != "off"
         if not self._compiled:
+            return False
+        if any(True for _ in block_layers(module)) and not native.is_supported(loaded.lm.device, loaded.lm.dtype):
+            self._compiled = False  # a program would hold the weights widened
+            if self.options.compile == "on":
+                raise CapabilityError(
+                    f"'{self._labels[loaded.name]}' has its weights in blocks, which compile in bfloat16 alone, on the native "
+                    "kernels (AVX2 or AVX-512). Use --dtype bfloat16 or --compile off."
+                )
             return False
         model = CompiledModel(loaded, module, self._is_target(loaded.name), self.needs.loop_lengths, loop_vocab, can_help)
         if model.missing():

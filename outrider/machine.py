@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import torch
 
-PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
 
 

@@ -27,10 +27,12 @@ MODEL = "Model and machine"
 SAMPLING = "Sampling"
 
 CompileMode = Literal["off", "on", "auto"]
-Target = Annotated[str, typer.Argument(help="'demo', a local folder, or a hub id.", show_default=False)]
+Target = Annotated[str, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id.", show_default=False)]
 ServerTarget = Annotated[
     str,
-    typer.Argument(help="'demo', a local folder, a hub id, or the URL of an OpenAI-compatible server.", show_default=False),
+    typer.Argument(
+        help="'demo', a local folder, a .gguf file, a hub id, or the URL of an OpenAI-compatible server.", show_default=False
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
@@ -61,7 +63,7 @@ class MachineOptions:
     """How models are loaded and where they run; `draft` is the draft model of every drafter that wants one."""
 
     draft: Annotated[
-        str | None, option(DRAFTING, "A smaller model that drafts: a local folder or a hub id.", show_default=False)
+        str | None, option(DRAFTING, "A smaller model that drafts: a local folder, a .gguf file or a hub id.", show_default=False)
     ] = None
     dtype: Annotated[str, option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
     device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"

@@ -44,7 +44,7 @@ MAX_CACHE_BYTES = 8 << 30  # least recently used packages are dropped beyond thi
 # Files whose code is compiled in, seen from this folder.
 MODEL_SOURCES = (
     "attention.py", "compile.py", "draft_loop.py", "layout.py", "lm.py", "ops.py", "panel.py", "picking.py", "signals.py",
-    "vocabulary.py", "../sampling/draft_filters.py",
+    "vocabulary.py", "gguf/linear.py", "gguf/formats.py", "../sampling/draft_filters.py",
 )  # fmt: skip
 HEAD_SOURCES = ("workshop.py", "quantised_linear.py", "truncate.py")  # of the programs of `workshop.py`, beside heads/
 

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
 from outrider.models.draft_loop import DraftLoop, compile_draft_loop
+from outrider.models.gguf.linear import BlockLinear
 from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.lm import LM, ModuleRun, module_run
 from outrider.models.load import LoadedModel, finish
@@ -27,8 +28,8 @@ from outrider.models.panel import PanelLinear, output_major
 from outrider.models.probe import probe_logits
 from outrider.models.workshop import Workshop
 
-Linear: TypeAlias = nn.Linear | Conv1D | PackedLinear | PanelLinear
-LINEAR_KINDS = (nn.Linear, Conv1D, PackedLinear, PanelLinear)
+Linear: TypeAlias = nn.Linear | Conv1D | PackedLinear | PanelLinear | BlockLinear
+LINEAR_KINDS = (nn.Linear, Conv1D, PackedLinear, PanelLinear, BlockLinear)
 
 
 def is_linear(layer: nn.Module) -> bool:
@@ -44,8 +45,8 @@ def linear_shape(layer: Any) -> tuple[int, int]:
 
 
 def weight_of(layer: Linear) -> Tensor:
-    """The weight (out, in) of a linear layer, plain, packed or in panels."""
-    return layer.weight if isinstance(layer, PackedLinear | PanelLinear) else output_major(layer)
+    """The weight (out, in) of a linear layer, plain, packed, in panels or in blocks."""
+    return layer.weight if isinstance(layer, PackedLinear | PanelLinear | BlockLinear) else output_major(layer)
 
 
 def num_weights(module: nn.Module) -> int:
@@ -53,7 +54,7 @@ def num_weights(module: nn.Module) -> int:
     a pass looks up a few of its rows."""
     total = 0
     for part in module.modules():
-        if isinstance(part, PackedLinear | PanelLinear):  # stored padded, or as no parameter at all
+        if isinstance(part, PackedLinear | PanelLinear | BlockLinear):  # stored padded, or as no parameter at all
             total += part.out_features * part.in_features
         elif not isinstance(part, nn.Embedding):
             total += sum(parameter.numel() for parameter in part.parameters(recurse=False))

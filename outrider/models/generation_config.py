@@ -73,6 +73,8 @@ def sampling_defaults(choice: str, model: LoadedModel, context: int) -> Sampling
     is_broken = file.is_file() and not _is_json(file)
     is_read = not is_broken and (file.is_file() or not Path(model.name).is_dir())
     source = FILE if is_read else "config.json"  # as transformers does
+    if Path(model.name).is_file():  # a GGUF file
+        source = "its metadata"
     found = _defaults_of(model.generation_config, source, context)
     if choice == NONE:
         asked = [*_words(found.values), *_foreign(model.generation_config, context)]

@@ -24,6 +24,11 @@ from outrider.models.adapter import adapter_in, told_of
 from outrider.models.compile import native_path
 from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
+from outrider.models.gguf.config import gguf_config
+from outrider.models.gguf.linear import block_layers, use_kernels
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.tokenizer import gguf_tokenizer
+from outrider.models.gguf.weights import gguf_module
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
@@ -155,10 +160,14 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
             return load_config(adapter.base, trust_remote_code, adapter.revision)
         except CheckpointError as error:
             raise told_of(adapter, error) from error
+    if (file := gguf_in(name, revision)) is not None:
+        return _decoder(name, gguf_config(file))
     path = Path(name)
     looks_local = path.exists() or name.startswith((".", "/", "~"))
     if looks_local and not path.is_dir():
-        raise CheckpointError(f"no model folder at '{name}'. Give a folder with config.json, a hub id, or 'demo'.")
+        raise CheckpointError(
+            f"no model folder at '{name}'. Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
+        )
     if looks_local and not (path / "config.json").exists():
         raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
     offline = hub.only_cached(name)
@@ -171,6 +180,10 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
             raise CheckpointError(hub.not_found(name)) from error
         refuse_untrusted(name, "model", error)
         raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
+    return _decoder(name, config)
+
+
+def _decoder(name: str, config: Any) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
     return config
@@ -182,6 +195,8 @@ def load_tokenizer(
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
     if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
         return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
+    if (file := gguf_in(name, revision)) is not None:
+        return gguf_tokenizer(file)
     offline = hub.only_cached(name)
     try:
         return AutoTokenizer.from_pretrained(
@@ -204,6 +219,8 @@ def load_module(
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
     if (adapter := adapter_in(name)) is not None:
         return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
+    if (file := gguf_in(name, revision)) is not None:
+        return gguf_module(file, config, dtype).eval().requires_grad_(False).to(device)
     widened = is_widened(config, device)
     widen_on_cpu(config, device)
     bars = hf_logging.is_progress_bar_enabled()
@@ -242,6 +259,7 @@ def load_module(
 def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
     """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed."""
     attention.register()
+    _multiply_blocks(module, dtype, device)
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers
     layers = find_layers(module, num_layers, name)
@@ -250,11 +268,21 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
         context_length=min([context_length(config), *_reaches(config, layers)]),
         layers=tuple(layer.shape for layer in layers),
         sliding_window=_sliding_window(config),
-        num_parameters=sum(p.numel() for p in module.parameters()),
+        num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
     )
     lm = LM(module_run(module), shape, dtype, device)
     check_against_plain(lm, module, name, config.vocab_size)
     return lm
+
+
+def _multiply_blocks(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Put weights in blocks on their kernel, before the first pass: each would widen all of them."""
+    if any(True for _ in block_layers(module)) and native.can_serve(device, dtype):
+        library = native_path()
+        if not library.exists():
+            native.build(library)
+        ops.enable(library)
+        use_kernels(module)
 
 
 def use_native(lm: LM, module: nn.Module, library: Path) -> None:
@@ -267,9 +295,10 @@ def use_native(lm: LM, module: nn.Module, library: Path) -> None:
 
 
 def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
-    """The fast CPU path (linears packed for oneDNN, or for our kernels where it has none of this dtype), then the pass limits
-    measured on it. Raises CapabilityError where our kernels cannot be built."""
-    if pack and can_pack(lm.device, lm.dtype):
+    """The fast CPU path (linears packed for oneDNN, or for our kernels where it has none of this dtype or weights are in blocks),
+    then the pass limits measured on it. Raises CapabilityError where our kernels cannot be built."""
+    in_blocks = any(True for _ in block_layers(module)) and native.can_serve(lm.device, lm.dtype)
+    if pack and not in_blocks and can_pack(lm.device, lm.dtype):
         pack_linears(module)
     elif pack and native.can_serve(lm.device, lm.dtype):
         use_native(lm, module, native_path())

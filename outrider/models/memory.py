@@ -23,6 +23,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.adapter import WEIGHTS, adapter_in
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, quantisation_of
 
 GIB = 1 << 30
@@ -187,7 +189,9 @@ def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.devic
     """One model's weights and KV per token; `name` is a folder or a hub id."""
     adapter = adapter_in(name)
     folder, widened = Path(name if adapter is None else adapter.base).expanduser(), is_widened(config, device)
-    if folder.is_dir():
+    if (file := gguf_in(name)) is not None:
+        plain, quantised = gguf_bytes(file, config, dtype)
+    elif folder.is_dir():
         plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
     else:
         stays = quantisation_of(config) is not None and not widened

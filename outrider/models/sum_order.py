@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.kv import KVCache, LayerShape
 from outrider.models.attention import attention
+from outrider.models.gguf.linear import BlockLinear
 from outrider.models.lm import LM
 from outrider.models.pack import PackedLinear
 from outrider.models.panel import PanelLinear
@@ -103,13 +104,15 @@ def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...], *, is_com
 
     `is_compiled`: only layers that call our kernel, which a compiled program calls, too; it replaces the others.
     """
-    kinds = (PanelLinear,) if is_compiled else (nn.Linear, Conv1D, PackedLinear, PanelLinear)
+    ours = (PanelLinear, BlockLinear)
+    kinds = ours if is_compiled else (nn.Linear, Conv1D, PackedLinear, *ours)
     seen = set()
     for layer in module.modules():
         if not isinstance(layer, kinds):
             continue
         inputs, outputs = (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
-        kind = (type(layer), inputs, outputs, layer.bias is None)
+        form = layer.form if isinstance(layer, BlockLinear) else None
+        kind = (type(layer), inputs, outputs, layer.bias is None, form)
         if kind not in seen:
             seen.add(kind)
             yield _linear_sample(layer, inputs, outputs, lm, widths)
@@ -125,6 +128,8 @@ def _linear_sample(layer: nn.Module, inputs: int, outputs: int, lm: LM, widths: 
 
 def _dtype_of(layer: Any, lm: LM) -> torch.dtype:
     """What a layer multiplies: a router may be kept in fp32 where the model runs in bf16."""
+    if isinstance(layer, BlockLinear):
+        return layer.dtype
     weight = (
         layer.packed
         if isinstance(layer, PackedLinear)

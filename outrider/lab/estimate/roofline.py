@@ -34,15 +34,20 @@ class ModelSize(Record):
     dtype: DtypeName
     kv_bytes_per_token: int | None = None  # None: not known
     is_mixture: bool = False  # of experts: what a pass reads depends on its tokens
+    bytes_per_param: float | None = None  # as its file stores them, blocks of a GGUF file; None: the dtype's
+
+    @property
+    def _width(self) -> float:
+        return DTYPE_BYTES[self.dtype] if self.bytes_per_param is None else self.bytes_per_param
 
     @property
     def weights_bytes(self) -> float:
-        return self.num_params * DTYPE_BYTES[self.dtype]
+        return self.num_params * self._width
 
     @property
     def pass_bytes(self) -> float:
         """Weights that each pass reads."""
-        return self.params_per_pass * DTYPE_BYTES[self.dtype]
+        return self.params_per_pass * self._width
 
     def kv_bytes(self, num_rows: int, context: int) -> int:
         """Keys and values of `num_rows` rows of `context` tokens; 0 where their size is not known."""

@@ -1,4 +1,4 @@
-"""The size of a model in a local folder, from its config.json: no weight is read, none needs to be there."""
+"""The size of a model in a local folder or GGUF file, from its config: no weight is read, none needs to be there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.load import first_line, load_config
 from outrider.models.memory import kv_bytes_per_token
 from outrider.models.unsupported import EXPERTS
@@ -18,15 +20,17 @@ from outrider.models.unsupported import EXPERTS
 def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> ModelSize:
     """Parameters counted on a model without storage, keys and values from the config. Raises CheckpointError where there is no
     config.json, CapabilityError where transformers cannot build the model. Keys and values of a model that is quantised below
-    16 bits are taken to have 16.
+    16 bits are taken to have 16. A GGUF file says itself how wide its weights are; `dtype` is then that of the arithmetic.
     """
-    if not folder.is_dir():
+    file = gguf_in(str(folder))
+    if file is None and not folder.is_dir():
         raise CheckpointError(
             f"no model folder at '{folder}': a local folder with config.json is needed, or a size like --target-params 8B."
         )
     config = load_config(str(folder.absolute()))
     module = _without_storage(config, folder)
     num_params = sum(parameter.numel() for parameter in module.parameters())
+    stored = None if file is None else sum(gguf_bytes(file, config, config.dtype))
     kv_dtype = torch.float32 if DTYPE_BYTES[dtype] == 4 else torch.bfloat16
     return ModelSize(
         name=name or folder.name,
@@ -34,6 +38,7 @@ def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> M
         params_per_pass=num_params - _looked_up(module),
         dtype=dtype,
         kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
+        bytes_per_param=None if stored is None else stored / num_params,
         is_mixture=any((getattr(config.get_text_config(), name, None) or 1) > 1 for name in EXPERTS),
     )
 

@@ -26,6 +26,7 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from outrider.models.attention import QUERY_BLOCK
+from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
@@ -222,7 +223,8 @@ class BlockHead(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """(...) -> (..., H). The table as it is: some models scale what they look up, a block head does so by its own flag."""
         table = self.embed_tokens if self.embed_tokens is not None else self._bound()[0]
-        return F.embedding(tokens, table.weight).to(self.dtype) * self.config.embedding_scale
+        rows = table.rows(tokens) if isinstance(table, BlockEmbedding) else F.embedding(tokens, table.weight)
+        return rows.to(self.dtype) * self.config.embedding_scale
 
     def block_tokens(self, anchors: Tensor) -> Tensor:
         """Anchor tokens (...) -> what a block is fed (..., block size): the anchor, then masks."""

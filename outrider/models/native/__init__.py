@@ -27,8 +27,8 @@ from outrider.errors import CapabilityError
 
 _HERE = Path(__file__).parent
 _MODEL = (
-    "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "attention.cpp", "panel.h", "shim.h", "lanes.h",
-    "lanes_avx512.h", "lanes_avx2.h",
+    "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "block_linear.cpp", "attention.cpp", "panel.h",
+    "rounded_inputs.h", "shim.h", "lanes.h", "lanes_avx512.h", "lanes_avx2.h",
 )  # fmt: skip
 _SAMPLING = (
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
@@ -39,8 +39,8 @@ REMEDY = "Use --compile off, or --dtype float32."  # the second where a CPU with
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
 # Instructions that `lanes.h` is written for: bf16 and byte products of AVX-512 (no processor has the first alone), or AVX2.
 INSTRUCTIONS = {
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mavx512vnni"),
-    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mavx512vnni", "-mf16c"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
 
 
@@ -113,6 +113,9 @@ def load(path: Path) -> ctypes.CDLL:
         getattr(library, name).restype = None
     quantised = library.outrider_quantised_linear
     quantised.argtypes, quantised.restype = (pointer, size, size, pointer, size, size, pointer, pointer, size), None
+    blocks, rows = library.outrider_block_linear, library.outrider_block_rows
+    blocks.argtypes, blocks.restype = (pointer, size, size, pointer, size, pointer, pointer, size), None
+    rows.argtypes, rows.restype = (pointer, size, size, pointer, size, pointer), None
     library.outrider_has_tiles.restype = ctypes.c_bool
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
     library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool

@@ -276,6 +276,16 @@ inline Floats add_products(Floats sum, Pairs a, Pairs b) {
   return {_mm256_fmadd_ps(odd(a.low), odd(b.low), sum.low), _mm256_fmadd_ps(odd(a.high), odd(b.high), sum.high)};
 }
 
+// ---------------------------------------------------------------- fp16, int8
+
+inline Floats load_halves(const uint16_t* at) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at + 1))};
+}
+inline Floats load_small(const int8_t* at) {
+  const auto eight = [](const int8_t* at) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at))); };
+  return {eight(at), eight(at + 8)};
+}
+
 // ---------------------------------------------------------------- Bytes
 
 inline Bytes load_bytes(const uint8_t* at) {
@@ -286,6 +296,17 @@ inline Bytes low_halves(Bytes x) {
   return {_mm256_and_si256(x.low, half), _mm256_and_si256(x.high, half)};
 }
 inline Bytes high_halves(Bytes x) { return low_halves({_mm256_srli_epi16(x.low, 4), _mm256_srli_epi16(x.high, 4)}); }
+
+// `codes` and above them, at bits 4 and higher, those bits of each byte of x that `mask` has once it is moved: up where `LEFT` > 0
+template <int LEFT>
+inline Bytes with_bits(Bytes codes, Bytes x, int mask) {
+  const __m256i wanted = _mm256_set1_epi8(char(mask));
+  const auto half = [&](__m256i codes, __m256i x) {
+    const __m256i moved = LEFT >= 0 ? _mm256_slli_epi16(x, LEFT >= 0 ? LEFT : 0) : _mm256_srli_epi16(x, LEFT < 0 ? -LEFT : 0);
+    return _mm256_or_si256(codes, _mm256_and_si256(moved, wanted));
+  };
+  return {half(codes.low, x.low), half(codes.high, x.high)};
+}
 
 // `sum` with the four products of each lane: unsigned codes times the same four signed inputs. Even and odd bytes apart, as words:
 // the instruction for bytes would saturate
@@ -299,7 +320,7 @@ inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
   return {half(sum.low, codes.low), half(sum.high, codes.high)};
 }
 
-// The same where no code is above 15: sums of two products fit into words
+// The same where no code is above 127: sums of two products fit into words
 inline Ints add_small_products(Ints sum, Bytes codes, const int8_t* inputs) {
   int32_t four;
   std::memcpy(&four, inputs, sizeof four);

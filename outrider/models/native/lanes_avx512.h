@@ -111,11 +111,25 @@ inline Pairs same_pair(const bf16* at) {
 // `sum` with the two products of each lane
 inline Floats add_products(Floats sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, a.all, b.all); }
 
+// ---------------------------------------------------------------- fp16, int8
+
+inline Floats load_halves(const uint16_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }
+inline Floats load_small(const int8_t* at) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)));
+}
+
 // ---------------------------------------------------------------- Bytes
 
 inline Bytes load_bytes(const uint8_t* at) { return {_mm512_loadu_si512(at)}; }
 inline Bytes low_halves(Bytes x) { return {_mm512_and_si512(x.all, _mm512_set1_epi8(15))}; }
 inline Bytes high_halves(Bytes x) { return low_halves({_mm512_srli_epi16(x.all, 4)}); }
+
+// `codes` and above them, at bits 4 and higher, those bits of each byte of x that `mask` has once it is moved: up where `LEFT` > 0
+template <int LEFT>
+inline Bytes with_bits(Bytes codes, Bytes x, int mask) {
+  const __m512i moved = LEFT >= 0 ? _mm512_slli_epi16(x.all, LEFT >= 0 ? LEFT : 0) : _mm512_srli_epi16(x.all, LEFT < 0 ? -LEFT : 0);
+  return {_mm512_or_si512(codes.all, _mm512_and_si512(moved, _mm512_set1_epi8(char(mask))))};
+}
 
 // `sum` with the four products of each lane: unsigned codes times the same four signed inputs
 inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
@@ -124,5 +138,5 @@ inline Ints add_products(Ints sum, Bytes codes, const int8_t* inputs) {
   return {_mm512_dpbusd_epi32(sum.all, codes.all, _mm512_set1_epi32(four))};
 }
 
-// The same where no code is above 15
+// The same where no code is above 127
 inline Ints add_small_products(Ints sum, Bytes codes, const int8_t* inputs) { return add_products(sum, codes, inputs); }

@@ -6,55 +6,25 @@
 //
 // w = (code - middle) * scale + zero, middle being 8 or 128. A thread reads its share front to back, as in `panel.h`.
 //
-// Activations are rounded to 8 bits, 32 at a time with a scale of their own, so that the 32 products of a block add up exactly,
-// as integers, 64 of them an instruction; each block's sum then joins one fp32 accumulator per output and row. Nothing depends
-// on the rows beside it, and a pass over one row waits for memory alone.
+// Activations are rounded to 8 bits (`rounded_inputs.h`), so that the 32 products of a block add up exactly; each block's sum then
+// joins one fp32 accumulator per output and row. Nothing depends on the rows beside it, and a pass over one row waits for memory
+// alone.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "rounded_inputs.h"
 #include "shim.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 32;                          // inputs whose products add up as integers
-constexpr int64_t VECTORS = BLOCK * PANEL / 64;        // of a block's codes, one byte each: [BLOCK / 4][2]
-constexpr int64_t ROWS = 64;                           // rows that share one reading of a panel
-constexpr int64_t AHEAD = 8192;                        // bytes; the hardware's own prefetch stops at pages
+constexpr int64_t ROWS = 64;  // rows that share one reading of a panel
 template <int BITS>
-constexpr int64_t BYTES = BLOCK * PANEL * BITS / 8;    // of a block
+constexpr int64_t BYTES = BLOCK * PANEL * BITS / 8;  // of a block
 template <int BITS>
-constexpr int32_t MIDDLE = 1 << (BITS - 1);            // the code that stands for no weight
-
-// 32 inputs of a row: x = code * scale.
-struct Inputs {
-  int8_t codes[BLOCK];
-  float scale;
-  int32_t sum;  // of the codes
-};
-
-Inputs to_bytes(const bf16* x, int64_t count) {
-  const Floats low = load_some(first16(count), x), high = load_some(first16(count - 16), x + 16);
-  const float largest = largest_of(larger(absolute(low), absolute(high)));
-  const Floats steps = floats(largest > 0 ? 127 / largest : 0);
-  const Ints first = nearest(low * steps), second = nearest(high * steps);
-  Inputs found;
-  store_bytes(found.codes, first);
-  store_bytes(found.codes + 16, second);
-  found.scale = largest / 127;
-  found.sum = sum_of(first + second);
-  return found;
-}
-
-// (M, K) -> (M, blocks), zeros behind K.
-void all_to_bytes(const bf16* x, int64_t M, int64_t K, int64_t blocks, Inputs* inputs) {
-#pragma omp parallel for schedule(static) if (M > 8)
-  for (int64_t m = 0; m < M; ++m)
-    for (int64_t b = 0; b < blocks; ++b)
-      inputs[m * blocks + b] = to_bytes(x + m * K + b * BLOCK, std::clamp<int64_t>(K - b * BLOCK, 0, BLOCK));
-}
+constexpr int32_t MIDDLE = 1 << (BITS - 1);  // the code that stands for no weight
 
 // What codes of a group are multiplied with, and what is added.
 template <int BITS>
@@ -94,14 +64,15 @@ inline Ints multiply_four(Ints sum, Bytes codes, const int8_t* inputs) {
 // Adds one row's products with a block to sums (32,).
 template <int BITS>
 inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const Factors<BITS>& factors, float* sums) {
+  const int32_t codes_sum = x.sums[0] + x.sums[1];
   Ints products[2];
-  products[0] = products[1] = ints(-MIDDLE<BITS> * x.sum);
+  products[0] = products[1] = ints(-MIDDLE<BITS> * codes_sum);
 #pragma GCC unroll 8
   for (int64_t k = 0; k < BLOCK / 4; ++k) {
     products[0] = multiply_four<BITS>(products[0], codes[2 * k], x.codes + 4 * k);
     products[1] = multiply_four<BITS>(products[1], codes[2 * k + 1], x.codes + 4 * k);
   }
-  const Floats scale = floats(x.scale), sum = floats(x.scale * x.sum);
+  const Floats scale = floats(x.scale), sum = floats(x.scale * codes_sum);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const Floats found = to_floats(products[half]) * scale;

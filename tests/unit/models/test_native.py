@@ -202,7 +202,10 @@ def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.skipif(native.instructions() != "avx512", reason="AVX2's are the best here, so every test has run on them")
 def test_kernels_for_avx2_are_right_too() -> None:
     """On a machine with AVX-512: the tests of all kernels once more, on those that most processors get."""
-    files = ("models/test_native.py", "models/test_quantise.py", "verifiers/test_kernels.py", "verifiers/test_one_call.py")
+    files = (
+        "models/test_native.py", "models/test_quantise.py", "models/gguf/test_formats.py", "verifiers/test_kernels.py",
+        "verifiers/test_one_call.py",
+    )  # fmt: skip
     pytest_options = ("-p", "no:cacheprovider", "-m", "not slow")
     command = [sys.executable, "-m", "pytest", *pytest_options, *(str(UNIT / name) for name in files)]
     done = subprocess.run(command, env={**os.environ, KERNELS: "avx2"}, capture_output=True, text=True)

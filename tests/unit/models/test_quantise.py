@@ -24,7 +24,7 @@ from outrider.models.quantised_linear import (
     eight_bits,
     four_bits,
 )
-from tests.helpers import tiny_llama
+from tests.helpers import in_bytes, tiny_llama
 
 SHAPES = [(64, 64), (257, 40), (33, 33), (1, 5), (80, 200)]  # outputs, inputs: also those the bare kernels refuse or misread
 KINDS: dict[str, Callable[[nn.Module], QuantisedLinear]] = {
@@ -118,14 +118,6 @@ def dequantised(layer: nn.Linear, bits: int, group_size: int) -> Tensor:
     codes, scales, zeros = four_bits(padded, group_size)
     steps = codes.view(len(weight), -1, group_size).double() - 8
     return (steps * scales.double()[..., None] + zeros.double()[..., None]).view_as(padded)[:, : weight.shape[1]]
-
-
-def in_bytes(x: Tensor) -> Tensor:
-    """Rows as our kernel multiplies them: 32 inputs in 255 steps of their largest; ties to even, as the processor rounds."""
-    blocks = F.pad(x.float(), (0, -x.shape[1] % 32)).view(x.shape[0], -1, 32)
-    largest = blocks.abs().amax(dim=2, keepdim=True)
-    steps = torch.full_like(largest, 127).div(largest).where(largest > 0, 0)  # 127 / largest is 127 times a rounded reciprocal
-    return ((blocks * steps).round() * (largest / 127)).view(x.shape[0], -1)[:, : x.shape[1]].double()
 
 
 @pytest.mark.usefixtures("native_library")

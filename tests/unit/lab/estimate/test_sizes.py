@@ -12,6 +12,7 @@ from outrider.demo import demo_paths
 from outrider.errors import CheckpointError
 from outrider.lab.estimate.sizes import size_of_folder
 from outrider.models.memory import folder_weights_bytes
+from tests.gguf_files import VOCABULARY_SIZE, Kind, write_model
 from tests.helpers import tiny_llama
 
 SIZES = {
@@ -51,6 +52,16 @@ def test_mixtures_are_seen(tmp_path: Path) -> None:
         **SIZES, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, head_dim=16
     ).save_pretrained(tmp_path)  # fmt: skip
     assert size_of_folder(tmp_path, "bfloat16").is_mixture
+
+
+def test_a_gguf_file_says_how_wide_its_weights_are(tmp_path: Path) -> None:
+    """8.5 bits in Q8_0; norms are plain. Catches an estimate by the dtype of the arithmetic, twice as much."""
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": VOCABULARY_SIZE}, tie_word_embeddings=False))
+    size = size_of_folder(write_model(tmp_path / "m.gguf", model, "llama", kind=Kind.Q8_0), "bfloat16")
+    norms = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
+    padding = (-VOCABULARY_SIZE % 32) * 64 * 2  # panels have 32 outputs
+    assert size.num_params == sum(parameter.numel() for parameter in model.parameters())
+    assert size.weights_bytes == pytest.approx((size.num_params - norms + padding) * 8.5 / 8 + norms * 2)
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Checkpoints in one GGUF file (llama.cpp's format): names, header, config, tokenizer, and weights that stay in their blocks."""

@@ -1,0 +1,245 @@
+"""The config of a GGUF checkpoint: transformers' own table of metadata, and what that table leaves out.
+
+transformers reads the file through gguf's slow reader, so it is given an extract: the same metadata without the long lists, the
+same tensors without their weights. What it ignores would make another model of some files and is added here: scaled rotary
+positions, heads of their own size, biases, soft caps, windows, the ends of turns. What cannot be told is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, dequantize
+from transformers import AutoConfig, GenerationConfig
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.formats import FORMS
+from outrider.models.gguf.header import Count, GgufFile, long_list
+
+TOKENS = "tokenizer.ggml.tokens"
+END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+# Control tokens that llama.cpp takes for an end, whatever the file calls them (llama-vocab.cpp).
+END_NAMES = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
+    "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+))  # fmt: skip
+CONTROL = 3  # a token's type
+# Sampling that a file recommends -> generation_config's name
+SAMPLING = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+SHAPED_ELSEWHERE = ("gemma4", "lfm2", "gpt-oss", "mamba")  # transformers reads their heads and positions itself
+PARTLY_ROTATED = ("phi3", "stablelm", "nemotron")  # their code in transformers takes a partial_rotary_factor
+LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
+DTYPES = {  # of plain weights
+    GGMLQuantizationType.F32: torch.float32, GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16,
+    GGMLQuantizationType.F64: torch.float64,
+}  # fmt: skip
+
+
+def gguf_config(file: GgufFile) -> Any:
+    """The config of transformers' class for this checkpoint.
+
+    Raises CapabilityError for an architecture or a kind of positions that transformers cannot make of a GGUF file.
+    """
+    found = _by_transformers(file)
+    found.pop("_model_name_or_path", None)
+    found.setdefault("pad_token_id", None)  # else the class's own, perhaps beyond this vocabulary
+    _complete(found, file)
+    try:
+        config = AutoConfig.for_model(**found)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(f"'{file.path}' describes no model that transformers can make: {reason}") from error
+    config.dtype = own_dtype(file)
+    config.name_or_path = str(file.path)
+    return config
+
+
+def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
+    """Where texts end, and the sampling that the file recommends (`general.sampling.*`), in the form of a generation_config."""
+    made = GenerationConfig.from_model_config(config)
+    for theirs, ours in SAMPLING.items():
+        value = file.metadata.get(f"general.sampling.{theirs}")
+        if value is not None:
+            setattr(
+                made, ours, float(f"{value:.6g}") if isinstance(value, float) else value
+            )  # an fp32 0.6 is meant as 0.6
+    return made
+
+
+def own_dtype(file: GgufFile) -> torch.dtype:
+    """What the checkpoint is computed in: bfloat16 where weights are in blocks, else the type of most of its weights."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in file.tensors:
+        dtype = DTYPES.get(tensor.kind, torch.bfloat16)
+        counts[dtype] = counts.get(dtype, 0) + (tensor.num_weights if len(tensor.shape) > 1 else 0)
+    return max(counts, key=lambda dtype: counts[dtype])
+
+
+def end_tokens(file: GgufFile) -> list[int]:
+    """Ids of all tokens that end an answer: those the metadata names, and control tokens of a known name."""
+    found = {file.metadata[key] for key in END_KEYS if isinstance(file.metadata.get(key), int)}
+    kinds = "tokenizer.ggml.token_type"
+    if TOKENS in file.metadata and kinds in file.metadata:
+        marked = zip(long_list(file, TOKENS), long_list(file, kinds), strict=False)
+        found |= {token for token, (text, kind) in enumerate(marked) if kind == CONTROL and text in END_NAMES}
+    return sorted(found)
+
+
+def rope_factors(file: GgufFile, name: str = "rope_freqs.weight") -> torch.Tensor | None:
+    """What each rotary frequency is divided by, (head size / 2,) fp32; None where the file has no such tensor."""
+    tensor = next((tensor for tensor in file.tensors if tensor.name == name), None)
+    return None if tensor is None else torch.from_numpy(dequantize(tensor.read(), tensor.kind).copy())
+
+
+def num_extra_layers(file: GgufFile) -> int:
+    """Layers behind the model's own that predict further tokens (nextn, multi-token prediction)."""
+    return int(file.of_model("nextn_predict_layers", 0) or 0)
+
+
+def _by_transformers(file: GgufFile) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stderr(io.StringIO()):
+        extract = Path(scratch) / "extract.gguf"
+        _write_extract(file, extract)
+        try:
+            return dict(load_gguf_checkpoint(str(extract))["config"])
+        except Exception as error:
+            if "not supported" in str(error):
+                known = ", ".join(
+                    sorted(name for name in GGUF_SUPPORTED_ARCHITECTURES if name not in ("general", "tokenizer"))
+                )
+                raise CapabilityError(
+                    f"'{file.path}' is a model of architecture '{file.architecture}', which transformers does not read from GGUF "
+                    f"(it reads {known}). Use the original checkpoint: a folder with config.json and *.safetensors."
+                ) from error
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise CheckpointError(f"cannot read the config of '{file.path}': {reason}") from error
+
+
+def _write_extract(file: GgufFile, path: Path) -> None:
+    """A GGUF file of a few kilobytes with this one's metadata, but for long lists, and its tensors' names."""
+    writer = GGUFWriter(path, file.architecture)
+    for key, value in file.metadata.items():
+        kind = _kind_of(value)
+        if key == "general.architecture" or key.startswith("split.") or isinstance(value, Count) or kind is None:
+            continue
+        if isinstance(value, list):
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, sub_type=kind)
+        else:
+            writer.add_key_value(key, value, kind)
+    tokens = file.metadata.get(TOKENS)
+    if file.of_model("vocab_size") is None and tokens is not None:
+        writer.add_key_value(
+            f"{file.architecture}.vocab_size",
+            int(tokens) if isinstance(tokens, Count) else len(tokens),
+            GGUFValueType.INT64,
+        )
+    for tensor in file.tensors:
+        writer.add_tensor(tensor.name, np.zeros(1, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _kind_of(value: Any) -> GGUFValueType | None:
+    first = value[0] if isinstance(value, list) and value else value
+    for kind, name in ((bool, "BOOL"), (int, "INT64"), (float, "FLOAT64"), (str, "STRING")):
+        if isinstance(first, kind):
+            return GGUFValueType[name]
+    return None
+
+
+def _complete(config: dict[str, Any], file: GgufFile) -> None:
+    """Add what transformers' table leaves out, in place."""
+    names = {tensor.name for tensor in file.tensors}
+    architecture = file.architecture
+    if ends := end_tokens(file):
+        config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if extra := num_extra_layers(file):
+        config["num_hidden_layers"] -= extra
+    if "blk.0.attn_q.bias" in names and architecture in ("llama", "qwen3", "mistral"):
+        config["attention_bias"] = True
+    if "blk.0.ffn_up.bias" in names and architecture == "llama":
+        config["mlp_bias"] = True
+    if config.get("model_type") == "mistral":
+        config["sliding_window"] = file.of_model("attention.sliding_window")  # the class's own is its first model's
+    if architecture == "gpt2" and (positions := file.of_model("context_length")):
+        config["n_positions"] = positions
+    if architecture in SHAPED_ELSEWHERE:
+        return
+    _complete_heads(config, file)
+    if scaling := _scaling(file):
+        config["rope_scaling"] = scaling
+    if architecture.startswith("gemma"):
+        _complete_gemma(config, file)
+    if architecture == "phi3" and (window := file.of_model("attention.sliding_window")):
+        config["sliding_window"] = window
+
+
+def _complete_heads(config: dict[str, Any], file: GgufFile) -> None:
+    """Size of the heads, and how much of each is rotated."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if not isinstance(hidden, int) or not isinstance(heads, int):
+        return
+    size = file.of_model("attention.key_length") or hidden // heads
+    if "head_dim" in config or size != hidden // heads or file.architecture.startswith("qwen3"):
+        config["head_dim"] = size
+    rotated = file.of_model("rope.dimension_count")
+    if not rotated or rotated == size or file.architecture == "minimax-m2":
+        return
+    if file.architecture not in PARTLY_ROTATED:
+        raise CapabilityError(
+            f"'{file.path}' rotates {rotated} of the {size} numbers of a head, which transformers' {file.architecture} does not. "
+            "Use the original checkpoint: a folder with config.json and *.safetensors."
+        )
+    config["partial_rotary_factor"] = rotated / size
+
+
+def _scaling(file: GgufFile) -> dict[str, Any] | None:
+    """How rotary positions are scaled, as transformers' configs say it; None where they are not."""
+    kind, factor = (
+        file.of_model("rope.scaling.type"),
+        file.of_model("rope.scaling.factor", file.of_model("rope.scale_linear")),
+    )
+    original = file.of_model("rope.scaling.original_context_length")
+    short, long = (rope_factors(file, f"rope_factors_{name}.weight") for name in ("short", "long"))
+    if short is not None and long is not None:
+        context = file.of_model("context_length")
+        return {
+            "rope_type": "longrope", "short_factor": short.tolist(), "long_factor": long.tolist(),
+            "original_max_position_embeddings": original or context, "factor": context / (original or context),
+        }  # fmt: skip
+    if kind in (None, "none") or factor in (None, 0, 1):
+        return None if factor in (None, 0, 1) else {"rope_type": "linear", "factor": factor}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn" and original:
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    raise CapabilityError(
+        f"'{file.path}' scales its positions by '{kind}', which cannot be told from a GGUF file. "
+        "Use the original checkpoint: a folder with config.json and *.safetensors."
+    )
+
+
+def _complete_gemma(config: dict[str, Any], file: GgufFile) -> None:
+    for theirs, ours in (("attn", "attn_logit_softcapping"), ("final", "final_logit_softcapping")):
+        if (cap := file.of_model(f"{theirs}_logit_softcapping")) is not None:
+            config[ours] = cap
+    if file.architecture in LARGEST_GEMMA:
+        is_largest = file.of_model("block_count") == LARGEST_GEMMA[file.architecture]
+        per_head = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = per_head if is_largest else config.get("head_dim", per_head)
+
+
+def stays_in_blocks(kind: GGMLQuantizationType) -> bool:
+    """Whether weights of this type are multiplied as they are stored."""
+    return kind in FORMS

@@ -1,0 +1,99 @@
+"""Layers whose weights stay in the blocks of a GGUF file: a linear layer, and a table of embeddings that looks up single rows.
+
+On the native kernels (bf16) both read their panels as they are (`native/block_linear.cpp`): activations are rounded to 8 bits, 32
+at a time with a scale of their own, as llama.cpp does, and multiplied as integers. Elsewhere the weights of a layer are widened
+for each use and dropped again: the reference, and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider.models.gguf.formats import WIDTH, Form, values_of
+
+
+class Blocks(nn.Module):
+    """Weights (out, in) in panels. Without gradients."""
+
+    panels: Tensor  # (ceil(out / 32), bytes of a panel) uint8
+
+    def __init__(self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+        """`dtype`: of what comes out, and of `weight`."""
+        super().__init__()
+        self.register_buffer("panels", panels)
+        self.form, self.dtype = form, dtype
+        self.outputs, self.inputs = outputs, inputs
+        self.is_native = False  # on the native kernels
+
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy (out, in)."""
+        return values_of(self.panels, self.form, self.outputs).to(self.dtype)
+
+    @property
+    def num_weights(self) -> int:
+        return self.outputs * self.inputs
+
+    def extra_repr(self) -> str:
+        return f"{self.outputs}, {self.inputs}, {self.form.bits} bits"
+
+
+class BlockLinear(Blocks):
+    """Drop-in for `nn.Linear`, and for GPT-2's transposed `Conv1D`."""
+
+    bias: Tensor | None
+
+    def __init__(
+        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
+        super().__init__(panels, form, outputs, inputs, dtype)
+        self.out_features, self.in_features = outputs, inputs
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        if self.is_native and x.dtype == torch.bfloat16:
+            return torch.ops.outrider.block_linear(x, self.panels, self.bias, self.out_features, self.form.number)
+        return F.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+class BlockEmbedding(Blocks):
+    """Drop-in for `nn.Embedding`; `scale` multiplies what is looked up, as Gemma's class does."""
+
+    scale: Tensor | None
+
+    def __init__(
+        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype, scale: Tensor | None = None
+    ) -> None:
+        super().__init__(panels, form, outputs, inputs, dtype)
+        self.num_embeddings, self.embedding_dim = outputs, inputs
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (...) -> (..., in)
+        found = self.rows(tokens)
+        return found if self.scale is None else found * self.scale.to(found.dtype)
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The rows themselves, unscaled."""
+        if self.is_native:
+            return torch.ops.outrider.block_rows(tokens, self.panels, self.inputs, self.form.number)
+        flat = tokens.reshape(-1)
+        near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(-1, WIDTH, self.inputs)
+        found = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]
+        return found.to(self.dtype).view(*tokens.shape, self.inputs)
+
+
+def block_layers(module: nn.Module) -> Iterator[Blocks]:
+    """All layers of a module that keep their blocks."""
+    return (part for part in module.modules() if isinstance(part, Blocks))
+
+
+def use_kernels(module: nn.Module) -> int:
+    """Put every such layer on the native kernels, which must be enabled; returns how many."""
+    layers = list(block_layers(module))
+    for layer in layers:
+        layer.is_native = layer.dtype == torch.bfloat16
+    return len(layers)

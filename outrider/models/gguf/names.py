@@ -1,0 +1,126 @@
+"""What names mean a GGUF checkpoint, and the file that each of them stands for.
+
+/models/model.gguf, a file that begins with GGUF under any name
+/models/model-00001-of-00003.gguf          the other shards beside it
+/models                                    a folder with one such file and no other weights
+USER/REPO:model.gguf, USER/REPO:Q4_K_M     on the hub: a file, or the one file of this quantisation
+USER/REPO-GGUF                             on the hub: its only file
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+from outrider.errors import CheckpointError, did_you_mean
+from outrider.models import hub
+from outrider.models.gguf.header import SHARD, GgufFile, is_gguf, read_gguf
+
+SUFFIX = ".gguf"
+ON_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<wanted>[^:]+))?")
+SHOWN = 8  # files in an error
+OTHER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
+
+
+def gguf_in(name: str, revision: str | None = None) -> GgufFile | None:
+    """The GGUF checkpoint of this name; None where the name means something else.
+
+    Raises CheckpointError where it means one that is missing, ambiguous or damaged, CapabilityError for one that cannot run.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and (path.suffix.lower() == SUFFIX or is_gguf(path)):
+        return read_gguf(path)
+    if path.is_dir():
+        return _in_folder(path)
+    asked = ON_HUB.fullmatch(name)
+    if asked and (asked["wanted"] or (asked["repo"].lower().endswith("gguf") and path.suffix.lower() != SUFFIX)):
+        return read_gguf(_from_hub(asked["repo"], asked["wanted"], revision))
+    if path.suffix.lower() == SUFFIX:
+        near = _nearest(path.name, [one.name for one in path.parent.glob(f"*{SUFFIX}")])
+        raise CheckpointError(f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf.")
+    return None
+
+
+def fetched_gguf(name: str, revision: str | None = None) -> str | None:
+    """The path of a GGUF file on the hub once it is here; None for names of anything else. Raises what `gguf_in` raises."""
+    is_local = Path(name).expanduser().exists()
+    file = None if is_local or ON_HUB.fullmatch(name) is None else gguf_in(name, revision)
+    return None if file is None else str(file.path)
+
+
+def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> str | None:
+    """The one file among `names` (paths below `where`) that is meant: called `wanted`, or of this quantisation; None: no GGUF.
+
+    Raises CheckpointError where several are, or none is.
+    """
+    files = sorted(name for name in names if name.lower().endswith(SUFFIX) and not _is_part(name))
+    models = [name for name in files if not PurePosixPath(name).name.lower().startswith("mmproj")]
+    if wanted is None:
+        found = models
+    elif wanted.lower().endswith(SUFFIX):
+        found = [name for name in files if wanted in (name, PurePosixPath(name).name)]
+    else:
+        found = [name for name in models if _has_tag(name, wanted)]
+    if len(found) == 1:
+        return found[0]
+    if not models and wanted is None:
+        return None
+    shown = ", ".join(files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
+    if found:
+        raise CheckpointError(f"'{where}' has {len(found)} GGUF files that could be meant: {shown}. Name one of them.")
+    near = _nearest(wanted or "", [PurePosixPath(name).name for name in files])
+    raise CheckpointError(f"'{where}' has no GGUF file '{wanted}'.{near}")
+
+
+def _nearest(name: str, there: Sequence[str]) -> str:
+    return did_you_mean(name, there) if there else ""
+
+
+def _is_part(name: str) -> bool:
+    shard = SHARD.fullmatch(PurePosixPath(name).name)
+    return shard is not None and int(shard["number"]) != 1
+
+
+def _has_tag(name: str, tag: str) -> bool:
+    """Whether a file is named after this quantisation: the word before its end."""
+    return re.search(rf"(^|[-._/]){re.escape(tag)}([-._/]|$)", name.removesuffix(SUFFIX), re.IGNORECASE) is not None
+
+
+def _in_folder(folder: Path) -> GgufFile | None:
+    if any(next(folder.glob(pattern), None) for pattern in OTHER_WEIGHTS):
+        return None
+    found = only_file([file.name for file in folder.glob("*")], str(folder))
+    return None if found is None else read_gguf(folder / found)
+
+
+@lru_cache(maxsize=16)
+def _from_hub(repo: str, wanted: str | None, revision: str | None) -> Path:
+    """The file, fetched unless the cache has it."""
+    name = repo if wanted is None else f"{repo}:{wanted}"
+    offline = hub.only_cached(name)
+    try:
+        if offline:
+            folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+            names = [str(file.relative_to(folder)) for file in folder.rglob(f"*{SUFFIX}")]
+        else:
+            names = HfApi().list_repo_files(repo, revision=revision)
+        found = only_file(names, repo, wanted)
+        if found is None:
+            raise CheckpointError(f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone.")
+        shard = SHARD.fullmatch(found)
+        parts = [found] if shard is None else [
+            f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}" for number in range(1, int(shard["count"]) + 1)
+        ]  # fmt: skip
+        fetched = [hf_hub_download(repo, part, revision=revision, local_files_only=offline) for part in parts]
+    except CheckpointError:
+        raise
+    except Exception as error:
+        if offline and hub.is_absent(error):
+            raise CheckpointError(hub.not_found(name)) from error
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(f"cannot fetch '{name}': {reason}") from error
+    return Path(fetched[0])

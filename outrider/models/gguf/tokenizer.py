@@ -1,0 +1,162 @@
+"""The tokenizer of a GGUF checkpoint, with its chat template.
+
+A vocabulary of byte pairs is put together here, with the rule by which its model splits text before it merges: a file only
+names that rule, and transformers takes GPT-2's for names it does not know (SmolLM's, StarCoder's), which gives other tokens. A
+rule that nobody knows is refused. SentencePiece vocabularies are transformers' to rebuild. A `tokenizer.json` beside the file is
+taken instead of all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.header import GgufFile, long_list
+
+FILE = "tokenizer.json"
+REMEDY = f"Put the original model's {FILE} and tokenizer_config.json beside the file."
+BYTE_PAIRS = "gpt2"  # what files call a vocabulary of byte pairs
+OTHER_KINDS = ("llama", "gemma4")  # SentencePiece
+CONTROL, USER_DEFINED = 3, 4  # types of tokens
+ALPHABET = bytes_to_unicode()  # a letter for each byte
+LETTERS = frozenset(ALPHABET.values())
+_K = "tokenizer.ggml."
+
+# How text is split: regular expressions one after the other, GPT2 being ByteLevel's own; as in the models' tokenizer.json.
+GPT2 = "gpt2"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{L}\p{N}]?" + _UPPER
+_ENDS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_TEKKEN = (f"{_CASED}*{_LOWER}+|{_CASED}+{_LOWER}*|" + r"\p{N}|" + _ENDS,)
+_GPT4O = (f"{_CASED}*{_LOWER}+{_SHORT}|{_CASED}+{_LOWER}*{_SHORT}|" + r"\p{N}{1,3}|" + _ENDS,)
+_SINGLE_DIGITS = (r"\p{N}", GPT2)
+_RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (llama.cpp's llama-vocab.cpp)
+    (GPT2,): (
+        "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling exaone4"
+    ),
+    _SINGLE_DIGITS: "smollm starcoder refact command-r codeshell exaone minerva-7b",
+    _QWEN2: "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan",
+    _LLAMA3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe",
+    _TEKKEN: "tekken",
+    _GPT4O: "gpt-4o llama4 kanana2 talkie minimax-m2",
+    (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"): "falcon",
+    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"): "deepseek-coder",
+}
+RULES = {name: rule for rule, names in _RULES.items() for name in names.split()}
+# A word that the vocabulary has is one token whatever its merges say; texts begin with the bos token where the file does not say.
+WHOLE_WORDS = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe"} | {"tekken"}
+BEGIN_UNLESS_SAID = WHOLE_WORDS - {"tekken"}
+
+
+def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer.
+
+    Raises CapabilityError for one that cannot be rebuilt, CheckpointError for a damaged one.
+    """
+    folder = file.path.parent
+    if (folder / FILE).is_file():
+        return AutoTokenizer.from_pretrained(str(folder))
+    kind = file.metadata.get(f"{_K}model")
+    if kind != BYTE_PAIRS and kind not in OTHER_KINDS:
+        said = f"a tokenizer of kind '{kind}', which transformers cannot rebuild" if kind else "no tokenizer"
+        raise CapabilityError(f"'{file.path}' has {said}. {REMEDY}")
+    rule = file.metadata.get(f"{_K}pre")
+    if kind == BYTE_PAIRS and rule not in RULES:
+        said = f"names the rule '{rule}'" if rule else "does not say"
+        raise CapabilityError(
+            f"'{file.path}' {said} by which its tokenizer splits text, and other rules give other tokens. {REMEDY}"
+        )
+    try:
+        if kind == BYTE_PAIRS:
+            return _byte_pairs(file, str(rule))
+        return _sentence_pieces(file)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(f"'{file.path}' has a damaged tokenizer ({reason}). {REMEDY}") from error
+
+
+def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
+    tokens: list[str] = long_list(file, f"{_K}tokens")
+    kinds: Sequence[int] = long_list(file, f"{_K}token_type") if f"{_K}token_type" in file.metadata else [1] * len(tokens)
+    merges = [tuple(merge.split(" ", 1)) for merge in long_list(file, f"{_K}merges")]
+    vocabulary = {_spelled(text, kind): token for token, (text, kind) in enumerate(zip(tokens, kinds, strict=True))}
+    backend = Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule in WHOLE_WORDS))
+    backend.pre_tokenizer = _splitting(RULES[rule])
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    marked = list(zip(tokens, kinds, strict=True))
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text, kind in marked if kind == CONTROL])
+    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text, kind in marked if kind == USER_DEFINED])
+    named = {
+        f"{name}_token": tokens[file.metadata[f"{_K}{key}_token_id"]]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if f"{_K}{key}_token_id" in file.metadata
+    }
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{"bos_token": None, "eos_token": None, **named}, chat_template=_template(file),
+        clean_up_tokenization_spaces=False, model_max_length=file.of_model("context_length") or int(1e30),
+    )  # fmt: skip
+    _frame(made, file, begins=rule in BEGIN_UNLESS_SAID)
+    return made
+
+
+def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
+    made = PreTrainedTokenizerFast.from_pretrained(str(file.path.parent), gguf_file=file.path.name, local_files_only=True)
+    if file.metadata[f"{_K}model"] == "llama":  # of others transformers knows whether their template writes the token itself
+        _frame(made, file, begins=True)
+    return made
+
+
+def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
+    """Put the bos and eos tokens around texts, as the file says; where it does not say, `begins`: the bos token before."""
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    before = bos if file.metadata.get(f"{_K}add_bos_token", begins) else None
+    behind = eos if file.metadata.get(f"{_K}add_eos_token", False) else None
+    used = [token for token in (before, behind) if token is not None]
+    if not used:
+        return
+    one, two = ([before, f"${name}", behind] for name in "AB")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=[part for part in one if part], pair=[part for part in (*one, *two) if part],
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in used],
+    )  # fmt: skip
+
+
+def _spelled(text: str, kind: int) -> str:
+    """A token in the alphabet of bytes. Marked tokens are matched in the text as they are."""
+    if kind in (CONTROL, USER_DEFINED) or LETTERS.issuperset(text):
+        return text
+    return "".join(ALPHABET[byte] for byte in text.encode("utf-8"))
+
+
+def _splitting(rule: Sequence[str]) -> Any:
+    steps: list[Any] = [
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True) if step == GPT2
+        else pre_tokenizers.Split(Regex(step), "isolated")
+        for step in rule
+    ]  # fmt: skip
+    if GPT2 not in rule:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _template(file: GgufFile) -> str | dict[str, str] | None:
+    """The chat template; by name where the file has several."""
+    template, names = file.metadata.get("tokenizer.chat_template"), file.metadata.get("tokenizer.chat_templates")
+    if not isinstance(names, list):
+        return template
+    others = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+    found = {"default": template, **others}
+    return {name: text for name, text in found.items() if isinstance(text, str)}

@@ -1,0 +1,294 @@
+"""From a GGUF file to transformers' module: the model is built without storage, then every tensor goes to its place.
+
+Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, merged experts, Gemma's norms) are transformers' own
+tables. What a rearrangement does to a matrix is found out on row numbers: where it only reorders outputs, blocks are reordered as
+they are and stay blocks; weights of any other kind, and formats that no layout of ours holds, are widened, and a note says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, dequantize
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.pytorch_utils import Conv1D
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
+from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
+from outrider.models.gguf.header import GgufFile, TensorInfo
+from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers
+
+BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
+USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
+    """transformers' module with this checkpoint's weights, on the CPU; matrices in blocks stay in them (`linear.py`).
+
+    Raises CheckpointError where weights are missing or of another shape, CapabilityError where the file has more than the
+    architecture takes.
+    """
+    try:
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CapabilityError(f"'{file.path}': transformers has no language model for it: {reason}") from error
+    with torch.no_grad():
+        _make_buffers(module)
+        _Loading(file, module, config, dtype).run()
+        _divide_frequencies(module, file)
+    module.generation_config = gguf_generation_config(file, config)
+    return module
+
+
+def gguf_bytes(file: GgufFile, config: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of the weights once loaded: of plain ones, and of those that stay in blocks."""
+    num_layers = config.get_text_config().num_hidden_layers
+    tensors = [tensor for tensor in file.tensors if not _is_extra(tensor.name, file, num_layers)]
+    in_blocks = [tensor for tensor in tensors if _may_stay(tensor)]
+    plain = sum(tensor.num_weights for tensor in tensors if not _may_stay(tensor)) * dtype.itemsize
+    return plain, sum(panel_bytes(tensor.kind, *tensor.shape) for tensor in in_blocks)
+
+
+def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
+    """What a person should know of a loaded checkpoint, a line each."""
+    notes = []
+    layers = list(block_layers(module))
+    quantised = Counter(tensor.kind.name for tensor in file.tensors if tensor.kind not in DTYPES)
+    if layers:
+        kinds = ", ".join(name for name, _ in quantised.most_common())
+        how = "activations are rounded to 8 bits, as llama.cpp does"
+        if not all(layer.is_native for layer in layers):
+            how = "the native kernels do not serve here (they take bfloat16, a CPU with AVX2 and a C++ compiler): slow"
+        notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")
+    if widened := Counter(
+        tensor.kind.name for tensor in file.tensors if tensor.kind not in DTYPES and not _may_stay(tensor)
+    ):
+        total = sum(
+            tensor.num_weights for tensor in file.tensors if tensor.kind not in DTYPES and not _may_stay(tensor)
+        )
+        kinds = ", ".join(f"{count} in {name}" for name, count in widened.items())
+        notes.append(
+            f"'{label}': tensors that no kernel multiplies in their blocks are widened ({kinds}; {total / 1e6:.0f}M weights)"
+        )
+    if num_extra_layers(file) or any(".nextn." in tensor.name for tensor in file.tensors):
+        notes.append(f"'{label}' has layers that predict further tokens (nextn, MTP): not used")
+    return notes
+
+
+def _may_stay(tensor: TensorInfo) -> bool:
+    return tensor.kind in FORMS and len(tensor.shape) == 2
+
+
+def _is_extra(name: str, file: GgufFile, num_layers: int) -> bool:
+    """Whether a tensor belongs to layers that predict further tokens."""
+    number = BLOCK_NUMBER.match(name)
+    return ".nextn." in name or (num_extra_layers(file) > 0 and number is not None and int(number[1]) >= num_layers)
+
+
+def _make_buffers(module: Any) -> None:
+    """Rotary tables and the like, which no file has: transformers' own code fills them."""
+    for part in module.modules():
+        absent = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta}
+        for name, buffer in absent.items():
+            part._buffers[name] = torch.empty_like(buffer, device="cpu")
+        if absent:
+            module._init_weights(part)
+
+
+def _divide_frequencies(module: nn.Module, file: GgufFile) -> None:
+    """Llama 3's scaled positions: the file has a divisor for each rotary frequency."""
+    factors = rope_factors(file)
+    if factors is None:
+        return
+    parts: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "inv_freq", None), Tensor)]
+    if not parts or any(part.inv_freq.shape != factors.shape for part in parts):
+        raise CapabilityError(f"'{file.path}' scales its rotary frequencies (rope_freqs), which this architecture does not take.")
+    for part in parts:
+        part.inv_freq.div_(factors)
+        if isinstance(getattr(part, "original_inv_freq", None), Tensor):
+            part.original_inv_freq.copy_(part.inv_freq)
+
+
+@dataclass
+class _Loading:
+    """The way of each tensor to its place in one module."""
+
+    file: GgufFile
+    module: Any
+    config: Any
+    dtype: torch.dtype
+    merged: dict[str, dict[str, Tensor]] = field(
+        default_factory=lambda: {"tensors": {}}
+    )  # experts that several tensors make up
+
+    def run(self) -> None:
+        processor = TENSOR_PROCESSORS.get(self.file.architecture, TensorProcessor)(
+            config=self.config.get_text_config().to_dict()
+        )
+        places = self._places(processor)
+        num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
+        for tensor in self.file.tensors:
+            if tensor.name in USED_ELSEWHERE or _is_extra(tensor.name, self.file, num_layers):
+                continue
+            if _may_stay(tensor) and self._keep_blocks(tensor, places.get(tensor.name), processor):
+                continue
+            if not self._widen(tensor, places, processor):
+                unknown.append(tensor.name)
+        for name, values in self.merged["tensors"].items():
+            self._put(name, values)
+        if unknown:
+            raise CapabilityError(
+                f"'{self.file.path}' has {len(unknown)} tensors that transformers' {type(self.module).__name__} has no place "
+                f"for, first '{unknown[0]}': it is another model than its architecture '{self.file.architecture}' says."
+            )
+        self._tie()
+        absent = sorted(name for name, parameter in self.module.named_parameters() if parameter.is_meta)
+        if absent:
+            raise CheckpointError(
+                f"'{self.file.path}' lacks {len(absent)} weights, first '{absent[0]}': incomplete, or of another architecture."
+            )
+
+    def _places(self, processor: Any) -> dict[str, str]:
+        """Where each tensor goes, by its name in the file.
+
+        transformers also asks every submodule under its own name, for models that were converted without their head, and makes
+        gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no place otherwise.
+        """
+        model_type = "llama" if self.config.model_type == "mistral" else None  # gguf has no name for it
+        whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
+        try:
+            places = get_gguf_hf_weights_map(whole, processor, model_type)
+            if all(tensor.name in places or tensor.name in USED_ELSEWHERE for tensor in self.file.tensors):
+                return places
+            return get_gguf_hf_weights_map(self.module, processor, model_type)
+        except NotImplementedError as error:
+            raise CapabilityError(
+                f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
+                "A newer one may (pip install -U gguf)."
+            ) from error
+
+    def _keep_blocks(self, tensor: TensorInfo, place: str | None, processor: Any) -> bool:
+        """Put a matrix into a layer that keeps its blocks; whether that is possible."""
+        if place is None or not place.endswith(".weight"):
+            return False
+        layer = self.module.get_submodule(place.removesuffix(".weight"))
+        if type(layer) not in (nn.Linear, Conv1D) and not isinstance(layer, nn.Embedding):
+            return False
+        order = _order_of(tensor, processor, is_transposed=isinstance(layer, Conv1D))
+        if order is None:
+            return False
+        outputs, inputs = tensor.shape
+        self._check_shape(
+            place, (inputs, outputs) if isinstance(layer, Conv1D) else (outputs, inputs), layer.weight.shape
+        )
+        blocks = torch.from_numpy(np.array(tensor.read()))
+        panels, form = (
+            panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind),
+            FORMS[tensor.kind],
+        )
+        made: Blocks
+        if isinstance(layer, nn.Embedding):
+            if type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
+                return False  # a class of its own, which may do more than look up
+            made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
+        else:
+            made = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
+        self.module.set_submodule(place.removesuffix(".weight"), made)
+        return True
+
+    def _widen(self, tensor: TensorInfo, places: dict[str, str], processor: Any) -> bool:
+        """Put a tensor to its place as plain numbers; whether it has one."""
+        result = processor.process(
+            weights=_values(tensor), name=tensor.name, tensor_key_mapping=places, parsed_parameters=self.merged
+        )
+        if result.name is None:  # a part of several, kept in `merged`
+            return True
+        if result.name not in places:
+            return False
+        self._put(places[result.name], torch.from_numpy(np.array(result.weights)))
+        return True
+
+    def _put(self, place: str, values: Tensor) -> None:
+        owner_name, _, name = place.rpartition(".")
+        owner = self.module.get_submodule(owner_name)
+        there = getattr(owner, name)
+        self._check_shape(place, values.shape, there.shape)
+        values = values.to(there.dtype)
+        if isinstance(there, nn.Parameter):
+            setattr(owner, name, nn.Parameter(values, requires_grad=False))
+        else:
+            owner._buffers[name] = values
+
+    def _check_shape(self, place: str, found: Any, wanted: Any) -> None:
+        if tuple(found) != tuple(wanted):
+            raise CheckpointError(
+                f"'{self.file.path}': '{place}' has shape {tuple(found)}, by its metadata it should have {tuple(wanted)}: "
+                "damaged, or of another architecture."
+            )
+
+    def _tie(self) -> None:
+        """An output layer that the file has not is the table of embeddings."""
+        table, output = self.module.get_input_embeddings(), self.module.get_output_embeddings()
+        if isinstance(output, Blocks) or output is None or not output.weight.is_meta:
+            return
+        if not getattr(self.config.get_text_config(), "tie_word_embeddings", False):
+            return
+        if not isinstance(table, BlockEmbedding):
+            output.weight = table.weight
+            return
+        shared = BlockLinear(table.panels, table.form, table.outputs, table.inputs, self.dtype, output.bias)
+        name = next(name for name, part in self.module.named_modules() if part is output)
+        self.module.set_submodule(name, shared)
+
+
+_SAME = np.empty(0, np.int64)  # the rows as they are
+
+
+def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.ndarray | None:
+    """Which stored row each output is; None where the architecture's rearrangement does more than reorder rows."""
+    outputs, inputs = tensor.shape
+    numbers = np.broadcast_to(np.arange(outputs, dtype=np.int32)[:, None], (outputs, inputs))
+    try:
+        result = processor.process(
+            weights=numbers, name=tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
+        )
+    except (TypeError, ValueError, KeyError):
+        return None
+    found = result.weights
+    if result.name != tensor.name or found.ndim != 2:
+        return None
+    found = found.T if is_transposed else found
+    if found is numbers:
+        return _SAME
+    order = np.ascontiguousarray(found[:, 0])
+    if (
+        found.shape != numbers.shape
+        or not (found == order[:, None]).all()
+        or not np.array_equal(np.sort(order), numbers[:, 0])
+    ):
+        return None
+    return _SAME if np.array_equal(order, numbers[:, 0]) else order.astype(np.int64)
+
+
+def _values(tensor: TensorInfo) -> np.ndarray:
+    """The weights in fp32, as gguf widens them."""
+    if tensor.kind is GGMLQuantizationType.F64:
+        return tensor.read().view(np.float64).astype(np.float32)
+    try:
+        return dequantize(tensor.read(), tensor.kind)
+    except NotImplementedError as error:
+        raise CapabilityError(
+            f"'{tensor.path}': the tensor '{tensor.name}' is stored as {tensor.kind.name}, which gguf cannot widen. "
+            "Use a file in another quantisation (Q4_K_M, Q8_0)."
+        ) from error

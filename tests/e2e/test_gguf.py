@@ -1,0 +1,99 @@
+"""GGUF files through the same doors as any checkpoint: the command line, `LLM`, drafters, and a real published model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.errors import CapabilityError
+from outrider.models import native
+from outrider.models.load import load_config, load_module, load_tokenizer
+from tests.e2e.test_cli import start
+from tests.gguf_files import Kind, write_model
+from tests.unit.models.gguf.test_load import made
+
+PROMPTS = ["the 1 cat", "x = [1, 2,"]
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers in Q4_0, its embeddings in Q8_0."""
+    kind = lambda name: Kind.Q8_0 if name.startswith(("token_embd", "output")) else Kind.Q4_0  # noqa: E731
+    return write_model(tmp_path_factory.mktemp("gguf") / "tiny-Q4_0.gguf", made(), "llama", kind=kind)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: Path) -> list[list[int]]:
+    return [list(done.token_ids) for done in LLM(str(tiny), drafter="none", compile="off").generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        ("ngram", {}), ("quantised", {"bits": 8}), ("quantised", {"bits": 4}), ("early-exit", {"exit_layer": 1}),
+        ("draft-model", {}),
+    ],
+)  # fmt: skip
+def test_greedy_text_with_speculation_is_greedy_text(
+    tiny: Path, plain: list[list[int]], drafter: str, options: dict[str, Any]
+) -> None:
+    """Also for drafts derived from blocks, and with a GGUF file as the draft."""
+    draft = str(tiny) if drafter == "draft-model" else None
+    llm = LLM(str(tiny), draft=draft, drafter=drafter, drafter_options=options, compile="off")
+    done = llm.generate(PROMPTS, GREEDY)
+    assert [list(one.token_ids) for one in done] == plain
+    if native.can_serve(torch.device("cpu"), torch.bfloat16):
+        assert llm.config["exact"]
+    if drafter != "ngram":
+        assert sum(one.stats.accepted for one in done) > 0
+
+
+def test_blocks_are_not_compiled_as_widened_weights(tiny: Path) -> None:
+    """A program of fp32 would hold all of them, four times the file, without a word."""
+    with pytest.raises(CapabilityError, match="has its weights in blocks, which compile in bfloat16 alone"):
+        LLM(str(tiny), drafter="none", dtype="float32", compile="on")
+
+
+def test_the_command_line_takes_a_file(tiny: Path) -> None:
+    with start("generate", str(tiny), "the 1 cat", "--max-new-tokens", "4", "--compile", "off") as process:
+        _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert "keeps its weights in their blocks (Q4_0, Q8_0)" in said
+
+
+def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny.read_bytes()[:-1000])
+    with start("generate", str(broken), "x") as process:
+        _, said = process.communicate(timeout=600)
+    assert process.returncode == 2
+    assert said.startswith("error: ")
+    assert "is damaged" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_published_model_is_what_transformers_makes_of_it(shared: Path) -> None:
+    """SmolLM2: weights to the bit as transformers widens them; text is split as by its own tokenizer.json (digits one by one)."""
+    from transformers import AutoModelForCausalLM
+
+    folder = shared / "models" / "smollm2-135m-instruct"
+    file = next(folder.glob("*.gguf"), None)
+    if file is None:
+        pytest.skip("no SmolLM2 among the shared models")
+    config, tokenizer = load_config(str(folder)), load_tokenizer(str(folder))
+    assert (config.max_position_embeddings, config.eos_token_id, config.vocab_size) == (8192, [0, 2], 49152)
+    assert tokenizer("In 2024, x1").tokens() == ["In", "Ġ", "2", "0", "2", "4", ",", "Ġx", "1"]
+    for text in ("naïve 日本語 🎉 e\u0301\u200d", "def f(x):\n\treturn x**2  # ok\r\n", "<|im_start|>user\nhi<|im_end|>"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(chat).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    ours = load_module(str(folder), config, torch.float32, torch.device("cpu"))
+    theirs = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=file.name, dtype=torch.float32)
+    tokens = tokenizer("The lighthouse", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        assert torch.equal(ours(input_ids=tokens).logits, theirs(input_ids=tokens).logits)

@@ -1,0 +1,140 @@
+"""GGUF files that tests make: a transformers model written as llama.cpp's converter would, and matrices of random blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from tokenizers import pre_tokenizers
+from torch import Tensor
+from transformers.modeling_gguf_pytorch_utils import (
+    GGUF_TO_TRANSFORMERS_MAPPING,
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+
+Kind = GGMLQuantizationType
+HALVES = {  # where a block's fp16 factors lie: in random blocks these must be small numbers
+    Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q8_0: (0,), Kind.IQ4_NL: (0,),
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.IQ4_XS: (0,),
+}  # fmt: skip
+END, BEGIN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIALS = (END, BEGIN, END_OF_TURN)
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+)
+CONTROL, NORMAL = 3, 1
+
+
+def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int = 0, spread: float = 0.01) -> np.ndarray:
+    """(outputs, bytes of a row) uint8 of this format: any codes, factors around `spread`."""
+    weights, size = GGML_QUANT_SIZES[kind]
+    dice = np.random.default_rng(seed)
+    blocks = dice.integers(0, 256, (outputs, inputs // weights, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        blocks[..., at : at + 2] = dice.normal(0, spread, (*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
+    return blocks.reshape(outputs, -1)
+
+
+def vocabulary() -> tuple[list[str], list[int]]:
+    """(tokens, their types): three control tokens, every byte and one merge."""
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġt"]
+    return [*SPECIALS, *letters], [CONTROL] * len(SPECIALS) + [NORMAL] * len(letters)
+
+
+VOCABULARY_SIZE = len(vocabulary()[0])
+
+
+def write_model(
+    path: Path, model: Any, architecture: str, *, kind: Kind | Callable[[str], Kind] = Kind.F32,
+    changes: Mapping[str, Any] | None = None, tensors: Mapping[str, np.ndarray] | None = None, leave_out: tuple[str, ...] = (),
+    pre: str | None = "gpt-2", tokenizer: str = "gpt2",
+) -> Path:  # fmt: skip
+    """`model` with matrices in format `kind` (or that of each name); `changes`: other metadata, None leaves a key out; `tensors`:
+    more of them."""
+    writer = GGUFWriter(path, architecture)
+    for key, value in (_metadata(model, architecture, pre, tokenizer) | dict(changes or {})).items():
+        _add(writer, key, value)
+    stored = {name: value for name, value in _stored(model, architecture).items() if name not in leave_out}
+    for name, value in {**stored, **(tensors or {})}.items():
+        wanted = (kind(name) if callable(kind) else kind) if value.ndim == 2 else Kind.F32
+        add_tensor(writer, name, value, wanted if value.shape[-1] % GGML_QUANT_SIZES[wanted][0] == 0 else Kind.F32)
+    return finish(writer, path)
+
+
+def add_tensor(writer: GGUFWriter, name: str, value: np.ndarray, kind: Kind) -> None:
+    if kind is Kind.F32:
+        writer.add_tensor(name, np.ascontiguousarray(value, dtype=np.float32))
+    else:
+        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(value, dtype=np.float32), kind), raw_dtype=kind)
+
+
+def finish(writer: GGUFWriter, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if value is None:
+        return
+    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
+    if isinstance(value, list):
+        entries = gguf.GGUFValueType[kinds[type(value[0])] if not isinstance(value[0], int) else "INT32"]
+        writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=entries)
+    else:
+        writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
+
+
+def _metadata(model: Any, architecture: str, pre: str | None, tokenizer: str) -> dict[str, Any]:
+    table = GGUF_TO_TRANSFORMERS_MAPPING["config"][architecture.replace("qwen3moe", "qwen3_moe")]
+    config = model.config
+    found = {f"{architecture}.{key}": getattr(config, name, None) for key, name in table.items() if name is not None}
+    theta = (config.rope_parameters or {}) if hasattr(config, "rope_parameters") else {}
+    theta = theta.get("full_attention", theta)
+    if "rope_theta" in theta:
+        found[f"{architecture}.rope.freq_base"] = float(theta["rope_theta"])
+    tokens, types = vocabulary()
+    return found | {
+        "general.name": "tiny", "tokenizer.ggml.model": tokenizer, "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": ["Ġ t"], "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
+    }  # fmt: skip
+
+
+def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """Tensors by GGUF's names, arranged as llama.cpp keeps them."""
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    state, found = model.state_dict(), {}
+    for theirs, ours in get_gguf_hf_weights_map(model, processor, architecture).items():
+        if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
+            found[theirs] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
+    return found
+
+
+def _arranged(name: str, value: Tensor, architecture: str, config: Any) -> Tensor:
+    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+        heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+        return value.view(heads, 2, -1, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        return value + 1
+    if architecture == "gpt2" and any(
+        part in name for part in ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+    ):
+        return value.t()
+    return value
+
+
+def rounded(weight: Tensor, kind: Kind) -> Tensor:
+    """A matrix as this format keeps it, fp32."""
+    return torch.from_numpy(gguf.dequantize(gguf.quantize(weight.float().numpy(), kind), kind))

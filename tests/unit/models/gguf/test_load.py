@@ -1,0 +1,283 @@
+"""Models loaded from GGUF files against the transformers models they were written from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Starcoder2Config,
+)
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models import load
+from outrider.models.derive import num_weights, weight_of
+from outrider.models.generation_config import sampling_defaults
+from outrider.models.gguf.header import read_gguf
+from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, block_layers
+from outrider.models.gguf.weights import gguf_notes
+from outrider.models.load import LoadedModel, eos_token_ids, load_config, load_module, load_tokenizer
+from outrider.models.memory import model_memory
+from outrider.models.quantise import quantised_copy
+from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, write_model
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY_SIZE, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
+    "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def made(kind: type = LlamaConfig, **changes: Any) -> Any:
+    """A random model."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = kind(**{**SIZES, "tie_word_embeddings": False, **changes})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:  # norms and biases, which begin as ones and zeros
+                    parameter.add_(torch.randn(parameter.shape) * 0.1)
+    return model
+
+
+def loaded(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    return load_module(str(path), load_config(str(path)), dtype, CPU)
+
+
+def logits(module: Any) -> torch.Tensor:
+    tokens = torch.arange(3, 43)[None] % VOCABULARY_SIZE
+    with torch.inference_mode():
+        return module(input_ids=tokens, use_cache=False).logits.float()
+
+
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, "sliding_window": 16}
+ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
+    "llama": ("llama", made, {}),
+    "llama, tied": ("llama", lambda: made(tie_word_embeddings=True), {}),
+    "llama, biases": ("llama", lambda: made(attention_bias=True, mlp_bias=True), {}),
+    "llama, linear positions": (
+        "llama", lambda: made(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}),
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    ),
+    "llama, yarn": (
+        "llama",
+        lambda: made(
+            rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+        ),
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 128},
+    ),
+    "mistral": ("llama", lambda: made(MistralConfig, sliding_window=None), {"general.name": "mistral"}),
+    "qwen2": ("qwen2", lambda: made(Qwen2Config), {}),
+    "qwen3": ("qwen3", lambda: made(Qwen3Config, head_dim=32), {"qwen3.attention.key_length": 32}),
+    "gemma2": (
+        "gemma2", lambda: made(Gemma2Config, **GEMMA, attn_logit_softcapping=20.0, final_logit_softcapping=10.0),
+        {"gemma2.attn_logit_softcapping": 20.0, "gemma2.final_logit_softcapping": 10.0},
+    ),
+    "gemma3": (
+        "gemma3", lambda: made(Gemma3TextConfig, **GEMMA, rope_scaling={"rope_type": "linear", "factor": 8.0}),
+        {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0},
+    ),
+    "phi3": (
+        "phi3", lambda: made(Phi3Config, partial_rotary_factor=0.5, sliding_window=16, head_dim=16),
+        {"phi3.rope.dimension_count": 8, "phi3.attention.sliding_window": 16},
+    ),
+    "gpt2": (
+        "gpt2", lambda: made(GPT2Config, n_embd=64, n_layer=2, n_head=4, n_positions=512, tie_word_embeddings=True),
+        {"gpt2.context_length": 512},
+    ),
+    "starcoder2": (
+        "starcoder2", lambda: made(Starcoder2Config, tie_word_embeddings=True, sliding_window=None, use_bias=True), {}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
+    """Catches a weight at the wrong place, rows in GGUF's order, positions or heads that transformers' table leaves out."""
+    architecture, model_of, changes = ARCHITECTURES[name]
+    model = model_of()
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes)
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "gemma3", "gpt2"])
+def test_blocks_are_what_their_model_says_rounded(name: str, tmp_path: Path) -> None:
+    """Matrices stay in blocks, with rows put in order; without kernels the logits are those of the widened weights."""
+    architecture, model_of, changes = ARCHITECTURES[name]
+    model = model_of()
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, kind=Kind.Q8_0)
+    module = loaded(path)
+    layers = list(block_layers(module))
+    assert len(layers) == sum(1 for tensor in read_gguf(path).tensors if tensor.kind is Kind.Q8_0) + (
+        model.config.tie_word_embeddings is True
+    )
+    assert isinstance(module.get_input_embeddings(), BlockEmbedding)
+    assert isinstance(module.get_output_embeddings(), BlockLinear)
+    with torch.no_grad():
+        for part in model.modules():
+            if (weight := getattr(part, "weight", None)) is not None and weight.ndim == 2:
+                turned = type(part).__name__ == "Conv1D"
+                kept = rounded(weight.t() if turned else weight, Kind.Q8_0)
+                weight.copy_(kept.t() if turned else kept)
+    expected = logits(model)
+    assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
+
+
+def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
+    """Llama 3.1's positions: the divisors that the file has are those of its rule."""
+    rope = {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    model = made(rope_parameters=rope)
+    plain = 1e4 ** -(torch.arange(0, 16, 2) / 16)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    assert factors.max() > 2  # else this shows nothing
+    path = write_model(tmp_path / "m.gguf", model, "llama", tensors={"rope_freqs.weight": factors})
+    assert torch.allclose(logits(loaded(path)), logits(model), atol=1e-4)
+
+
+def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
+    """Context, ends (also those that only a name tells), sampling defaults, the tokenizer, its template."""
+    changes = {"tokenizer.ggml.eot_token_id": 5, "general.sampling.temp": 0.6, "general.sampling.top_k": 20}
+    path = write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)
+    config, tokenizer, module = load_config(str(path)), load_tokenizer(str(path)), loaded(path)
+    assert config.max_position_embeddings == 512
+    assert eos_token_ids(module, tokenizer, VOCABULARY_SIZE) == {0, 2, 5}
+    found = sampling_defaults(
+        "auto",
+        LoadedModel(str(path), None, config, tokenizer, frozenset(), generation_config=module.generation_config),
+        512,
+    )
+    assert found.values == {"temperature": 0.6, "top_k": 20}
+    assert found.notes[0].startswith("sampling defaults from its metadata: temperature 0.6, top_k 20")
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hé 1"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "<|im_start|>hé 1<|im_end|><|im_start|>"
+    ids = tokenizer(text)["input_ids"]
+    assert (ids[0], ids[-1], tokenizer.decode(ids)) == (1, 1, text)
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_memory_is_what_is_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = write_model(
+        tmp_path / "m.gguf", made(), "llama", kind=lambda name: Kind.Q4_0 if "ffn" in name else Kind.Q8_0
+    )
+    weighed = model_memory(str(path), load_config(str(path)), dtype)
+    module = loaded(path, dtype)
+    assert weighed.quantised_bytes == sum(layer.panels.nbytes for layer in block_layers(module))
+    assert weighed.weights_bytes - weighed.quantised_bytes == sum(parameter.nbytes for parameter in module.parameters())
+
+
+def test_dtypes_follow_the_file(tmp_path: Path) -> None:
+    """Blocks are computed in bf16, plain weights in their own type."""
+    for kind, dtype in (
+        (Kind.Q8_0, torch.bfloat16),
+        (Kind.F16, torch.float16),
+        (Kind.BF16, torch.bfloat16),
+        (Kind.F32, torch.float32),
+    ):
+        path = write_model(tmp_path / "m.gguf", made(), "llama", kind=kind)
+        assert load_config(str(path)).dtype == dtype
+
+
+def test_formats_that_no_kernel_has_are_widened_and_said(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.gguf",
+        made(hidden_size=256),
+        "llama",
+        kind=lambda name: Kind.TQ2_0 if "ffn_up" in name else Kind.Q8_0,
+    )
+    module = loaded(path)
+    assert type(module.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    notes = gguf_notes(read_gguf(path), module, "tiny")
+    assert any("widened (2 in TQ2_0; 0.0M weights)" in note or "widened (2 in TQ2_0" in note for note in notes), notes
+    assert any("slow" in note for note in notes)  # no kernels here
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"changes": {"general.architecture": "rwkv6"}}, "architecture 'rwkv6', which transformers does not read from GGUF"),
+        ({"leave_out": ("blk.1.ffn_up.weight",)}, "lacks 1 weights, first 'model.layers.1.mlp.up_proj.weight'"),
+        ({"tensors": {"blk.0.attn_q_norm.weight": np.ones(16)}}, "no place for, first 'blk.0.attn_q_norm.weight'"),
+        ({"changes": {"llama.feed_forward_length": 128}}, r"has shape \(.*96.*\), by its metadata it should have \(.*128.*\)"),
+        ({"changes": {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 4.0}}, "scales its positions by 'su'"),
+        ({"changes": {"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}}, "rotates 8 of the 16 numbers"),
+        ({"changes": {"llama.block_count": 0}}, "layer"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
+
+    def use() -> None:
+        model_memory(str(path), load_config(str(path)), torch.float32)
+        loaded(path)
+
+    with pytest.raises((CapabilityError, CheckpointError), match=said):
+        use()
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", made(), "llama", changes={"general.architecture": "t5"})
+    with pytest.raises((CapabilityError, CheckpointError), match=r"encoder-decoder|cannot read the config|no model"):
+        load_config(str(path))
+
+
+def test_layers_that_predict_further_tokens_are_left_out_and_said(tmp_path: Path) -> None:
+    model = made()
+    extra = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128)), "blk.2.attn_norm.weight": np.ones(64)}
+    changes = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
+    path = write_model(tmp_path / "m.gguf", model, "llama", changes=changes, tensors=extra)
+    module = loaded(path)
+    assert torch.allclose(logits(module), logits(model), atol=1e-4)
+    assert gguf_notes(read_gguf(path), module, "tiny") == [
+        "'tiny' has layers that predict further tokens (nextn, MTP): not used"
+    ]
+    weighed = model_memory(str(path), load_config(str(path)), torch.float32).weights_bytes
+    assert weighed == sum(parameter.nbytes for parameter in module.parameters())
+
+
+def test_drafts_derive_from_blocks(tmp_path: Path) -> None:
+    """`quantised` reads weights back; the weights of a pass are counted as those of the plain model."""
+    model = made()
+    module = loaded(write_model(tmp_path / "m.gguf", model, "llama", kind=Kind.Q8_0), torch.bfloat16)
+    up = module.model.layers[0].mlp.up_proj
+    assert torch.equal(weight_of(up), rounded(model.model.layers[0].mlp.up_proj.weight.detach(), Kind.Q8_0).bfloat16())
+    assert num_weights(module) == num_weights(model)
+    copy = quantised_copy(module, 8, 32, head=True, native=False, name="tiny")
+    near, own = logits(copy), logits(module)
+    assert (near - own).norm() < 0.05 * own.norm()
+
+
+def test_rows_are_independent_and_limits_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_library: Any
+) -> None:
+    """On the kernels: exact, and a tree as exact as a chain, measured by probes that cannot agree by luck."""
+    path = write_model(tmp_path / "m.gguf", made(), "llama", kind=Kind.Q8_0)
+    module = loaded(path, torch.bfloat16)
+    monkeypatch.setattr(load.native, "build", lambda path, kind=None: None)  # it is there already
+    monkeypatch.setattr(load.native, "load", lambda path: native_library)
+    lm = load.build_lm(module, "tiny", torch.bfloat16, CPU)
+    load.finish(lm, module)
+    assert lm.native
+    assert all(layer.is_native for layer in block_layers(module))
+    assert (lm.limits.exact_rows, lm.limits.exact_trees, lm.limits.max_tokens_per_pass) == (True, True, 72)

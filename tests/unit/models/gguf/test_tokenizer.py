@@ -1,0 +1,102 @@
+"""How text is split is part of a tokenizer, and a GGUF file only names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.load import load_tokenizer
+from tests.gguf_files import vocabulary, write_model
+from tests.helpers import byte_tokenizer
+from tests.unit.models.gguf.test_load import made
+
+TEXT = "It's 2024:\n\n  x+=1é 日本 "
+
+
+def pieces(path: Path) -> list[str]:
+    tokenizer = load_tokenizer(str(path)).backend_tokenizer
+    return ["".join(TEXT[start:end]) for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("gpt-2", ["It", "'s", " 2024", ":", "\n\n ", " x", "+=", "1", "é", " 日本", " "]),
+        ("smollm", ["It", "'s", " ", "2", "0", "2", "4", ":", "\n\n ", " x", "+=", "1", "é", " 日本", " "]),
+        ("llama-bpe", ["It", "'s", " ", "202", "4", ":\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
+        ("qwen2", ["It", "'s", " ", "2", "0", "2", "4", ":\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
+    ],
+)
+def test_text_is_split_by_the_rule_that_the_file_names(tmp_path: Path, rule: str, expected: list[str]) -> None:
+    """The published tokenizers' pieces, written out: transformers alone takes GPT-2's rule for names it does not know."""
+    assert pieces(write_model(tmp_path / "m.gguf", made(), "llama", pre=rule)) == expected
+
+
+def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
+    """Llama 3: a word of the vocabulary is a token whatever the merges say, and texts begin with the bos token."""
+    path = write_model(
+        tmp_path / "m.gguf", made(), "llama", pre="llama-bpe", changes={"tokenizer.ggml.add_bos_token": None}
+    )
+    tokenizer = load_tokenizer(str(path))
+    assert tokenizer.backend_tokenizer.model.ignore_merges
+    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    plain = load_tokenizer(str(write_model(tmp_path / "n.gguf", made(), "llama", pre="llama-bpe")))
+    assert len(plain("a")["input_ids"]) == 1  # the file says no
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pre": "some-new-rule"}, "names the rule 'some-new-rule' by which its tokenizer splits text"),
+        ({"pre": None}, "does not say by which its tokenizer splits text"),
+        ({"tokenizer": "rwkv"}, "a tokenizer of kind 'rwkv', which transformers cannot rebuild"),
+        ({"changes": {"tokenizer.ggml.merges": None, "tokenizer.ggml.scores": None}}, "damaged tokenizer"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_rebuilt_is_refused(tmp_path: Path, changes: dict, said: str) -> None:
+    path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
+    with pytest.raises((CapabilityError, CheckpointError), match=f"{said}.*tokenizer.json"):
+        load_tokenizer(str(path))
+
+
+def test_a_tokenizer_beside_the_file_is_taken(tmp_path: Path) -> None:
+    """The way out of all of these."""
+    path = write_model(tmp_path / "m.gguf", made(), "llama", pre="some-new-rule")
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert load_tokenizer(str(path)).get_vocab() == byte_tokenizer().get_vocab()
+
+
+def test_marked_tokens_are_matched_whole(tmp_path: Path) -> None:
+    """Also those that no byte alphabet has, as DeepSeek's; a token that users defined is text, a control token is not."""
+    tokens, kinds = vocabulary()
+    changes = {
+        "tokenizer.ggml.tokens": [*tokens, "<｜end▁of▁sentence｜>", "<think>"], "tokenizer.ggml.token_type": [*kinds, 3, 4],
+        "llama.vocab_size": len(tokens) + 2,
+    }  # fmt: skip
+    tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)))
+    ids = tokenizer("a<｜end▁of▁sentence｜><think>")["input_ids"]
+    assert ids[1:] == [len(tokens), len(tokens) + 1]
+    assert len(tokenizer) == len(tokens) + 2
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>"
+
+
+def test_several_templates_have_names(tmp_path: Path) -> None:
+    changes = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "tools!"}
+    tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)))
+    assert set(tokenizer.chat_template) == {"default", "tool_use"}
+
+
+def test_sentencepiece_vocabularies_are_rebuilt(tmp_path: Path) -> None:
+    """Scores order the merges, unknown characters fall back to bytes, texts begin with the bos token."""
+    pieces_of = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "▁th", "▁the"]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 7]
+    changes = {
+        "tokenizer.ggml.tokens": pieces_of, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-5.0, -6.0, -7.0, -8.0, -1.0, -2.0, -3.0], "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.add_bos_token": None, "tokenizer.ggml.unknown_token_id": 0, "llama.vocab_size": len(pieces_of),
+    }  # fmt: skip
+    tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes, tokenizer="llama")))
+    assert tokenizer("the é").tokens() == ["<s>", "▁the", "▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer("the é")["input_ids"], skip_special_tokens=True) == "the é"
