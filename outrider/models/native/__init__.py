@@ -27,8 +27,8 @@ from outrider.errors import CapabilityError
 
 _HERE = Path(__file__).parent
 _MODEL = (
-    "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "attention.cpp", "panel.h", "shim.h", "lanes.h",
-    "lanes_avx512.h", "lanes_avx2.h",
+    "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "attention.cpp", "panel.h", "panel_vectors.h", "panel_tiles.h",
+    "shim.h", "lanes.h", "lanes_avx512.h", "lanes_avx2.h",
 )  # fmt: skip
 _SAMPLING = (
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
