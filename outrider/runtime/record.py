@@ -84,6 +84,7 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
             for path, part in module.named_modules():
                 if is_rotary(part):
                     stack.enter_context(_unentered(path, part, found.events, recorder))
+            stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
             stack.enter_context(torch.no_grad())
             if signals:
                 stack.enter_context(Listening(module, signals).during(found.signals))
@@ -131,7 +132,7 @@ def _unentered(path: str, part: nn.Module, events: list[Event], recorder: _Recor
         events.append(Event("rotary", (path, x, position_ids, *args), kwargs, outputs))
         return out
 
-    part.forward = told  # type: ignore[method-assign]
+    part.forward = told
     try:
         yield
     finally:

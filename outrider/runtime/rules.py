@@ -212,11 +212,13 @@ def attention(low: Lowering, event: Event) -> list[Known]:
     told, (heads, size) = event.kwargs, query.own.sizes
     for block, is_value in ((key, False), (value, True)):
         low.add(Op(Code.STORE, (_by_head(low, block),), None, layer=told["layer"], is_value=is_value))
-    sizes = (heads, value.own.sizes[1])
+    value_size = value.own.sizes[1]
+    sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
     low.add(
         Op(
-            Code.ATTENTION, (_by_head(low, query),), View(made.value, *sizes, 0, sizes[1]), layer=told["layer"], heads=heads,
+            Code.ATTENTION, (_by_head(low, query),), View(made.value, heads, value_size, 0, value_size),
+            layer=told["layer"], heads=heads,
             scale=size**-0.5 if told["scaling"] is None else float(told["scaling"]),
             softcap=float(told["softcap"] or 0.0), window=int(told["window"] or 0),
         )
@@ -229,7 +231,8 @@ def _by_head(low: Lowering, block: Block) -> View:
     own = block.own
     if own.steps[1] != 1 or not low.is_made(own.value):
         own = dense(low.copied(own).value, own.sizes)
-    return View(own.value, *own.sizes, own.offset, own.steps[0])
+    heads, size = own.sizes
+    return View(own.value, heads, size, own.offset, own.steps[0])
 
 
 RULES: dict[str, Rule] = {

@@ -105,7 +105,9 @@ def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
     return waits, followers
 
 
-def _places(program: Program, phases: Sequence[Phase], values: Collection[int], kept: int | None) -> tuple[dict[int, int], int]:
+def _places(
+    program: Program, phases: Sequence[Phase], values: Collection[int], kept: int | None
+) -> tuple[dict[int, int], int]:
     """Where these values lie, and bytes in all: first fit, each from the phase that makes it to the last that reads it."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

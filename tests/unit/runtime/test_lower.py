@@ -88,3 +88,11 @@ def test_even_walks_are_taken_together() -> None:
     assert views is not None
     assert (views[1].rows, views[1].cols, views[1].row_step, views[1].col_step) == (6, 4, 0, 1)
     assert collapse([Strided(0, (2, 3, 4), (1, 100, 20))]) is None
+
+
+def test_a_model_is_lowered_in_inference_mode_too() -> None:
+    """There torch hands over operations whole that are made of others, which no rule knows."""
+    module = make("llama")
+    with torch.inference_mode():
+        inside = lower(module).counts()
+    assert inside == lower(module).counts()
