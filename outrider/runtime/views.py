@@ -122,7 +122,8 @@ def expand(low: Lowering, event: Event) -> list[Known]:
 
 def cut(low: Lowering, event: Event) -> list[Known]:
     """slice(tensor, dim, start, end, step)"""
-    tensor, dim, start, _, step = [*event.args, *(0, 0, None, 1)[len(event.args) - 1 :]]
+    tensor, *told = event.args
+    dim, start, _, step = [*told, *(0, 0, None, 1)[len(told) :]]
     found = low.find(tensor)
     dim %= tensor.dim()
     if tensor.shape == event.outputs[0].shape:

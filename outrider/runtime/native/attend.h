@@ -19,6 +19,7 @@
 #include "functions.h"
 #include "pool.h"
 #include "program.h"
+#include "score_tiles.h"
 
 namespace attend {
 
@@ -89,7 +90,28 @@ struct Block {
     queries = room.data();
   }
 
-  // Scores of `count` keys, N of them in registers at a time: (keys, lanes)
+  // Whether tiles make the scores: of every range or of none, since they add up in another order
+  bool is_tiled() const { return sizeof(Number) == 2 && op.size % score_tiles::STEP == 0 && has_tiles(); }
+
+  // Products of a range's keys and the queries: (keys, lanes)
+  void products(const int64_t* places, int64_t num_keys, float* scores) const {
+    if constexpr (sizeof(Number) == 2)
+      if (is_tiled()) {
+        const int64_t apart = op.kv_heads * op.size;
+        if (places[num_keys - 1] - places[0] == num_keys - 1 && places[0] + RANGE <= pass.capacity)
+          return score_tiles::score(keys + places[0] * apart, apart * 2, queries, op.size, scores);
+        thread_local std::vector<Number> together;
+        together.resize(RANGE * op.size);
+        for (int64_t j = 0; j < num_keys; ++j)
+          std::copy_n(keys + places[j] * apart, op.size, together.data() + j * op.size);
+        return score_tiles::score(together.data(), op.size * 2, queries, op.size, scores);
+      }
+    int64_t j = 0;
+    for (; j + KEYS <= num_keys; j += KEYS) score<KEYS>(places + j, scores + j * LANES);
+    for (; j < num_keys; ++j) score<1>(places + j, scores + j * LANES);
+  }
+
+  // Those of N keys, in registers
   template <int N>
   void score(const int64_t* places, float* scores) const {
     Floats sum[N];
@@ -111,11 +133,7 @@ struct Block {
         for (int i = 0; i < N; ++i) sum[i] = multiply_add(floats(key[i][d]), own, sum[i]);
       }
     }
-    for (int i = 0; i < N; ++i) {
-      Floats scaled = sum[i] * floats(float(op.scale));
-      if (op.softcap) scaled = hyperbolic_tangent(scaled / floats(float(op.softcap))) * floats(float(op.softcap));
-      store(scores + i * LANES, scaled);
-    }
+    for (int i = 0; i < N; ++i) store(scores + i * LANES, sum[i]);
   }
 
   // sums = sums * old + (weights x values) * now, for N lanes and VECTORS x 16 numbers of each value
@@ -151,22 +169,24 @@ struct Block {
   // A range of positions, begin .. begin + num_keys, whose keys lie at `places`, for lanes [from, to).
   void range(int64_t begin, int64_t num_keys, const int64_t* places, int64_t from, int64_t to, State& state) const {
     alignas(64) float scores[RANGE * LANES], old[LANES], now[LANES];
-    int64_t j = 0;
-    for (; j + KEYS <= num_keys; j += KEYS) score<KEYS>(places + j, scores + j * LANES);
-    for (; j < num_keys; ++j) score<1>(places + j, scores + j * LANES);
+    products(places, num_keys, scores);
     const Floats lowest = load(low), highest = load(high);
     const Mask lanes = first16(to) & Mask(~first16(from));
     Floats most = floats(LEAST);
     Mask seen[RANGE];
-    for (j = 0; j < num_keys; ++j) {
+    const Floats scale = floats(float(op.scale)), cap = floats(float(op.softcap));
+    for (int64_t j = 0; j < num_keys; ++j) {
+      Floats score = load(scores + j * LANES) * scale;
+      if (op.softcap) score = hyperbolic_tangent(score / cap) * cap;
+      store(scores + j * LANES, score);
       const Floats position = floats(float(begin + j));
       seen[j] = is_at_least(position, lowest) & is_at_least(highest, position) & lanes;
-      most = choose(seen[j], larger(most, load(scores + j * LANES)), most);
+      most = choose(seen[j], larger(most, score), most);
     }
     const Floats base = choose(is_equal(most, floats(LEAST)), floats(0), most);
     Floats total = floats(0);
     Mask broken = 0;  // what is no number must reach the output
-    for (j = 0; j < num_keys; ++j) {
+    for (int64_t j = 0; j < num_keys; ++j) {
       const Floats apart = load(scores + j * LANES) - base;
       broken |= is_no_number(apart) & seen[j];
       const Floats weight = keep(seen[j], exponential(apart));
@@ -196,6 +216,7 @@ struct Block {
   // All ranges of positions [begin, end), which begins with a span.
   void span(int64_t begin, int64_t end, State& state) const {
     int64_t places[RANGE];
+    if (is_tiled()) score_tiles::shape();
     for (int64_t at = std::max(begin, lowest() / RANGE * RANGE); at < end; at += RANGE) {
       const int64_t num_keys = std::min(RANGE, end - at);
       if (!pass.paths || at + num_keys <= start()) {
@@ -212,6 +233,7 @@ struct Block {
         lane = next;
       }
     }
+    if (is_tiled()) score_tiles::release();
   }
 };
 

@@ -137,7 +137,7 @@ extern "C" {
 
 void* outrider_runtime_workers(int64_t threads) { return new Workers(threads); }
 void outrider_runtime_dismiss(void* workers) { delete static_cast<Workers*>(workers); }
-bool outrider_runtime_has_tiles() { return linear::has_tiles(); }
+bool outrider_runtime_has_tiles() { return has_tiles(); }
 int64_t outrider_runtime_sizes() { return sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass); }
 
 // What `program` makes of `pass`; one pass at a time on the same workers.

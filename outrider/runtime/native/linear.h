@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "panel_tiles.h"
 #include "panel_vectors.h"
 #include "program.h"
+#include "score_tiles.h"
 
 namespace linear {
 
@@ -59,15 +59,6 @@ inline void panels_fp32(const float* x, int64_t M, const Op& op, float* out, int
       multiply_fp32<ROWS_FP32>(x + m * op.K, op.K, panel, shift, out + m * op.N + start, op.N, count);
     for (; m < M; ++m) multiply_fp32<1>(x + m * op.K, op.K, panel, shift, out + m * op.N + start, op.N, count);
   }
-}
-
-inline bool has_tiles() {
-#ifdef HAS_TILES
-  static const bool given = tiles::ask_for_tiles();
-  return given;
-#else
-  return false;
-#endif
 }
 
 // One piece of out (M, N) = x (M, K) W^T + b.
