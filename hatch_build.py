@@ -1,6 +1,11 @@
-"""Before a wheel is built or a checkout installed, the demo target's weights are unpacked: an installation may be read-only."""
+"""Before a wheel is built or a checkout installed: the demo target's weights are unpacked and the native runtime is compiled.
 
+An installation may be read-only, and its machine may have no compiler. Without one here, the wheel has no native runtime.
+"""
+
+import platform
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +23,20 @@ class UnpackDemo(BuildHookInterface):
         ours = Path(self.root) / TARGET
         if (folder := with_weights(ours)) != ours:  # the sources cannot be written
             build_data["force_include"][str(folder / WEIGHTS)] = f"{TARGET}/{WEIGHTS}"
+        if (ours / "../../../runtime/building.py").resolve().exists():
+            self._compile(build_data)
+
+    def _compile(self, build_data: dict[str, Any]) -> None:
+        """Shared libraries for every set of instructions, and a wheel that says for which system it is."""
+        from outrider.errors import CapabilityError
+        from outrider.runtime.building import build_all
+
+        if sys.platform != "linux" or platform.machine() != "x86_64":
+            return
+        try:
+            build_all()
+        except (CapabilityError, OSError) as error:
+            self.app.display_warning(f"without the native runtime: {error}")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -12,6 +12,7 @@ from torch import nn
 from outrider.errors import CapabilityError
 from outrider.models import native
 from outrider.models.adapter import merged_note
+from outrider.models.compile import cache_folder
 from outrider.models.compiled import CompiledModel, why_uncompiled
 from outrider.models.context import check_asked, held_context
 from outrider.models.gguf.linear import block_layers
@@ -33,7 +34,9 @@ from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.own_code import ignored_code
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.models.workshop import Workshop
-from outrider.options import Needs, Options, replaced
+from outrider.options import NATIVE, Needs, Options, replaced
+from outrider.runtime.limits import find_native_limits
+from outrider.runtime.run import use_native_run
 
 
 class ModelLoader:
@@ -47,7 +50,8 @@ class ModelLoader:
         self._labels: dict[str | None, str] = labels  # what the user called each model
         self.notes: list[str] = []
         self._tokenizer: Any = None  # the target's, once it is loaded
-        self._compiled = device.type == "cpu"
+        self._compiled = device.type == "cpu" and options.compile != NATIVE
+        self._native = False  # the target's passes run on the native runtime
         self._recorded = False  # CUDA graphs
 
     def _names(self) -> list[str]:
@@ -94,7 +98,8 @@ class ModelLoader:
         loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=generation_config)
         can_help = is_whole and not options.trust_remote_code
         compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab, can_help)
-        finish(lm, module, pack=not compiled)
+        if not self._use_native(loaded, module):
+            finish(lm, module, pack=not compiled)
         if (file := gguf_in(name)) is not None:
             self.notes += gguf_notes(file, module, self._labels[name])
         if self._is_target(name):
@@ -141,9 +146,23 @@ class ModelLoader:
         model.use()
         return True
 
+    def _use_native(self, loaded: LoadedModel, module: nn.Module) -> bool:
+        """Run the model's passes on the native runtime where that was asked for; whether they do. A note says why they do not."""
+        if self.options.compile != NATIVE:
+            return False
+        try:
+            run = use_native_run(loaded.lm, module, loaded.name, cache_folder())
+        except CapabilityError as error:
+            self.notes.append(f"{self._labels[loaded.name]} runs without the native runtime: {error}")
+            return False
+        loaded.lm.limits = find_native_limits(loaded.lm, run, module.config)
+        run.forget_weights()
+        self._native = self._native or self._is_target(loaded.name)
+        return True
+
     def _record(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
         """Replay passes and the drafting loop as CUDA graphs where that is possible and wanted; whether it is done."""
-        if self.device.type != "cuda" or self.options.compile == "off":
+        if self.device.type != "cuda" or self.options.compile in ("off", NATIVE):
             return False
         try:
             use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
@@ -167,6 +186,6 @@ class ModelLoader:
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),
             threads=torch.get_num_threads(),
-            compile="on" if self._compiled or self._recorded else "off",
+            compile=NATIVE if self._native else "on" if self._compiled or self._recorded else "off",
             max_model_len=context,
         )

@@ -12,6 +12,7 @@ from outrider.errors import ConfigError
 from outrider.parts import Parts
 
 COMPILE_MODES = ("auto", "on", "off")
+NATIVE = "native"  # a further mode, not yet told of: passes on the native runtime, no compiled programs
 DEMO = "demo"  # the name of the embedded pair, as target and as draft
 
 
@@ -38,7 +39,7 @@ class Options:
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.compile not in COMPILE_MODES:
+        if self.compile not in (*COMPILE_MODES, NATIVE):
             raise ConfigError(f"compile must be one of auto, on, off; got '{self.compile}'.")
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")

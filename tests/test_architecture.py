@@ -15,10 +15,10 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 FLOORS = {
-    "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0, "machine": 1,
+    "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0, "instructions": 0, "machine": 1,
     "messages": 1, "prompts": 1,
     "sampling": 1,
-    "kv": 2, "models": 2, "survival": 1,
+    "kv": 2, "models": 2, "runtime": 2, "survival": 1,
     "rows": 2, "text": 2, "trees": 2, "grammar": 2,
     "drafters": 3, "verifiers": 3, "control": 3,
     "decode": 4, "parts": 4,

@@ -29,6 +29,7 @@ def examine() -> dict[str, Any]:
     from outrider.models import native
     from outrider.models.compile import cache_folder
     from outrider.models.memory import available_memory
+    from outrider.runtime import library as runtime
 
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:
@@ -40,6 +41,7 @@ def examine() -> dict[str, Any]:
         "cpu": machine.cpu_name(),
         "cpu_flags": machine.cpu_flags(),
         "native_kernels": native.instructions() if native.compiler() else None,
+        "native_runtime": runtime.why_missing() or "available",
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": machine.cores(),
         "threads": torch.get_num_threads(),
@@ -77,6 +79,7 @@ def _show(findings: Mapping[str, Any]) -> None:
         "cpu": findings["cpu"],
         "instruction sets": findings["cpu_flags"] or "unknown",
         "our kernels use": (findings["native_kernels"] or "").upper() or "nothing: torch's own serve",
+        "native runtime": findings["native_runtime"],
         "torch uses": findings["torch_cpu_capability"],
         "cores": f"{cores['usable']} usable of {cores['logical']}",
         "threads": findings["threads"],

@@ -27,6 +27,7 @@ MODEL = "Model and machine"
 SAMPLING = "Sampling"
 
 CompileMode = Literal["off", "on", "auto"]
+AnyCompileMode = Literal["off", "on", "auto", "native"]  # the last one is not yet told of
 Target = Annotated[str, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id.", show_default=False)]
 ServerTarget = Annotated[
     str,
@@ -69,11 +70,12 @@ class MachineOptions:
     device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
     compile: Annotated[
-        CompileMode,
+        AnyCompileMode,
         option(
             MODEL,
             "on: compile the passes, once per model and machine (minutes). auto: use what was compiled before. On CUDA both "
             "replay passes as CUDA graphs.",
+            metavar="[off|on|auto]",
         ),
     ] = "auto"
     max_model_len: Annotated[

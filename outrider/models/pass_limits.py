@@ -49,8 +49,8 @@ def find_pass_limits(lm: LM, module: Any, *, is_compiled: bool = False) -> PassL
         lm.kv.add_row()
     lm.catch_up([tokens[0, : PREFIX + 1].tolist(), tokens[0, : PREFIX // 2 + 1].tolist()])
     block = tokens[:, PREFIX:]
-    exact_trees = _tree_path_is_exact(lm, block)  # first: they leave their tokens where later passes put a chain
-    exact_rows = _neighbours_do_not_matter(lm, block) and experts_keep_bits(module, lm)
+    exact_trees = tree_path_is_exact(lm, block)  # first: they leave their tokens where later passes put a chain
+    exact_rows = neighbours_do_not_matter(lm, block) and experts_keep_bits(module, lm)
     alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
     beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1))[:1]
     lm.kv.advance(0, longest - QUERY_BLOCK)
@@ -98,7 +98,7 @@ def _on(device: torch.device, found: PassLimits) -> PassLimits:
     return PassLimits(found.granularity, exact_trees=found.exact_trees, exact_rows=found.exact_rows and agree)
 
 
-def _neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
+def neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
     """Whether a token has the same bits whatever else is in its pass."""
     found = []
     for start in range(1, 4 * QUERY_BLOCK, QUERY_BLOCK - 1):
@@ -107,7 +107,7 @@ def _neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
     return all(torch.equal(one, found[0]) for one in found)
 
 
-def _tree_path_is_exact(lm: LM, block: Tensor) -> bool:
+def tree_path_is_exact(lm: LM, block: Tensor) -> bool:
     """Whether branches that are scattered over a tree's places have the bits they have as chains."""
     for num_branches in (2, 3, 5):  # in turns: node n follows node n - num_branches
         parents = [max(node - num_branches, -1) for node in range(30)]

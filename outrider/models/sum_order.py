@@ -11,7 +11,7 @@ A sample is a table from the number of tokens in a pass to what the kernel gave,
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,8 @@ from outrider.models.plan import plan_pass
 
 Sample = dict[int, Tensor]  # tokens in the pass -> (tokens, numbers)
 Inputs = tuple[Tensor, Tensor, Tensor]  # query, key, value (1, heads, tokens, size)
+# Attention to be probed: (cache, query, key, value, parents of a tree) -> (tokens, heads * value size); None: the module's
+Attend = Callable[[KVCache, Tensor, Tensor, Tensor, Tensor | None], Tensor] | None
 
 PREFIXES = (1, 24, 300, 600)  # tokens before a pass: less and more than one key block
 TREE_NODES = 63
@@ -74,18 +76,18 @@ def same_bits(sample: Sample, widths: list[int]) -> bool:
     return True
 
 
-def attention_samples(kind: AttentionKind, lm: LM, widths: tuple[int, ...]) -> Iterator[Sample]:
+def attention_samples(kind: AttentionKind, lm: LM, widths: tuple[int, ...], attend: Attend = None) -> Iterator[Sample]:
     """Three samples per prefix: with sums that cancel among values, with sums that cancel within a score, and random ones."""
-    bench = _Bench(kind, lm)
+    bench = _Bench(kind, lm, attend)
     for prefix in PREFIXES:
         for fill in (bench.cancelling_values, bench.cancelling_scores, bench.random):
             query, key, value = fill(prefix, max(widths))
             yield {width: bench.attend(query[:, :, :width], key[:, :, :width], value[:, :, :width]) for width in widths}
 
 
-def trees_keep_bits(kind: AttentionKind, lm: LM) -> bool:
+def trees_keep_bits(kind: AttentionKind, lm: LM, attend: Attend = None) -> bool:
     """Whether a node of a tree gets the bits that it has at the end of its own path as a chain."""
-    bench, dice = _Bench(kind, lm), random.Random(1)
+    bench, dice = _Bench(kind, lm, attend), random.Random(1)
     for prefix in PREFIXES:
         parents, path = _some_tree(dice)
         if not bench.agrees(bench.cancelling_values(prefix, TREE_NODES + 1, path), parents, path):
@@ -186,7 +188,8 @@ def _are_independent(experts: nn.Module, num_experts: int, size: int, lm: LM) ->
 class _Bench:
     """One layer's attention over a cache of its own."""
 
-    def __init__(self, kind: AttentionKind, lm: LM) -> None:
+    def __init__(self, kind: AttentionKind, lm: LM, attend: Attend) -> None:
+        self._attend = attend
         self._kind, self._dtype, self._device, self._native = kind, lm.dtype, lm.device, lm.native
         self._generator = torch.Generator().manual_seed(20250102)
         self._layer = SimpleNamespace(layer_idx=0)
@@ -238,6 +241,8 @@ class _Bench:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, parents: Tensor | None = None) -> Tensor:
         """(tokens, heads * value size) of a pass over these."""
+        if self._attend is not None:
+            return self._attend(self._kv, query, key, value, parents)
         plan, _ = plan_pass(self._kv, 1, query.shape[2], parents, last_position=1 << 20, native=self._native)
         out, _ = attention(
             self._layer, query, key, value, None, scaling=1.0, softcap=self._kind.softcap, outrider_plan=plan

@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 
 from outrider.errors import CapabilityError
+from outrider.instructions import INSTRUCTIONS
 
 _HERE = Path(__file__).parent
 _MODEL = (
     "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "block_linear.cpp", "attention.cpp", "panel.h",
-    "rounded_inputs.h", "shim.h", "lanes.h", "lanes_avx512.h", "lanes_avx2.h",
+    "panel_vectors.h", "panel_tiles.h", "rounded_inputs.h", "shim.h", "lanes.h", "lanes_avx512.h", "lanes_avx2.h",
 )  # fmt: skip
 _SAMPLING = (
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
@@ -37,11 +38,6 @@ SOURCES = tuple(_HERE / name for name in (*_MODEL, *_SAMPLING))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
 REMEDY = "Use --compile off, or --dtype float32."  # the second where a CPU without AVX-512 takes them uncompiled, too
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
-# Instructions that `lanes.h` is written for: bf16 and byte products of AVX-512 (no processor has the first alone), or AVX2.
-INSTRUCTIONS = {
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mavx512vnni", "-mf16c"),
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-}
 
 
 def compiler() -> str | None:

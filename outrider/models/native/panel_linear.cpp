@@ -1,101 +1,13 @@
 // y = x W^T + b for a few rows of bf16 activations, at the speed of memory.
 //
 // Decoding reads every weight once per pass and multiplies it with a handful of rows, so the only thing that counts is how
-// fast weights stream in. `panel.h` says how they lie; where the processor has matrix tiles, `panel_tiles.cpp` multiplies.
-//
-// Each output of each row is one fp32 accumulator over k = 0, 2, 4, ...: its bits depend neither on how many rows stand
-// beside it nor on the number of threads.
-//
-// A few rows share one reading of the weights; the hardware's prefetch, on a plain forward stream, is the best there is.
-// More rows go in groups, which read a part of the panel one after the other, all but the first from the cache. Memory would
-// rest meanwhile, so that each group fetches its share of the part that comes next: 9 rows cost what 8 do.
+// fast weights stream in. `panel.h` says how they lie; `panel_vectors.h` multiplies, or where the processor has matrix tiles,
+// `panel_tiles.h`.
 
-#include "panel.h"
-
-#include <algorithm>
-#include <array>
 #include <cstdint>
-#include <utility>
 
+#include "panel_vectors.h"
 #include "shim.h"
-
-namespace {
-
-constexpr int ROWS = IS_WIDE ? 8 : 4;       // rows multiplied at once: so many accumulators are registers
-constexpr int64_t ALONE = IS_WIDE ? 7 : 3;  // rows that are one group; one more take turns by halves, faster where memory is
-constexpr int64_t BLOCK = 64;               // rows whose accumulators are kept between two parts
-constexpr int64_t PART = 384;               // inputs of a part: 24 KB of weights
-
-// Inputs [begin, end) of one panel, and what to fetch meanwhile: a line at `next` with each of the first `ahead` pairs.
-struct Part {
-  int64_t begin, end;
-  const bf16 *weights, *next;
-  int64_t ahead;
-};
-
-template <int M>
-inline void multiply_pair(const bf16* x, int64_t K, const bf16* weights, Floats (&low)[M], Floats (&high)[M]) {
-  const Pairs first = load_pairs(weights);
-  const Pairs second = load_pairs(weights + PANEL);
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    const Pairs inputs = same_pair(x + m * K);
-    low[m] = add_products(low[m], inputs, first);
-    high[m] = add_products(high[m], inputs, second);
-  }
-}
-
-// M rows times one part; `sums` (M, 32) hold what the parts before it gave.
-template <int M>
-void multiply(const bf16* x, int64_t K, const Part& part, float* sums, const Output& out) {
-  Floats low[M], high[M];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    low[m] = part.begin ? load(sums + m * PANEL) : floats(0);
-    high[m] = part.begin ? load(sums + m * PANEL + 16) : floats(0);
-  }
-  const bf16 *weights = part.weights, *next = part.next;
-  const bf16* const all = x + part.end;
-  const bf16* const fetched = x + part.begin + 2 * part.ahead;
-  for (x += part.begin; x < fetched; x += 2, weights += 2 * PANEL, next += LINE) {
-    _mm_prefetch(next, _MM_HINT_T1);  // to where it does not drive out the activations
-    multiply_pair<M>(x, K, weights, low, high);
-  }
-  for (; x < all; x += 2, weights += 2 * PANEL) multiply_pair<M>(x, K, weights, low, high);
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    if (part.end == K) {
-      out.write(m, low[m], high[m]);
-      continue;
-    }
-    store(sums + m * PANEL, low[m]);
-    store(sums + m * PANEL + 16, high[m]);
-  }
-}
-
-using Multiply = void (*)(const bf16*, int64_t, const Part&, float*, const Output&);
-template <int... M>
-constexpr std::array<Multiply, ROWS> by_rows(std::integer_sequence<int, M...>) {
-  return {multiply<M + 1>...};
-}
-constexpr std::array<Multiply, ROWS> MULTIPLY = by_rows(std::make_integer_sequence<int, ROWS>());
-
-// Up to BLOCK rows times one panel.
-void multiply_panel(const bf16* x, int64_t M, int64_t K, const bf16* panel, const Output& out) {
-  alignas(64) float sums[BLOCK * PANEL];
-  const int64_t groups = M <= ALONE ? 1 : std::max<int64_t>(2, (M + ROWS - 1) / ROWS), each = (M + groups - 1) / groups;
-  const int64_t size = groups == 1 ? K : PART;
-  for (int64_t begin = 0; begin < K; begin += size) {
-    const int64_t end = std::min(begin + size, K), ahead = groups == 1 ? 0 : (end - begin) / groups;
-    Part part{begin, end, panel + begin * PANEL, panel + end * PANEL, ahead};
-    for (int64_t m = 0; m < M; m += each, part.next += ahead * LINE) {
-      const Output rows{out.bias, out.at + m * out.N, out.N, out.count};
-      MULTIPLY[std::min(each, M - m) - 1](x + m * K, K, part, sums + m * PANEL, rows);
-    }
-  }
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -108,13 +20,7 @@ void outrider_panel_linear_vectors(
     const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N) {
   const int64_t num_panels = (N + PANEL - 1) / PANEL;
 #pragma omp parallel for schedule(static) if (K * N > SERIAL)
-  for (int64_t p = 0; p < num_panels; ++p) {
-    const int64_t start = p * PANEL, count = std::min(PANEL, N - start);
-    for (int64_t m = 0; m < M; m += BLOCK)
-      multiply_panel(
-          x + m * K, std::min(BLOCK, M - m), K, panels + start * K,
-          {bias ? bias + start : nullptr, out + m * N + start, N, count});
-  }
+  for (int64_t p = 0; p < num_panels; ++p) vectors::multiply_panels(x, M, K, panels, bias, out, N, p, p + 1);
 }
 
 // The same for programs that AOTInductor made: it calls this by name.

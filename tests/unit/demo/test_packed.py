@@ -174,6 +174,6 @@ def test_a_wheel_gets_the_weights_unpacked(
         assert Path(source).read_bytes() == original
 
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert built["wheel"]["artifacts"] == [f"{TARGET}/{WEIGHTS}"]
+    assert f"{TARGET}/{WEIGHTS}" in built["wheel"]["artifacts"]
     assert "custom" in built["wheel"]["hooks"]
     assert "hatch_build.py" in built["sdist"]["include"]

@@ -1,0 +1,124 @@
+"""A program and a model's weights as the structures that the executor reads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from outrider.kv import LayerShape
+from outrider.models.panel import WIDTH, to_panels
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.ops import Code, Op, Program, Source, View
+from outrider.runtime.schedule import Schedule, schedule
+from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct
+
+NOTHING, BODY, HEAD, CONSTANT, ROTARY = range(5)  # where a value lies, as in `native/program.h`
+
+
+class Format(IntEnum):
+    """How a linear layer's weight lies, as in `native/program.h`."""
+
+    PANELS_BF16 = 0
+    PANELS_FP32 = 1
+
+
+def packed(weight: Tensor) -> tuple[Format, Tensor]:
+    """A weight (out, in) as the executor multiplies it. Raises NotLoweredError for one that it cannot."""
+    outputs, inputs = weight.shape
+    if weight.dtype == torch.bfloat16 and inputs % 2 == 0:
+        return Format.PANELS_BF16, to_panels(weight)
+    if weight.dtype != torch.float32:
+        raise NotLoweredError(f"a weight of {inputs} inputs in {str(weight.dtype).removeprefix('torch.')}")
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % WIDTH))
+    return Format.PANELS_FP32, padded.view(-1, WIDTH, inputs).transpose(1, 2).contiguous()
+
+
+class Binding:
+    """The structures of one program, and the tensors that they point into."""
+
+    def __init__(
+        self, program: Program, tensors: Mapping[str, Tensor], layers: Sequence[LayerShape], dtype: torch.dtype
+    ) -> None:
+        self._program, self._tensors, self._layers, self._dtype = program, tensors, layers, dtype
+        self._kept: list[Tensor] = []
+        self._schedule: Schedule = schedule(program)
+        phases = self._schedule.phases
+        ops = [self._op(op) for phase in phases for op in phase.ops]
+        self._ops = (OpStruct * len(ops))(*ops)
+        starts = [0]
+        for phase in phases:
+            starts.append(starts[-1] + len(phase.ops))
+        self._phases = (PhaseStruct * len(phases))(
+            *(
+                PhaseStruct(int(phase.kind), begin, end, phase.is_head)
+                for phase, begin, end in zip(phases, starts, starts[1:], strict=False)
+            )
+        )
+        assert program.logits is not None
+        self.struct = ProgramStruct(
+            len(ops), len(phases), ctypes.addressof(self._ops), ctypes.addressof(self._phases),
+            self._schedule.body_bytes, self._schedule.head_bytes, self._operand(program.logits), program.logits.cols, 0, 0,
+        )  # fmt: skip
+
+    @property
+    def body_bytes(self) -> int:
+        """Memory for the values of each token."""
+        return self._schedule.body_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Memory for the values of each row whose logits are asked for."""
+        return self._schedule.head_bytes
+
+    def _operand(self, view: View | None) -> OperandStruct:
+        if view is None:
+            return OperandStruct(NOTHING)
+        value = self._program.values[view.value]
+        width, steps = value.dtype.itemsize, (view.offset, view.row_step, view.col_step, value.dtype == torch.bfloat16)
+        if value.source == Source.CONSTANT:
+            return OperandStruct(CONSTANT, self._keep(self._tensors[value.name]), 0, *steps)
+        if value.source == Source.ROTARY:
+            return OperandStruct(ROTARY, int(value.name), value.size * width, *steps)
+        section = HEAD if view.value in self._schedule.in_head else BODY
+        return OperandStruct(section, self._schedule.places[view.value], value.size * width, *steps)
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _op(self, op: Op) -> OpStruct:
+        operands = (OperandStruct * 3)(*(self._operand(view) for view in (*op.inputs, None, None, None)[:3]))
+        first = op.output if op.output is not None else op.inputs[0]
+        made = OpStruct(int(op.code), first.rows, first.cols, self._operand(op.output), operands)
+        made.numbers = (ctypes.c_double * 2)(*(*op.numbers, 0.0, 0.0)[:2])
+        made.layer, made.by_position, made.is_value = op.layer, op.by_position, op.is_value
+        if op.code == Code.LINEAR:
+            self._bind_linear(made, op)
+        elif op.code == Code.EMBED:
+            table = self._tensors[op.weight]
+            made.weight, made.N = self._keep(table), table.shape[0]
+        elif op.code == Code.ATTENTION:
+            shape = self._layers[op.layer]
+            made.heads, made.kv_heads, made.window = op.heads, shape.num_kv_heads, op.window
+            made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
+            self._check(op)
+        elif op.code == Code.STORE:
+            self._check(op)
+        return made
+
+    def _check(self, op: Op) -> None:
+        """Queries, keys and values must have the cache's type; pairs of bf16 must be whole."""
+        shape, dtype = self._layers[op.layer], self._program.values[op.inputs[0].value].dtype
+        if dtype != self._dtype or (dtype == torch.bfloat16 and shape.key_size % 2):
+            raise NotLoweredError("attention in another type than the cache's")
+
+    def _bind_linear(self, made: OpStruct, op: Op) -> None:
+        weight = self._tensors[op.weight]
+        kind, panels = packed(weight.t().contiguous() if op.transposed else weight)
+        made.format, made.weight = int(kind), self._keep(panels)
+        made.N, made.K = (weight.shape[1], weight.shape[0]) if op.transposed else tuple(weight.shape)
+        made.bias = self._keep(self._tensors[op.bias].contiguous()) if op.bias else None

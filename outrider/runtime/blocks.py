@@ -1,0 +1,56 @@
+"""What is known of a tensor of a recorded pass while it is lowered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.errors import CapabilityError
+from outrider.runtime.record import ROWS, TOKENS
+from outrider.runtime.strides import Strided
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = {"B": ROWS, "T": TOKENS, "N": ROWS * TOKENS}
+
+
+class NotLoweredError(CapabilityError):
+    """The model does something that no operation of `ops.py` stands for."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A tensor that depends on the pass's inputs in a way that cannot be lowered."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """Token ids, or positions, with a number added: what embeddings are looked up by."""
+
+    by_position: bool
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A tensor of numbers: `axes` names its dimensions, "B", "T", "N" (rows and tokens in one) or "" (a token's own)."""
+
+    axes: tuple[str, ...]
+    own: Strided  # the dimensions that are a token's own, in order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in the recording."""
+        own = iter(self.own.sizes)
+        return tuple(SIZES[axis] if axis else next(own) for axis in self.axes)
+
+    @property
+    def steps(self) -> tuple[int | None, ...]:
+        """The step of each dimension that is a token's own, None for the others."""
+        own = iter(self.own.steps)
+        return tuple(None if axis else next(own) for axis in self.axes)
+
+
+Known = Unknown | Index | Block

@@ -1,0 +1,68 @@
+"""Builds the executor's shared library. Needs neither torch nor anything else that is installed: `hatch_build.py` calls it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from outrider.errors import CapabilityError
+from outrider.instructions import INSTRUCTIONS
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parent / "models" / "native"
+PREBUILT = HERE / "lib"  # where a wheel or an editable install has them
+PARTS = ("executor.cpp", "attend.h", "functions.h", "linear.h", "pool.h", "program.h", "score_tiles.h", "tokenwise.h")
+SHARED = (  # with the kernels of compiled programs
+    "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
+    "panel.h", "panel_tiles.h", "panel_vectors.h", "lanes.h", "lanes_avx2.h", "lanes_avx512.h",
+)  # fmt: skip
+SOURCES = (*(HERE / "native" / name for name in PARTS), *(KERNELS / name for name in SHARED))
+FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-Wl,-Bsymbolic")
+
+
+def compiler() -> str | None:
+    """The C++ compiler to call, None where there is none."""
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def fingerprint() -> str:
+    """Changes with the sources and the flags."""
+    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, INSTRUCTIONS))
+    return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+
+def file_name(kind: str) -> str:
+    """Name of the library for one of INSTRUCTIONS; other sources give another name."""
+    return f"runtime-{kind}-{fingerprint()}.so"
+
+
+def build(path: Path, kind: str) -> None:
+    """Compile to `path`, some ten seconds. Raises CapabilityError with the compiler's first complaint."""
+    tool = compiler()
+    if tool is None:
+        raise CapabilityError("no C++ compiler found (install g++)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
+        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{HERE / 'native'}", f"-I{KERNELS}", *sources, "-o", str(made))
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            raise CapabilityError(f"{tool} could not build the native runtime ({first.strip()})")
+        os.replace(made, path)  # atomic: a reader sees the whole file or none
+
+
+def build_all(folder: Path = PREBUILT) -> list[Path]:
+    """A library for each of INSTRUCTIONS, those of other sources deleted; the files. Raises CapabilityError as `build` does."""
+    wanted = [folder / file_name(kind) for kind in INSTRUCTIONS]
+    for path, kind in zip(wanted, INSTRUCTIONS, strict=True):
+        if not path.exists():
+            build(path, kind)
+    for old in set(folder.glob("runtime-*.so")) - set(wanted):
+        old.unlink()
+    return wanted

@@ -1,0 +1,65 @@
+"""The executor's shared library: found in the package, or built once into the cache folder by a checkout never installed.
+
+It links nothing but the C++ runtime: no torch, no OpenMP. One library for each set of instructions that `models/native/lanes.h`
+is written for; the best one that the CPU has is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from outrider.errors import CapabilityError
+from outrider.models import native
+from outrider.runtime.building import PREBUILT, build, compiler, file_name
+
+NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16"
+
+
+def find(cache: Path) -> Path:
+    """The best library for this CPU, built into `cache` where the package has none. Raises CapabilityError with the reason."""
+    kind = native.instructions()
+    if kind is None:
+        raise CapabilityError(NO_INSTRUCTIONS)
+    name = file_name(kind)
+    if (PREBUILT / name).exists():
+        return PREBUILT / name
+    if not (cache / name).exists():
+        build(cache / name, kind)
+    return cache / name
+
+
+def why_missing() -> str | None:
+    """None where the library is in the package, or can be built; else the reason in a few words."""
+    kind = native.instructions()
+    if kind is None:
+        return NO_INSTRUCTIONS
+    if (PREBUILT / file_name(kind)).exists() or compiler() is not None:
+        return None
+    return "not in this installation, and no C++ compiler found (install g++)"
+
+
+@functools.cache
+def load(path: Path) -> ctypes.CDLL:
+    """The library, its names to itself. It has the verdict kernels of `verifiers/kernels.py`, too, on one thread."""
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+    library.outrider_runtime_workers.argtypes, library.outrider_runtime_workers.restype = (size,), pointer
+    library.outrider_runtime_dismiss.argtypes, library.outrider_runtime_dismiss.restype = (pointer,), None
+    library.outrider_runtime_run.argtypes, library.outrider_runtime_run.restype = (pointer, pointer, pointer), None
+    library.outrider_runtime_has_tiles.argtypes, library.outrider_runtime_has_tiles.restype = (), ctypes.c_bool
+    library.outrider_runtime_sizes.argtypes, library.outrider_runtime_sizes.restype = (), size
+    library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
+    library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool
+    library.outrider_noise.argtypes, library.outrider_noise.restype = (
+        (number, number, pointer, pointer, size, size),
+        None,
+    )
+    return library
+
+
+@functools.cache
+def workers(library: ctypes.CDLL, num_threads: int) -> int:
+    """Threads that run passes, shared by all models of the process; they sleep between passes, and are never dismissed."""
+    return library.outrider_runtime_workers(num_threads)

@@ -1,0 +1,223 @@
+"""From a recorded pass to a program: which numbers of one token each operation computes from which.
+
+Every tensor of the recording is followed by the axes that count rows and tokens; what is left of its shape is a token's own
+block. Views of it move nothing. An operation that `rules.py` has no rule for makes a tensor that cannot be lowered, which matters
+only where something that counts depends on it (masks that transformers builds and ours replace do not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import CapabilityError
+from outrider.models.signals import AFTER_NORM
+from outrider.runtime.blocks import DTYPES, Block, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.ops import Code, Op, Program, Source, Value, View
+from outrider.runtime.record import Event, Recording, is_rotary, record, signals_of
+from outrider.runtime.rules import RULES
+from outrider.runtime.strides import Strided, collapse, dense, reshape
+
+DYNAMIC_ROPES = ("dynamic", "longrope")  # tables that change with the longest position of a pass
+
+
+def lower(module: Any) -> Program:
+    """The program of one pass of `module`, whose linear layers are still plain. Raises NotLoweredError naming the obstacle."""
+    for part in module.modules():
+        if is_rotary(part) and _rope_types(part) & set(DYNAMIC_ROPES):
+            raise NotLoweredError("rotary embeddings change with a text's length")
+    num_layers = module.config.get_text_config().num_hidden_layers
+    try:
+        recording = record(module, signals_of(num_layers))
+    except CapabilityError as error:
+        raise NotLoweredError(str(error)) from error
+    return Lowering(module, recording).program()
+
+
+def _rope_types(part: Any) -> set[str]:
+    found = getattr(part, "rope_type", "default")
+    return {str(one) for one in (found.values() if isinstance(found, dict) else (found,))}
+
+
+class Lowering:
+    """What is known of the tensors of a recording so far, and the operations that make them. `rules.py` works on it."""
+
+    def __init__(self, module: Any, recording: Recording) -> None:
+        self._recording = recording
+        self._names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        self._known: dict[int, Known] = {id(recording.ids): Index(False), id(recording.positions): Index(True)}
+        self._constants: dict[int, int] = {}
+        self._transposed: dict[int, Tensor] = {}
+        self._numbers: dict[float, Tensor] = {}
+        self._made = Program(signals=tuple(recording.signals))
+        self._ops: list[Op] = []
+        self._rotary: dict[object, int] = {}
+
+    def program(self) -> Program:
+        """All events lowered, divided into body and head."""
+        heard: dict[int, list[int]] = {}
+        for index, tensor in enumerate(self._recording.signals.values()):
+            heard.setdefault(id(tensor), []).append(index)
+        for event in self._recording.events:
+            self._event(event)
+            for output in event.outputs:
+                for index in heard.pop(id(output), ()):
+                    self._signal(index, output)
+        if heard:
+            raise NotLoweredError("hidden states that no operation makes")
+        self._split_head()
+        return self._made
+
+    def _signal(self, index: int, tensor: Tensor) -> None:
+        block = self.block(tensor)
+        if block.axes != ("B", "T", ""):
+            raise NotLoweredError("hidden states of an unusual shape")
+        self._made.hidden_size = block.own.count
+        self._ops.append(Op(Code.SIGNAL, (self.flat(block),), None, layer=index))
+
+    def _split_head(self) -> None:
+        """What makes logits of what the output head reads goes to the rows that are asked for."""
+        assert self._recording.logits is not None
+        entrance = self.flat(self.block(self._recording.signals[AFTER_NORM]))
+        logits = self.flat(self.block(self._recording.logits))
+        behind = {logits.value}
+        for op in reversed(self._ops):
+            if op.output is not None and op.output.value in behind and op.output.value != entrance.value:
+                behind |= {view.value for view in op.inputs}
+        behind -= {entrance.value}
+        head = [op for op in self._ops if op.output is not None and op.output.value in behind]
+        if any(op.code in (Code.ATTENTION, Code.EMBED) for op in head):
+            raise NotLoweredError("an output head that reads more than the last hidden state")
+        wanted, body = {entrance.value}, []
+        for op in reversed(self._ops):
+            if op.code in (Code.STORE, Code.SIGNAL) or (op.output is not None and op.output.value in wanted):
+                body.append(op)
+                wanted |= {view.value for view in op.inputs}
+        rows = self.new(entrance.cols, self._made.values[entrance.value].dtype)
+
+        def moved(view: View) -> View:
+            return replace(view, value=rows.value, offset=view.offset - entrance.offset) if view.value == entrance.value else view
+
+        self._made.body = body[::-1]
+        self._made.head = [Op(Code.GATHER, (entrance,), rows)]
+        self._made.head += [replace(op, inputs=tuple(moved(view) for view in op.inputs)) for op in head]
+        self._made.logits = logits
+
+    def _event(self, event: Event) -> None:
+        tensors = [one for arg in event.args for one in (arg if isinstance(arg, list | tuple) else (arg,))]
+        tensors = [one for one in tensors if isinstance(one, Tensor)]
+        if event.name == "t" and id(tensors[0]) not in self._known:
+            self._transposed[id(event.outputs[0])] = tensors[0]
+        if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
+            return  # of constants alone, and so is one itself
+        rule = RULES.get(event.name)
+        try:
+            if rule is None:
+                raise NotLoweredError(f"torch's '{event.name}'")
+            made: Sequence[Known] = rule(self, event)
+        except NotLoweredError as error:
+            if event.name in ("attention", "rotary"):
+                raise
+            made = [Unknown(str(error))] * len(event.outputs)
+        for output, known in zip(event.outputs, made, strict=True):
+            self._known[id(output)] = known
+
+    # ------------------------------------------------------------------ what the rules ask
+
+    def find(self, tensor: Tensor) -> Known:
+        """What is known of a tensor; one that no event made is a constant."""
+        known = self._known.get(id(tensor))
+        return known if known is not None else self._constant(tensor)
+
+    def block(self, tensor: Tensor | float) -> Block:
+        """A tensor or number that must be numbers of one token. Raises NotLoweredError with the reason why it is not."""
+        if not isinstance(tensor, Tensor):
+            tensor = self._numbers.setdefault(float(tensor), torch.tensor([float(tensor)]))
+        known = self.find(tensor)
+        if isinstance(known, Block):
+            return known
+        raise NotLoweredError(known.why if isinstance(known, Unknown) else "numbers made of token ids or positions")
+
+    def _constant(self, tensor: Tensor) -> Block:
+        number = self._constants.get(id(tensor))
+        if number is None:
+            dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
+            name = self._names.get(id(tensor), f"constant.{len(self._made.constants)}")
+            if id(tensor) not in self._names:
+                self._made.constants[name] = tensor.detach().to(dtype).contiguous().clone()
+            elif not tensor.is_contiguous():
+                raise NotLoweredError(f"{name} is not contiguous")
+            number = self._add(Value(tensor.numel(), dtype, Source.CONSTANT, name))
+            self._constants[id(tensor)] = number
+        return Block(("",) * tensor.dim(), dense(number, tuple(tensor.shape)))
+
+    def weight(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """The weight behind the second factor of a matrix product, and whether it is stored (in, out)."""
+        plain = self._transposed.get(id(tensor))
+        return (tensor, True) if plain is None else (plain, False)
+
+    def name(self, weight: Tensor | None) -> str:
+        """A parameter's name; "" for none. Raises NotLoweredError for other tensors."""
+        if weight is not None and id(weight) not in self._names:
+            raise NotLoweredError("a matrix product of something else than a weight")
+        return "" if weight is None else self._names[id(weight)]
+
+    def new(self, size: int, dtype: torch.dtype) -> View:
+        """A value to be made."""
+        if dtype not in DTYPES:
+            raise NotLoweredError(f"numbers of type {str(dtype).removeprefix('torch.')}")
+        return View(self._add(Value(size, dtype)), 1, size, 0, size)
+
+    def _add(self, value: Value) -> int:
+        self._made.values.append(value)
+        return len(self._made.values) - 1
+
+    def rotary(self, key: object, path: str, further: tuple[object, ...], which: int, like: Tensor) -> int:
+        """The value of a rotary module's output, one for each way that it is called."""
+        if key not in self._rotary:
+            if like.dim() != 3 or like.dtype not in DTYPES:
+                raise NotLoweredError("rotary embeddings of an unusual shape")
+            name = str(len(self._made.rotary))
+            self._rotary[key] = self._add(Value(like.shape[2], like.dtype, Source.ROTARY, name))
+            self._made.rotary.append((path, further, which))
+        return self._rotary[key]
+
+    def dtype(self, value: int) -> torch.dtype:
+        return self._made.values[value].dtype
+
+    def is_made(self, value: int) -> bool:
+        return self._made.values[value].source == Source.MADE
+
+    def flat(self, block: Block) -> View:
+        """The whole block as one dense row, copied where it is scattered."""
+        flat = reshape(block.own, (block.own.count,))
+        if flat is None or flat.steps not in ((1,), (0,)) or not self.is_made(flat.value):
+            return self.copied(block.own)
+        return View(flat.value, 1, flat.count, flat.offset, flat.count)
+
+    def copied(self, own: Strided) -> View:
+        """A dense copy."""
+        made = self.new(own.count, self.dtype(own.value))
+        self.emit(Code.COPY, [own], dense(made.value, own.sizes))
+        return made
+
+    def emit(self, code: Code, inputs: Sequence[Strided], output: Strided, numbers: tuple[float, ...] = (),
+             *, keep_last: bool = False) -> None:  # fmt: skip
+        """An operation on numbers of one token, operands of the output's sizes."""
+        views = collapse([output, *inputs], keep_last=keep_last)
+        if views is None:
+            raise NotLoweredError("numbers that lie in too many directions")
+        self._ops.append(Op(code, tuple(views[1:]), views[0], numbers))
+
+    def add(self, op: Op) -> None:
+        """An operation of another kind."""
+        self._ops.append(op)
+
+    def value(self, sizes: Sequence[int], dtype: torch.dtype) -> Strided:
+        """A value to be made, dense, of these sizes."""
+        return dense(self.new(prod(sizes), dtype).value, sizes)

@@ -1,0 +1,150 @@
+// Runs a program: phase by phase, each divided among threads in its own way.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "attend.h"
+#include "linear.h"
+#include "pool.h"
+#include "program.h"
+#include "tokenwise.h"
+
+namespace {
+
+constexpr int64_t FEW = 4;  // tokens that one thread computes alone, faster than another wakes up
+
+class Execution {
+ public:
+  Execution(const Program& program, const Pass& pass, Pool& pool, std::vector<char>& room)
+      : program_(program), pass_(pass), pool_(pool), room_(room), tokens_(pass.rows * pass.tokens),
+        outputs_(pass.rows * pass.num_columns), head_(pass.arena + program.body_bytes * tokens_) {}
+
+  void run() {
+    for (int64_t p = 0; p < program_.num_phases; ++p) {
+      const Phase& phase = program_.phases[p];
+      const int64_t count = phase.is_head ? outputs_ : tokens_;
+      if (phase.kind == LINEARS) linears(phase, count);
+      else if (phase.kind == ATTENTIONS) attention(program_.ops[phase.begin]);
+      else tokenwise(phase, count);
+    }
+    write_logits();
+  }
+
+ private:
+  // A token's block of a value; `m` counts the tokens of the section that the operation is in.
+  char* block(const Operand& o, int64_t m) const {
+    switch (o.source) {
+      case BODY: return pass_.arena + o.at * tokens_ + m * o.token_step;
+      case HEAD: return head_ + o.at * outputs_ + m * o.token_step;
+      case CONSTANT: return reinterpret_cast<char*>(o.at);
+      case ROTARY: return static_cast<char*>(const_cast<void*>(pass_.tables[o.at])) + pass_.positions[m] * o.token_step;
+      default: return nullptr;
+    }
+  }
+
+  static int64_t width(const Operand& o) { return o.is_bf16 ? 2 : 4; }
+
+  void linears(const Phase& phase, int64_t count) const {
+    int64_t pieces = 0;
+    for (int64_t i = phase.begin; i < phase.end; ++i) pieces += linear::num_pieces(program_.ops[i]);
+    pool_.run(pieces, [&](int64_t piece) {
+      int64_t i = phase.begin;
+      for (; piece >= linear::num_pieces(program_.ops[i]); ++i) piece -= linear::num_pieces(program_.ops[i]);
+      const Op& op = program_.ops[i];
+      linear::run_piece(op, piece, block(op.in[0], 0) + op.in[0].offset * width(op.in[0]), count, block(op.out, 0));
+    });
+  }
+
+  void attention(const Op& op) const {
+    const char* queries = block(op.in[0], 0);
+    if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, block(op.out, 0), pool_, room_);
+    else attend::run<float>(op, pass_, queries, block(op.out, 0), pool_, room_);
+  }
+
+  void tokenwise(const Phase& phase, int64_t count) const {
+    const auto all = [&](int64_t m) {
+      for (int64_t i = phase.begin; i < phase.end; ++i) token(program_.ops[i], m);
+    };
+    if (count > FEW) return pool_.run(count, all);
+    for (int64_t m = 0; m < count; ++m) all(m);
+  }
+
+  void token(const Op& op, int64_t m) const {
+    const int64_t b = m / pass_.tokens, t = m % pass_.tokens;
+    switch (op.code) {
+      case EMBED: {
+        const int64_t wanted = (op.by_position ? pass_.positions : pass_.ids)[m] + op.layer;
+        const int64_t bytes = op.cols * width(op.out), index = std::clamp<int64_t>(wanted, 0, op.N - 1);
+        std::memcpy(block(op.out, m), static_cast<const char*>(op.weight) + index * bytes, bytes);
+        return;
+      }
+      case STORE: {
+        void* const cache = (op.is_value ? pass_.values : pass_.keys)[op.layer];
+        const int64_t bytes = op.cols * width(op.in[0]), place = b * pass_.capacity + pass_.starts[b] + t;
+        for (int64_t r = 0; r < op.rows; ++r)
+          std::memcpy(static_cast<char*>(cache) + (place * op.rows + r) * bytes,
+                      block(op.in[0], m) + (op.in[0].offset + r * op.in[0].row_step) * width(op.in[0]), bytes);
+        return;
+      }
+      case SIGNAL: {
+        char* const to = static_cast<char*>(pass_.signals[op.layer]);
+        const int64_t bytes = op.cols * width(op.in[0]);
+        if (to) std::memcpy(to + m * bytes, block(op.in[0], m) + op.in[0].offset * width(op.in[0]), bytes);
+        return;
+      }
+      case GATHER: {
+        const int64_t from = m / pass_.num_columns * pass_.tokens + pass_.columns[m % pass_.num_columns];
+        std::memcpy(block(op.out, m), block(op.in[0], from) + op.in[0].offset * width(op.in[0]), op.cols * width(op.out));
+        return;
+      }
+      default: {
+        const char* const in[3] = {block(op.in[0], m), block(op.in[1], m), block(op.in[2], m)};
+        tokenwise::run(op, in, block(op.out, m));
+      }
+    }
+  }
+
+  void write_logits() const {
+    constexpr int64_t chunk = 1 << 13;
+    const int64_t size = program_.vocab_size, chunks = (size + chunk - 1) / chunk;
+    pool_.run(outputs_ * chunks, [&](int64_t piece) {
+      const int64_t m = piece / chunks, end = std::min(size, (piece % chunks + 1) * chunk);
+      const tokenwise::Row from = tokenwise::row_of(program_.logits, block(program_.logits, m), 0);
+      for (int64_t v = piece % chunks * chunk; v < end; v += 16)
+        store_some(first16(end - v), pass_.logits + m * size + v, from.read(v, first16(end - v)));
+    });
+  }
+
+  const Program& program_;
+  const Pass& pass_;
+  Pool& pool_;
+  std::vector<char>& room_;
+  int64_t tokens_, outputs_;
+  char* head_;
+};
+
+struct Workers {
+  explicit Workers(int64_t threads) : pool(threads) {}
+  Pool pool;
+  std::vector<char> room;  // for what attention leaves between two parts
+};
+
+}  // namespace
+
+extern "C" {
+
+void* outrider_runtime_workers(int64_t threads) { return new Workers(threads); }
+void outrider_runtime_dismiss(void* workers) { delete static_cast<Workers*>(workers); }
+bool outrider_runtime_has_tiles() { return has_tiles(); }
+int64_t outrider_runtime_sizes() { return sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass); }
+
+// What `program` makes of `pass`; one pass at a time on the same workers.
+void outrider_runtime_run(const Program* program, const Pass* pass, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  Execution(*program, *pass, own.pool, own.room).run();
+}
+
+}  // extern "C"

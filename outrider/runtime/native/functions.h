@@ -1,0 +1,51 @@
+// Functions of sixteen numbers that activations and norms are made of.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include "lanes.h"
+
+inline Floats root(Floats x) {
+#ifdef __AVX512BF16__
+  return _mm512_sqrt_ps(x);
+#else
+  return {_mm256_sqrt_ps(x.low), _mm256_sqrt_ps(x.high)};
+#endif
+}
+
+inline Floats negated(Floats x) { return x * floats(-1); }
+
+// 1 / (1 + e^-x), by the exponential of what is not above 0; what is no number stays none
+inline Floats sigmoid(Floats x) {
+  const Floats e = exponential(negated(absolute(x)));
+  const Floats found = choose(is_at_least(x, floats(0)), floats(1), e) / (floats(1) + e);
+  return choose(is_no_number(x), x, found);
+}
+
+// (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; near 0, where that cancels, by its series
+inline Floats hyperbolic_tangent(Floats x) {
+  const Floats size = absolute(x), e = exponential(size * floats(-2)), square = x * x;
+  const Floats far = (floats(1) - e) / (floats(1) + e);
+  const Floats whole = choose(is_at_least(x, floats(0)), far, negated(far));
+  Floats series = multiply_add(square, floats(-17.f / 315), floats(2.f / 15));
+  series = multiply_add(square, series, floats(-1.f / 3));
+  const Floats near = multiply_add(x * square, series, x);
+  return choose(is_no_number(x), x, choose(is_greater(floats(0.1f), size), near, whole));
+}
+
+// The error function, absolute error below 2e-7 (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26)
+inline Floats error_function(Floats x) {
+  const Floats size = absolute(x), t = floats(1) / multiply_add(floats(0.3275911f), size, floats(1));
+  Floats p = floats(1.061405429f);
+  for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = multiply_add(p, t, floats(c));
+  const Floats found = floats(1) - p * t * exponential(negated(size * size));
+  return choose(is_no_number(x), x, choose(is_at_least(x, floats(0)), found, negated(found)));
+}
+
+inline Floats gelu(Floats x) { return x * floats(0.5f) * (floats(1) + error_function(x * floats(0.70710678f))); }
+
+inline Floats gelu_by_tangent(Floats x) {
+  const Floats inner = floats(0.79788456f) * multiply_add(x * x * x, floats(0.044715f), x);
+  return x * floats(0.5f) * (floats(1) + hyperbolic_tangent(inner));
+}

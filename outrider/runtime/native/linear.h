@@ -1,0 +1,81 @@
+// y = x W^T + b, piece by piece: some panels of the weight for all rows of x. Which kernel multiplies depends on how the weight lies:
+//
+//     PANELS_BF16   models/native/panel.h, by matrix tiles where the processor has them, else by vectors
+//     PANELS_FP32   panels[N / 32][K][32 outputs] fp32
+//
+// Each output of each row is added up in one order, whatever stands beside it.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "panel_vectors.h"
+#include "program.h"
+#include "score_tiles.h"
+
+namespace linear {
+
+constexpr int64_t PIECE = 96 << 10;  // bytes of weights at least, that is some microseconds
+
+inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
+inline int64_t panel_bytes(const Op& op) { return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4); }
+inline int64_t panels_a_piece(const Op& op) { return std::max<int64_t>(1, PIECE / panel_bytes(op)); }
+inline int64_t num_pieces(const Op& op) { return (num_panels(op) + panels_a_piece(op) - 1) / panels_a_piece(op); }
+
+constexpr int ROWS_FP32 = IS_WIDE ? 8 : 2;  // of x at once: so many sums are registers
+
+template <int M>
+void multiply_fp32(const float* x, int64_t K, const float* panel, const float* bias, float* out, int64_t N, int64_t count) {
+  const Mask some_low = first16(count), some_high = first16(count - 16);
+  Floats low[M], high[M];
+  for (int m = 0; m < M; ++m) low[m] = high[m] = floats(0);
+  for (int64_t k = 0; k < K; ++k, panel += PANEL) {
+    const Floats first = load(panel), second = load(panel + 16);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const Floats input = floats(x[m * K + k]);
+      low[m] = multiply_add(input, first, low[m]);
+      high[m] = multiply_add(input, second, high[m]);
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    if (bias) {
+      low[m] = low[m] + load_some(some_low, bias);
+      high[m] = high[m] + load_some(some_high, bias + 16);
+    }
+    store_some(some_low, out + m * N, low[m]);
+    store_some(some_high, out + m * N + 16, high[m]);
+  }
+}
+
+inline void panels_fp32(const float* x, int64_t M, const Op& op, float* out, int64_t begin, int64_t end) {
+  const float *weight = static_cast<const float*>(op.weight), *bias = static_cast<const float*>(op.bias);
+  for (int64_t p = begin; p < end; ++p) {
+    const int64_t start = p * PANEL, count = std::min(PANEL, op.N - start);
+    const float *panel = weight + start * op.K, *shift = bias ? bias + start : nullptr;
+    int64_t m = 0;
+    for (; m + ROWS_FP32 <= M; m += ROWS_FP32)
+      multiply_fp32<ROWS_FP32>(x + m * op.K, op.K, panel, shift, out + m * op.N + start, op.N, count);
+    for (; m < M; ++m) multiply_fp32<1>(x + m * op.K, op.K, panel, shift, out + m * op.N + start, op.N, count);
+  }
+}
+
+// One piece of out (M, N) = x (M, K) W^T + b.
+inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, void* out) {
+  const int64_t begin = piece * panels_a_piece(op), end = std::min(begin + panels_a_piece(op), num_panels(op));
+  switch (op.format) {
+    case PANELS_FP32:
+      return panels_fp32(static_cast<const float*>(x), M, op, static_cast<float*>(out), begin, end);
+    case PANELS_BF16: {
+      const bf16 *from = static_cast<const bf16*>(x), *weight = static_cast<const bf16*>(op.weight);
+      const bf16* bias = static_cast<const bf16*>(op.bias);
+#ifdef HAS_TILES
+      if (has_tiles()) return tiles::multiply_panels(from, M, op.K, weight, bias, static_cast<bf16*>(out), op.N, begin, end);
+#endif
+      return vectors::multiply_panels(from, M, op.K, weight, bias, static_cast<bf16*>(out), op.N, begin, end);
+    }
+  }
+}
+
+}  // namespace linear

@@ -1,0 +1,76 @@
+// A pass as the executor sees it: `outrider/runtime/binding.py` writes these structures, eight bytes a field, in this order.
+
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+
+enum Code : int64_t {  // as in outrider/runtime/ops.py
+  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL,
+  COPY = 10, ADD, SUB, MUL, DIV, NEG, SQUARE, RSQRT, SQRT, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU, RECIPROCAL, CLAMP,
+  MEAN = 40, SUM, LAYER_NORM, RMS_NORM
+};
+
+enum Source : int64_t { NOTHING, BODY, HEAD, CONSTANT, ROTARY };  // where a value lies: made by the body or head, or known before
+
+// Numbers of one token: (rows, cols) of them, steps in numbers, 0 where one number serves all.
+struct Operand {
+  Source source;
+  int64_t at;          // BODY, HEAD: bytes a token in front of it; CONSTANT: its address; ROTARY: which table
+  int64_t token_step;  // bytes from a token's block to the next one's
+  int64_t offset, row_step, col_step;
+  int64_t is_bf16;
+};
+
+enum Format : int64_t { PANELS_BF16, PANELS_FP32 };  // of a weight: `linear.h` says how each lies
+
+struct Op {
+  Code code;
+  int64_t rows, cols;
+  Operand out, in[3];
+  double numbers[2];
+  // LINEAR
+  Format format;
+  const void *weight, *bias;
+  int64_t K, N;
+  // EMBED: `weight` is the table, N its rows; the index is `by_position` or by id, `layer` is added to it
+  int64_t by_position;
+  // STORE, ATTENTION: of this layer; SIGNAL: which one
+  int64_t layer;
+  int64_t is_value;
+  int64_t heads, kv_heads, size, value_size, window;
+  double scale, softcap;
+};
+
+enum Kind : int64_t { TOKENWISE, LINEARS, ATTENTIONS };  // how a phase is split among threads
+
+struct Phase {
+  Kind kind;
+  int64_t begin, end;  // operations
+  int64_t is_head;     // over the rows whose logits are asked for
+};
+
+struct Program {
+  int64_t num_ops, num_phases;
+  const Op* ops;
+  const Phase* phases;
+  int64_t body_bytes, head_bytes;  // of values, a token
+  Operand logits;
+  int64_t vocab_size, hidden_bytes, is_bf16;
+};
+
+struct Pass {
+  int64_t rows, tokens, capacity;      // B, T, positions of a slot
+  const int64_t *ids, *positions;      // (B, T)
+  const int64_t* starts;               // (B,) positions in front of the pass
+  const int32_t *depths, *paths;       // (B, T), and (B, T, T): tokens on the way to each one; null: chains
+  void* const* keys;                   // of each layer
+  void* const* values;
+  const void* const* tables;           // rotary, by position
+  void* const* signals;                // where hidden states go, null where nobody wants them
+  const int64_t* columns;              // (K,) tokens of each row whose logits are asked for
+  int64_t num_columns;
+  float* logits;                       // (B, K, V)
+  char* arena;                         // of the body's values, then the head's, then what attention leaves
+};

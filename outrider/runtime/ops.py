@@ -1,0 +1,130 @@
+"""The operations that a pass is lowered to, and the program that they make up.
+
+A pass is a program over tokens: every value is, for each token by itself, a small dense block of numbers. What transformers
+writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H * D numbers here, so its views and transposes are only
+ways to look at a block (`View`). Attention alone sees more than one token.
+
+    LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
+    ATTENTION   in[0] query                               STORE    in[0] key or value, into the cache of `layer`
+    GATHER      the rows that the output head reads       the rest (`ELEMENTWISE`, `REDUCING`) computes numbers of one token
+
+Results are rounded to the dtype of the value that they are written to, as torch rounds them; arithmetic in between is fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+
+
+class Code(IntEnum):
+    """What an operation does. The native executor numbers them the same way (`native/program.h`)."""
+
+    LINEAR = 0
+    EMBED = 1
+    ATTENTION = 2
+    STORE = 3
+    GATHER = 4
+    SIGNAL = 5  # in[0] is hidden state `layer` (an index among the program's signals): copied out where it is wanted
+    COPY = 10
+    ADD = 11
+    SUB = 12
+    MUL = 13
+    DIV = 14
+    NEG = 15
+    SQUARE = 16
+    RSQRT = 17
+    SQRT = 18
+    TANH = 19
+    SIGMOID = 20
+    SILU = 21
+    GELU = 22
+    GELU_TANH = 23
+    RELU = 24
+    RECIPROCAL = 25
+    CLAMP = 26  # numbers[0] .. numbers[1]
+    MEAN = 40
+    SUM = 41
+    LAYER_NORM = 42  # in[0] x, in[1] weight, in[2] bias; numbers[0] epsilon
+    RMS_NORM = 43  # in[0] x, in[1] weight; numbers[0] epsilon
+
+
+REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM})
+
+
+class Source(IntEnum):
+    """Where a value lies."""
+
+    MADE = 1  # by an operation, for each token of the pass
+    CONSTANT = 2  # a weight or a number of the model, the same for all tokens
+    ROTARY = 3  # a row of a table of the model's own, by the token's position
+
+
+@dataclass(frozen=True)
+class Value:
+    """A block of `size` numbers for each token. `name`: the constant's, or the rotary table's."""
+
+    size: int
+    dtype: torch.dtype
+    source: Source = Source.MADE
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """`rows` x `cols` numbers of a value's block: element (r, c) is number offset + r * row_step + c * col_step."""
+
+    value: int
+    rows: int
+    cols: int
+    offset: int = 0
+    row_step: int = 0
+    col_step: int = 1
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is one stretch of memory."""
+        return (self.col_step == 1 or self.cols == 1) and (self.row_step == self.cols or self.rows == 1)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. Operands are broadcast by steps of 0, so that all views of an elementwise one are rows x cols."""
+
+    code: Code
+    inputs: tuple[View, ...]
+    output: View | None
+    numbers: tuple[float, ...] = ()
+    weight: str = ""
+    bias: str = ""
+    transposed: bool = False  # the weight is stored (in, out)
+    layer: int = 0  # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the index
+    by_position: bool = False  # EMBED: the index is the position, not the token id
+    is_value: bool = False  # STORE: of values, not keys
+    heads: int = 0  # of ATTENTION
+    scale: float = 1.0
+    softcap: float = 0.0  # 0: none
+    window: int = 0  # positions looked back, its own counts as one; 0: all
+
+
+@dataclass
+class Program:
+    """One pass: `body` over all tokens, then `head` over the rows whose logits are asked for, which ends in `logits`."""
+
+    values: list[Value] = field(default_factory=list)
+    body: list[Op] = field(default_factory=list)
+    head: list[Op] = field(default_factory=list)
+    logits: View | None = None
+    signals: tuple[int, ...] = ()  # keys of `models/signals.py`, in the order of SIGNAL operations
+    hidden_size: int = 0
+    rotary: list[tuple[str, tuple[object, ...], int]] = field(default_factory=list)  # (module, further arguments, which output)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # those that are no parameter of the module
+
+    def counts(self) -> dict[str, int]:
+        """How many operations of each kind there are."""
+        found: dict[str, int] = {}
+        for op in (*self.body, *self.head):
+            found[op.code.name] = found.get(op.code.name, 0) + 1
+        return found

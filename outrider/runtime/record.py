@@ -1,0 +1,139 @@
+"""One small pass of a model, written down operation by operation: what `lower.py` makes a program of.
+
+The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch operation: 20 us for each, so that a
+model of 30 layers takes a tenth of a second and nothing need be kept on disk. Attention and rotary embeddings are not entered:
+the one is an operation of its own, the others' results depend on positions alone and become tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from outrider.errors import CapabilityError
+from outrider.models.attention import NAME, _no_mask
+from outrider.models.signals import AFTER_NORM, Listening
+
+RECORDING = "outrider-recording"
+ROWS, TOKENS = 2, 5  # of the pass that is recorded
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call: a torch operation's name, or "attention", "rotary"."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Any, ...]
+
+
+@dataclass
+class Recording:
+    """A whole pass. Tensors are told apart by identity, and all of them are kept alive."""
+
+    ids: Tensor  # (ROWS, TOKENS)
+    positions: Tensor
+    events: list[Event] = field(default_factory=list)
+    logits: Tensor | None = None
+    signals: dict[int, Tensor] = field(default_factory=dict)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__()
+        self._events, self.is_paused = events, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.is_paused:
+            outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
+            self._events.append(Event(func._schema.name.removeprefix("aten::"), args, kwargs or {}, outputs))
+        return out
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not written down."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+
+def record(module: Any, signals: tuple[int, ...]) -> Recording:
+    """A pass of `module` and its hidden states of these keys. Raises CapabilityError where there is no state to be heard."""
+    device = next(module.parameters()).device
+    ids = torch.arange(ROWS * TOKENS, device=device).view(ROWS, TOKENS) % module.config.get_text_config().vocab_size
+    positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
+    found = Recording(ids, positions)
+    recorder = _Recorder(found.events)
+    AttentionInterface.register(RECORDING, partial(_attention, found.events, recorder))
+    AttentionMaskInterface.register(RECORDING, _no_mask)
+    try:
+        module.set_attn_implementation(RECORDING)
+        with ExitStack() as stack:
+            for path, part in module.named_modules():
+                if is_rotary(part):
+                    stack.enter_context(_unentered(path, part, found.events, recorder))
+            stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
+            stack.enter_context(torch.no_grad())
+            if signals:
+                stack.enter_context(Listening(module, signals).during(found.signals))
+            stack.enter_context(recorder)
+            found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
+    finally:
+        module.set_attn_implementation(NAME)
+    return found
+
+
+def signals_of(num_layers: int) -> tuple[int, ...]:
+    """Keys of all hidden states that a pass can give."""
+    return (AFTER_NORM, *range(num_layers + 1))
+
+
+def is_rotary(part: nn.Module) -> bool:
+    """Whether a module makes cosines and sines of positions, as transformers' `...RotaryEmbedding` do."""
+    return type(part).__name__.endswith("RotaryEmbedding")
+
+
+def _attention(
+    events: list[Event], recorder: _Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
+    sliding_window: int | None = None, s_aux: Tensor | None = None, **unused: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
+    if s_aux is not None:
+        raise CapabilityError("attention sinks are not supported")
+    with recorder.paused():
+        out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    told = {"layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window}
+    events.append(Event("attention", (query, key, value), told, (out,)))
+    return out, None
+
+
+@contextmanager
+def _unentered(path: str, part: nn.Module, events: list[Event], recorder: _Recorder) -> Iterator[None]:
+    """Calls of this rotary module are one event each."""
+    forward: Callable[..., Any] = part.forward
+
+    def told(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with recorder.paused():
+            out = forward(x, position_ids, *args, **kwargs)
+        outputs = out if isinstance(out, tuple) else (out,)
+        events.append(Event("rotary", (path, x, position_ids, *args), kwargs, outputs))
+        return out
+
+    part.forward = told
+    try:
+        yield
+    finally:
+        del part.forward  # the class's own again

@@ -1,0 +1,177 @@
+"""A program run by torch, one operation after the other: what every other way to run it is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.models.attention import PassPlan
+from outrider.runtime.ops import REDUCING, Code, Op, Program, Source, View
+
+UNARY: dict[Code, Callable[[Tensor], Tensor]] = {
+    Code.COPY: lambda x: x, Code.NEG: torch.neg, Code.SQUARE: torch.square, Code.RSQRT: torch.rsqrt, Code.SQRT: torch.sqrt,
+    Code.TANH: torch.tanh, Code.SIGMOID: torch.sigmoid, Code.SILU: F.silu, Code.GELU: F.gelu, Code.RELU: F.relu,
+    Code.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"), Code.RECIPROCAL: torch.reciprocal,
+}  # fmt: skip
+BINARY: dict[Code, Callable[[Tensor, Tensor], Tensor]] = {
+    Code.ADD: torch.add, Code.SUB: torch.sub, Code.MUL: torch.mul, Code.DIV: torch.div,
+}  # fmt: skip
+
+
+class ReferenceRun:
+    """A program and the module whose weights it names, as a `Run` (`models/lm.py`)."""
+
+    def __init__(self, module: Any, program: Program) -> None:
+        self._program, self._module = program, module
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
+        self._tensors = {name: tensor.detach() for name, tensor in named.items()}
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        """Logits (B, K, V), fp32."""
+        return self.with_hidden(ids, positions, plan, columns, ())[0]
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers."""
+        work = _Pass(self._program, self._module, self._tensors, ids, positions, plan)
+        for op in self._program.body:
+            work.do(op)
+        work.select(columns)
+        for op in self._program.head:
+            work.do(op)
+        assert self._program.logits is not None
+        logits = work.read(self._program.logits)[:, 0]
+        hidden = [work.signals[self._program.signals.index(layer)].view(*ids.shape, -1) for layer in layers]
+        return logits.float().view(ids.shape[0], len(columns), -1), hidden
+
+
+class _Pass:
+    """The values of one pass."""
+
+    def __init__(
+        self, program: Program, module: Any, tensors: dict[str, Tensor], ids: Tensor, positions: Tensor, plan: PassPlan
+    ) -> None:
+        self._program, self._tensors, self._plan = program, tensors, plan
+        self._ids, self._positions = ids, positions
+        self._count = ids.numel()
+        self._rows = torch.arange(self._count)
+        self._made: dict[int, Tensor] = {}  # (tokens, size)
+        self.signals: dict[int, Tensor] = {}
+        self._rotary: list[Tensor] = []
+        for path, further, which in program.rotary:
+            like = torch.empty(1, dtype=_dtype_of_rotary(program, len(self._rotary)))
+            out = module.get_submodule(path)(like, positions, *further)
+            self._rotary.append((out if isinstance(out, tuple) else (out,))[which].reshape(self._count, -1))
+
+    def select(self, columns: Tensor) -> None:
+        """From now on the rows of the pass are these columns of each of its rows."""
+        starts = torch.arange(self._ids.shape[0])[:, None] * self._ids.shape[1]
+        self._rows = (starts + columns).flatten()
+        self._count = len(self._rows)
+
+    def read(self, view: View) -> Tensor:
+        """(tokens, rows, cols) of a view."""
+        value = self._program.values[view.value]
+        if value.source == Source.CONSTANT:
+            flat, step = self._tensors[value.name].reshape(-1), 0
+        else:
+            flat = self._rotary[int(value.name)] if value.source == Source.ROTARY else self._made[view.value]
+            step = value.size
+        sizes = (self._count, view.rows, view.cols)
+        return flat.contiguous().as_strided(sizes, (step, view.row_step, view.col_step), view.offset)
+
+    def _write(self, view: View, numbers: Tensor) -> None:
+        value = self._program.values[view.value]
+        if view.value not in self._made:
+            self._made[view.value] = torch.zeros(self._count, value.size, dtype=value.dtype)
+        steps = (value.size, view.row_step, view.col_step)
+        self._made[view.value].as_strided(numbers.shape, steps, view.offset).copy_(numbers)
+
+    def do(self, op: Op) -> None:
+        """One operation."""
+        if op.code in SPECIAL:
+            SPECIAL[op.code](self, op)
+            return
+        assert op.output is not None
+        inputs = [self.read(view).float() for view in op.inputs]
+        if op.code in UNARY:
+            numbers = UNARY[op.code](*inputs)
+        elif op.code in BINARY:
+            numbers = BINARY[op.code](*inputs)
+        elif op.code == Code.CLAMP:
+            numbers = inputs[0].clamp(*op.numbers)
+        else:
+            assert op.code in REDUCING
+            numbers = _reduced(op, inputs)
+        if op.code in (Code.MEAN, Code.SUM):
+            self._write(View(op.output.value, op.output.rows, 1, op.output.offset, op.output.row_step, 0), numbers)
+        else:
+            self._write(op.output, numbers)
+
+    def linear(self, op: Op) -> None:
+        weight = self._tensors[op.weight]
+        bias = self._tensors[op.bias] if op.bias else None
+        assert op.output is not None
+        self._write(op.output, F.linear(self.read(op.inputs[0]), weight.t() if op.transposed else weight, bias))
+
+    def embed(self, op: Op) -> None:
+        assert op.output is not None
+        index = (self._positions if op.by_position else self._ids).flatten() + op.layer
+        self._write(op.output, self._tensors[op.weight][index][:, None])
+
+    def signal(self, op: Op) -> None:
+        self.signals[op.layer] = self.read(op.inputs[0])[:, 0].clone()
+
+    def gather(self, op: Op) -> None:
+        assert op.output is not None
+        value = self._program.values[op.inputs[0].value]
+        whole = self._made[op.inputs[0].value].view(-1, value.size)
+        view = op.inputs[0]
+        self._write(op.output, whole[self._rows, view.offset : view.offset + view.cols][:, None])
+
+    def store(self, op: Op) -> None:
+        cache = (self._plan.values if op.is_value else self._plan.keys)[op.layer]
+        numbers = self.read(op.inputs[0])
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._plan.places.flatten(), numbers.to(cache.dtype))
+
+    def attend(self, op: Op) -> None:
+        assert op.output is not None
+        plan, (rows, tokens) = self._plan, self._ids.shape
+        mask = plan.mask if not op.window or plan.window_mask is None else plan.window_mask
+        query = self.read(op.inputs[0]).view(rows, tokens, op.heads, -1).transpose(1, 2).float()
+        keys, values = (
+            store[op.layer][:rows, : mask.shape[3]].transpose(1, 2).float() for store in (plan.keys, plan.values)
+        )
+        keys, values = (one.repeat_interleave(op.heads // one.shape[1], dim=1) for one in (keys, values))
+        scores = query @ keys.transpose(2, 3) * op.scale
+        if op.softcap:
+            scores = torch.tanh(scores / op.softcap) * op.softcap
+        weights = torch.softmax(scores + mask[:, :, :tokens].float(), dim=-1)
+        self._write(op.output, (weights @ values).transpose(1, 2).reshape(self._count, op.heads, -1))
+
+
+SPECIAL: dict[Code, Callable[[_Pass, Op], None]] = {
+    Code.LINEAR: _Pass.linear, Code.EMBED: _Pass.embed, Code.SIGNAL: _Pass.signal, Code.GATHER: _Pass.gather,
+    Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend,
+}  # fmt: skip
+
+
+def _reduced(op: Op, inputs: list[Tensor]) -> Tensor:
+    x = inputs[0]
+    if op.code == Code.MEAN:
+        return x.mean(-1, keepdim=True)
+    if op.code == Code.SUM:
+        return x.sum(-1, keepdim=True)
+    centred = x - x.mean(-1, keepdim=True) if op.code == Code.LAYER_NORM else x
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + op.numbers[0])
+    normed = normed * inputs[1] if len(inputs) > 1 else normed
+    return normed + inputs[2] if len(inputs) > 2 else normed
+
+
+def _dtype_of_rotary(program: Program, index: int) -> torch.dtype:
+    return next(v.dtype for v in program.values if v.source == Source.ROTARY and v.name == str(index))

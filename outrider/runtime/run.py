@@ -1,0 +1,172 @@
+"""The native runtime as a `Run` (`models/lm.py`): a pass is one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import CapabilityError
+from outrider.kv import LayerShape
+from outrider.models.attention import PassPlan
+from outrider.models.lm import LM
+from outrider.models.probe import check_compiled, probe_logits
+from outrider.runtime import library
+from outrider.runtime.binding import Binding
+from outrider.runtime.blocks import DTYPES, NotLoweredError
+from outrider.runtime.lower import lower
+from outrider.runtime.ops import Program, Source
+from outrider.runtime.structures import SIZES, PassStruct
+
+ROTARY_BLOCK = 1024  # positions whose cosines and sines are made at once
+
+
+class Executor:
+    """A program bound to tensors, ready to be called; used by one thread at a time."""
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
+        path: Path,
+    ) -> None:
+        self.program, self._dtype = program, dtype
+        self._binding = Binding(program, tensors, layers, dtype)
+        self.library = library.load(path)
+        assert self.library.outrider_runtime_sizes() == SIZES, "structures.py and native/program.h differ"
+        self._workers = library.workers(self.library, torch.get_num_threads())
+        self._arena = torch.empty(0, dtype=torch.uint8)
+
+    def run(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: Sequence[int] = (),
+        tables: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position."""
+        num_rows, num_tokens = ids.shape
+        ids, positions, columns = ids.contiguous(), positions.contiguous(), columns.contiguous()
+        capacity = plan.keys[0].shape[1]
+        starts = plan.places.view(num_rows, num_tokens)[:, 0].numpy() % capacity  # a pass lies behind its row's prefix
+        seen = _visible(plan, starts, num_tokens)
+        depths, paths = (None, None) if seen is None else _paths(seen)
+        assert self.program.logits is not None
+        logits = torch.empty(num_rows, len(columns), self.program.logits.cols)
+        hidden = {
+            layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self._dtype) for layer in layers
+        }
+        signals = _addresses([hidden.get(layer) for layer in self.program.signals])
+        keys, values, rotary = _addresses(plan.keys), _addresses(plan.values), _addresses(tables)
+        needed = num_rows * (num_tokens * self._binding.body_bytes + len(columns) * self._binding.head_bytes) + 64
+        if self._arena.numel() < needed:
+            self._arena = torch.empty(needed, dtype=torch.uint8)
+        call = PassStruct(
+            num_rows, num_tokens, capacity, ids.data_ptr(), positions.data_ptr(), starts.ctypes.data,
+            None if depths is None else depths.ctypes.data, None if paths is None else paths.ctypes.data,
+            ctypes.addressof(keys), ctypes.addressof(values), ctypes.addressof(rotary), ctypes.addressof(signals),
+            columns.data_ptr(), len(columns), logits.data_ptr(), -(-self._arena.data_ptr() // 64) * 64,
+        )  # fmt: skip
+        self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
+        return logits, [hidden[layer] for layer in layers]
+
+
+class NativeRun:
+    """A model's passes on the executor. It keeps its own copy of the weights, and of the module only the rotary parts."""
+
+    def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
+        self.tensors = {name: tensor.detach() for name, tensor in named.items() if name in _named(program)}
+        self.path, self._rotary = path, _Rotary(module, program)
+        self.executor = Executor(program, self.tensors, lm.shape.layers, lm.dtype, path)
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        """Logits (B, K, V), fp32."""
+        return self.with_hidden(ids, positions, plan, columns, ())[0]
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers, which change no other number."""
+        if missing := sorted(set(layers) - set(self.executor.program.signals)):
+            raise CapabilityError(f"the native runtime does not give the hidden states of layers {missing}")
+        tables = self._rotary.up_to(int(positions.max()))
+        return self.executor.run(ids, positions, plan, columns, layers, tables)
+
+    def forget_weights(self) -> None:
+        """Once the pass limits are known, plain weights beside the packed ones are of no use here."""
+        self.tensors = {}
+
+
+def _named(program: Program) -> set[str]:
+    """Tensors that a program reads."""
+    ops = (*program.body, *program.head)
+    return {name for op in ops for name in (op.weight, op.bias) if name} | {
+        value.name for value in program.values if value.source == Source.CONSTANT
+    }
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
+
+
+def _visible(plan: PassPlan, starts: np.ndarray, num_tokens: int) -> np.ndarray | None:
+    """(B, T, T): which tokens of the pass each token sees; None where each sees all before it, as in a chain."""
+    if num_tokens == 1:
+        return None
+    parts = [
+        mask[0, :num_tokens, start : start + num_tokens] for mask, start in zip(plan.mask, starts.tolist(), strict=True)
+    ]
+    seen = (torch.stack(parts) == 0).numpy()
+    return None if (seen == np.tri(num_tokens, dtype=bool)).all() else seen
+
+
+def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Depths (B, T), and paths (B, T, T): the tokens on the way to each token, itself last; what lies behind is never read."""
+    depths = (seen.sum(axis=2) - 1).astype(np.int32)
+    paths = np.argsort(~seen, axis=2, kind="stable").astype(np.int32)  # ancestors stand before their descendants
+    return depths, paths
+
+
+class _Rotary:
+    """Cosines and sines by position, made by the model's own modules as far as texts have come."""
+
+    def __init__(self, module: Any, program: Program) -> None:
+        self._parts = [(module.get_submodule(path), further, which) for path, further, which in program.rotary]
+        dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
+        self._dtypes = [dtypes[str(index)] for index in range(len(self._parts))]
+        self._tables: list[Tensor] = []
+        self._reach = 0
+
+    def up_to(self, position: int) -> list[Tensor]:
+        """Tables (positions, size) that reach this position at least."""
+        if position >= self._reach and self._parts:
+            self._reach = max(2 * self._reach, -(-(position + 1) // ROTARY_BLOCK) * ROTARY_BLOCK)
+            positions = torch.arange(self._reach)[None]
+            self._tables = []
+            for (part, further, which), dtype in zip(self._parts, self._dtypes, strict=True):
+                out = part(torch.empty(1, dtype=dtype), positions, *further)
+                self._tables.append((out if isinstance(out, tuple) else (out,))[which][0].contiguous())
+        return self._tables
+
+
+def use_native_run(lm: LM, module: Any, name: str, cache: Path) -> NativeRun:
+    """Run the model's passes on the executor from now on. Raises CapabilityError, with `lm` as it was, where that cannot be."""
+    if lm.device.type != "cpu" or lm.dtype not in DTYPES:
+        dtype = str(lm.dtype).removeprefix("torch.")
+        raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
+    path, before = library.find(cache), lm.run
+    expected = probe_logits(lm)
+    run = NativeRun(lm, module, lower(module), path)
+    lm.run = run
+    try:
+        check_compiled(lm, name, expected)
+    except CapabilityError:
+        lm.run = before
+        raise
+    lm.kernels = run.executor.library
+    return run

@@ -1,0 +1,88 @@
+"""Ways to look at a token's block of numbers: sizes and steps of any number of dimensions, brought down to rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from outrider.runtime.ops import View
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Number (i, j, ...) of the view is number offset + i * steps[0] + j * steps[1] + ... of the value."""
+
+    value: int
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def count(self) -> int:
+        return prod(self.sizes)
+
+
+def dense(value: int, sizes: Sequence[int], offset: int = 0) -> Strided:
+    """All numbers of a value, the last dimension side by side."""
+    steps = [prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    return Strided(value, tuple(sizes), tuple(steps), offset)
+
+
+def reshape(view: Strided, sizes: Sequence[int]) -> Strided | None:
+    """The same numbers in the same order with other sizes; None where steps cannot say that."""
+    groups: list[tuple[int, int]] = []  # (size, step) of stretches that are walked evenly
+    for size, step in zip(view.sizes, view.steps, strict=True):
+        if size == 1:
+            continue
+        if groups and groups[-1][1] == size * step:
+            groups[-1] = (groups[-1][0] * size, step)
+        else:
+            groups.append((size, step))
+    steps: list[int] = []
+    rest = list(groups)
+    for size in sizes:
+        if size == 1:
+            steps.append(0)
+            continue
+        if not rest or rest[0][0] % size:
+            return None
+        whole, step = rest[0]
+        steps.append(step * (whole // size))
+        rest[0] = (whole // size, step)
+        if rest[0][0] == 1:
+            rest.pop(0)
+    return None if rest else Strided(view.value, tuple(sizes), tuple(steps), view.offset)
+
+
+def collapse(views: Sequence[Strided], *, keep_last: bool = False) -> list[View] | None:
+    """Views of equal sizes as rows and columns, dimensions that all walk evenly taken together; None where three are left.
+
+    `keep_last`: the columns are the last dimension alone.
+    """
+    sizes, steps = list(views[0].sizes), [list(view.steps) for view in views]
+    assert all(list(view.sizes) == sizes for view in views), "operands of different sizes"
+    for place in range(len(sizes) - (2 if keep_last else 1), -1, -1):
+        if sizes[place] == 1:  # no direction at all
+            del sizes[place]
+            for own in steps:
+                del own[place]
+    if not keep_last and len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+        for own in steps:
+            own.pop()
+    for place in range(len(sizes) - 2, -1, -1):
+        if keep_last and place == len(sizes) - 2:
+            continue
+        if all(own[place] == sizes[place + 1] * own[place + 1] for own in steps):
+            sizes[place : place + 2] = [sizes[place] * sizes[place + 1]]
+            for own in steps:
+                del own[place]
+    if len(sizes) > 2:
+        return None
+    rows, cols = [1, 1, *sizes][-2:]
+    found = []
+    for view, own in zip(views, steps, strict=True):
+        row_step, col_step = [0, 0, *own][-2:]
+        found.append(View(view.value, rows, cols, view.offset, row_step, col_step))
+    return found

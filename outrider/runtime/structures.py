@@ -1,0 +1,50 @@
+"""What the executor reads: `native/program.h` in ctypes, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+
+Number, Pointer, Real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+
+
+def _numbers(names: str) -> list[tuple[str, type]]:
+    return [(name, Number) for name in names.split()]
+
+
+def _pointers(names: str) -> list[tuple[str, type]]:
+    return [(name, Pointer) for name in names.split()]
+
+
+class OperandStruct(ctypes.Structure):
+    _fields_ = _numbers("source at token_step offset row_step col_step is_bf16")
+
+
+class OpStruct(ctypes.Structure):
+    _fields_ = [
+        *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 3), ("numbers", Real * 2),
+        *_numbers("format"), *_pointers("weight bias"), *_numbers("K N by_position layer is_value"),
+        *_numbers("heads kv_heads size value_size window"), ("scale", Real), ("softcap", Real),
+    ]  # fmt: skip
+
+
+class PhaseStruct(ctypes.Structure):
+    _fields_ = _numbers("kind begin end is_head")
+
+
+class ProgramStruct(ctypes.Structure):
+    _fields_ = [
+        *_numbers("num_ops num_phases"), *_pointers("ops phases"), *_numbers("body_bytes head_bytes"),
+        ("logits", OperandStruct), *_numbers("vocab_size hidden_bytes is_bf16"),
+    ]  # fmt: skip
+
+
+class PassStruct(ctypes.Structure):
+    _fields_ = [
+        *_numbers("rows tokens capacity"),
+        *_pointers("ids positions starts depths paths keys values tables signals columns"), *_numbers("num_columns"),
+        *_pointers("logits arena"),
+    ]  # fmt: skip
+
+
+# as `outrider_runtime_sizes` tells them
+SIZES = ctypes.sizeof(OpStruct) * 1_000_000 + ctypes.sizeof(PhaseStruct) * 10_000 + ctypes.sizeof(PassStruct)

@@ -1,0 +1,202 @@
+"""Rules of lowering for operations that only look at numbers otherwise, or put them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from outrider.runtime.blocks import SIZES, Block, Index, Known, NotLoweredError
+from outrider.runtime.ops import Code
+from outrider.runtime.record import Event
+from outrider.runtime.strides import Strided, dense, reshape
+
+if TYPE_CHECKING:
+    from outrider.runtime.lower import Lowering
+
+
+def view(low: Lowering, event: Event) -> list[Known]:
+    """Another shape: dimensions of rows and tokens are found by the sizes before them, so one's own never mix with those."""
+    found, (out,) = low.find(event.args[0]), event.outputs
+    if isinstance(found, Index) and out.shape == event.args[0].shape:
+        return [found]
+    block = low.block(event.args[0])
+    axes = _regrouped(block, tuple(out.shape))
+    sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
+    own = reshape(block.own, sizes)
+    if own is None:
+        own = dense(low.copied(block.own).value, sizes)
+    return [Block(axes, own)]
+
+
+def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The axes of a block's numbers in this shape."""
+    axes: list[str] = []
+    place = 0
+    for size in shape:
+        if len(axes) < len(shape) and place < len(block.axes) and block.axes[place]:
+            axis = block.axes[place]
+            if size == SIZES[axis]:
+                axes.append(axis)
+                place += 1
+                continue
+            if axis == "B" and block.axes[place + 1 : place + 2] == ("T",) and size == SIZES["N"]:
+                axes.append("N")
+                place += 2
+                continue
+            if axis == "N" and size == SIZES["B"]:
+                axes.append("B")
+                block = replace(block, axes=(*block.axes[:place], "T", *block.axes[place + 1 :]))
+                continue
+            if size != 1:
+                raise NotLoweredError("a shape that mixes tokens")
+        axes.append("")
+        while place < len(block.axes) and not block.axes[place] and _done(block, place, shape, axes):
+            place += 1
+    if any(block.axes[place:]):
+        raise NotLoweredError("a shape that mixes tokens")
+    return tuple(axes)
+
+
+def _done(block: Block, place: int, shape: tuple[int, ...], axes: Sequence[str]) -> bool:
+    """Whether the dimensions so far hold all numbers of the block's dimensions up to this place."""
+    return prod(shape[: len(axes)]) >= prod(block.shape[: place + 1]) and any(block.axes[place + 1 :])
+
+
+def permute(low: Lowering, event: Event) -> list[Known]:
+    tensor = event.args[0]
+    order = list(range(tensor.dim()))
+    if event.name == "transpose":
+        first, second = event.args[1] % tensor.dim(), event.args[2] % tensor.dim()
+        order[first], order[second] = second, first
+    elif event.name == "t":
+        order.reverse()
+    else:
+        order = [dim % tensor.dim() for dim in event.args[1]]
+    block = low.block(tensor)
+    return [_picked(block, order)]
+
+
+def _picked(block: Block, order: Sequence[int]) -> Block:
+    """These of its dimensions, in this order."""
+    places = [place for place, axis in enumerate(block.axes) if not axis]
+    own = [places.index(dim) for dim in order if not block.axes[dim]]
+    sizes, steps = (tuple(each[i] for i in own) for each in (block.own.sizes, block.own.steps))
+    return Block(tuple(block.axes[dim] for dim in order), Strided(block.own.value, sizes, steps, block.own.offset))
+
+
+def unsqueeze(low: Lowering, event: Event) -> list[Known]:
+    tensor, (out,) = event.args[0], event.outputs
+    dim = event.args[1] % out.dim()
+    block = low.block(tensor)
+    before = sum(not axis for axis in block.axes[:dim])
+    sizes, steps = list(block.own.sizes), list(block.own.steps)
+    sizes.insert(before, 1)
+    steps.insert(before, 0)
+    return [Block((*block.axes[:dim], "", *block.axes[dim:]), replace(block.own, sizes=tuple(sizes), steps=tuple(steps)))]
+
+
+def squeeze(low: Lowering, event: Event) -> list[Known]:
+    tensor, dims = event.args
+    gone = [dim % tensor.dim() for dim in (dims if isinstance(dims, list | tuple) else [dims])]
+    block = low.block(tensor)
+    kept = [dim for dim in range(tensor.dim()) if dim not in gone or block.shape[dim] != 1]
+    if any(block.axes[dim] for dim in range(tensor.dim()) if dim not in kept):
+        raise NotLoweredError("a shape without its rows or tokens")
+    return [_picked(block, kept)]
+
+
+def expand(low: Lowering, event: Event) -> list[Known]:
+    tensor, (out,) = event.args[0], event.outputs
+    found = low.find(tensor)
+    if tensor.shape == out.shape:
+        return [found]
+    block = low.block(tensor)
+    missing = out.dim() - tensor.dim()
+    axes = ("",) * missing + block.axes
+    sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
+    steps = [0] * missing + [0 if size == 1 else step for size, step in zip(block.own.sizes, block.own.steps, strict=True)]
+    return [Block(axes, Strided(block.own.value, tuple(sizes), tuple(steps), block.own.offset))]
+
+
+def cut(low: Lowering, event: Event) -> list[Known]:
+    """slice(tensor, dim, start, end, step)"""
+    tensor, *told = event.args
+    dim, start, _, step = [*told, *(0, 0, None, 1)[len(told) :]]
+    found = low.find(tensor)
+    dim %= tensor.dim()
+    if tensor.shape == event.outputs[0].shape:
+        return [found]
+    return [_part(low.block(tensor), dim, (start or 0) % max(tensor.shape[dim], 1), event.outputs[0].shape[dim], step)]
+
+
+def _part(block: Block, dim: int, start: int, count: int, step: int = 1) -> Block:
+    if block.axes[dim]:
+        raise NotLoweredError("some of the tokens")
+    place = sum(not axis for axis in block.axes[:dim])
+    sizes, steps = list(block.own.sizes), list(block.own.steps)
+    offset = block.own.offset + start * steps[place]
+    sizes[place], steps[place] = count, steps[place] * step
+    return Block(block.axes, Strided(block.own.value, tuple(sizes), tuple(steps), offset))
+
+
+def select(low: Lowering, event: Event) -> list[Known]:
+    tensor, dim, index = event.args
+    dim %= tensor.dim()
+    block = _part(low.block(tensor), dim, index % tensor.shape[dim], 1)
+    return [_picked(block, [each for each in range(tensor.dim()) if each != dim])]
+
+
+def split(low: Lowering, event: Event) -> list[Known]:
+    tensor, _, dim = (*event.args, 0)[:3]
+    dim %= tensor.dim()
+    block, start, found = low.block(tensor), 0, []
+    for out in event.outputs:
+        found.append(_part(block, dim, start, out.shape[dim]))
+        start += out.shape[dim]
+    return list(found)
+
+
+def unbind(low: Lowering, event: Event) -> list[Known]:
+    tensor, dim = (*event.args, 0)[:2]
+    dim %= tensor.dim()
+    block, rest = low.block(tensor), [each for each in range(tensor.dim()) if each != dim % tensor.dim()]
+    return [_picked(_part(block, dim, index, 1), rest) for index in range(len(event.outputs))]
+
+
+def cat(low: Lowering, event: Event) -> list[Known]:
+    """Parts side by side, or (stack) along a new dimension."""
+    tensors, dim = (*event.args, 0)[:2]
+    (out,) = event.outputs
+    dim %= out.dim()
+    blocks = [low.block(tensor) for tensor in tensors]
+    if event.name == "stack":
+        blocks = [_widened(block, dim) for block in blocks]
+    axes = blocks[0].axes
+    if any(block.axes != axes for block in blocks) or axes[dim]:
+        raise NotLoweredError("tokens put side by side")
+    sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
+    place = sum(not axis for axis in axes[:dim])
+    made = low.value(sizes, out.dtype)
+    offset = 0
+    for block in blocks:
+        low.emit(Code.COPY, [block.own], replace(made, sizes=block.own.sizes, offset=offset))
+        offset += block.own.sizes[place] * made.steps[place]
+    return [Block(axes, made)]
+
+
+def _widened(block: Block, dim: int) -> Block:
+    place = sum(not axis for axis in block.axes[:dim])
+    sizes, steps = list(block.own.sizes), list(block.own.steps)
+    sizes.insert(place, 1)
+    steps.insert(place, 0)
+    own = replace(block.own, sizes=tuple(sizes), steps=tuple(steps))
+    return Block((*block.axes[:dim], "", *block.axes[dim:]), own)
+
+
+VIEWS: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
+    "view": view, "_unsafe_view": view, "reshape": view, "_reshape_alias": view, "transpose": permute, "permute": permute,
+    "t": permute, "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "slice": cut, "select": select, "split": split,
+    "split_with_sizes": split, "chunk": split, "unbind": unbind, "cat": cat, "stack": cat,
+}  # fmt: skip

@@ -1,0 +1,62 @@
+"""Tiny random models of many families, with the quirks that lowering must see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.2, "tie_word_embeddings": False,
+    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": 16, "head_dim": 16},
+    "gemma": {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
+    "phi3": {"pad_token_id": 0},
+    "phi": {"partial_rotary_factor": 0.5},
+    "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.25},
+    "olmo2": {},
+    "olmo": {},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
+    "smollm3": {},
+    "starcoder2": {"sliding_window": None},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "helium": {"head_dim": 16},
+    "ernie4_5": {"head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 16},
+    "seed_oss": {"head_dim": 16},
+}
+NOT_LOWERED: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def make(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model of this family, in eval mode."""
+    changes = (FAMILIES | NOT_LOWERED)[family]
+    named = {**SIZES, **changes}
+    if family in ("gpt2", "opt"):
+        named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}
+        if family == "opt":
+            named |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}
+    config = AutoConfig.for_model(family, **named)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        for tensor in model.parameters():  # norms and biases that are not ones and zeros
+            if tensor.dim() == 1:
+                tensor += 0.1 * torch.randn_like(tensor)
+    return model.to(dtype)

@@ -1,0 +1,169 @@
+"""Passes on the executor: against the modules they were lowered from, and against themselves in other company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider.errors import CapabilityError
+from outrider.kv import KVCache, LayerShape
+from outrider.models.lm import LM, PassLimits
+from outrider.models.load import build_lm
+from outrider.models.plan import plan_pass
+from outrider.models.probe import probe_tokens
+from outrider.models.signals import AFTER_NORM
+from outrider.models.sum_order import AttentionKind, trees_keep_bits
+from outrider.runtime import library, run
+from outrider.runtime.limits import NativeAttention, find_native_limits
+from outrider.runtime.lower import lower
+from outrider.runtime.ops import Code
+from outrider.runtime.run import NativeRun
+from tests.unit.runtime.families import FAMILIES, make
+from tests.unit.runtime.passes import differences, every_pass
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
+CAPTURE = (AFTER_NORM, 0, 1, 2)
+FEW = ("llama", "gemma2")  # of whom more is asked
+
+
+def on_executor(family: str, dtype: torch.dtype, path: Path) -> tuple[LM, LM]:
+    """A model with its passes on the executor, and the same one as it was."""
+    module = make(family, dtype)
+    plain = build_lm(module, family, dtype, CPU)
+    lm = LM(NativeRun(plain, module, lower(module), path), plain.shape, dtype, CPU)
+    lm.limits = PassLimits(granularity=1)
+    return lm, plain
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_on_the_executor_is_the_modules(family: str, dtype: torch.dtype, library_path: Path) -> None:
+    """Catches any operation, function, mask or order of phases that is another in C++ than in torch."""
+    lm, plain = on_executor(family, dtype, library_path)
+    worst = differences(every_pass(lm, CAPTURE), every_pass(plain, CAPTURE))
+    assert max(worst.values()) < TOLERANCE[dtype], worst
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FEW)
+def test_hidden_states_change_no_other_number(family: str, dtype: torch.dtype, library_path: Path) -> None:
+    lm, _ = on_executor(family, dtype, library_path)
+    with_states, without = every_pass(lm, CAPTURE), every_pass(lm)
+    assert all(torch.equal(with_states[what], logits) for what, logits in without.items())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FEW)
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dtype, library_path: Path) -> None:
+    """Catches a sum whose order depends on a pass's width, on other rows, on the cut into passes or on the shape of a tree."""
+    lm, _ = on_executor(family, dtype, library_path)
+    tokens = probe_tokens(lm.shape.vocab_size, 640, CPU)
+    lm.kv.add_row()
+    whole = lm.forward(tokens[:, :600])
+    keys = [store[0, :600].clone() for store in lm.kv.keys]
+    for cut in (600, 1, 255, 17, 300, 27):
+        start = lm.kv.lengths[0]
+        width = min(cut, 600 - start)
+        if width:
+            assert torch.equal(lm.forward(tokens[:, start : start + width]), whole[:, start : start + width])
+            lm.kv.advance(0, width)
+        if cut == 600:
+            lm.kv.truncate(0, 0)
+    assert all(torch.equal(store[0, :600], before) for store, before in zip(lm.kv.keys, keys, strict=True))
+    chain = lm.forward(tokens[:, 600:606])
+    alone = lm.forward(tokens[:, 600:601])
+    assert torch.equal(alone[:, 0], chain[:, 0])
+    tree = tokens[:, [600, 601, 620, 602, 621, 603, 622, 604, 605]]  # 601 .. 605, another branch in between
+    parents = torch.tensor([[-1, -1, 0, 1, 2, 3, 4, 6]])
+    assert torch.equal(lm.forward(tree, parents)[:, [0, 1, 3, 5, 7, 8]], chain)
+    lm.kv.add_row()
+    lm.kv.keys[0][1].fill_(3.0)
+    assert torch.equal(lm.forward(tokens[:, 600:606].repeat(2, 1))[:1], chain)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FEW)
+def test_no_pass_has_limits(family: str, dtype: torch.dtype, library_path: Path) -> None:
+    """The probe, which another order of any sum would fail, finds that no pass it tried need be padded or split."""
+    lm, _ = on_executor(family, dtype, library_path)
+    assert isinstance(lm.run, NativeRun)
+    limits = find_native_limits(lm, lm.run, make(family).config)
+    assert limits == PassLimits(granularity=1, max_tokens_per_pass=72, exact_trees=True, exact_rows=True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "value_size", "softcap"), [
+    (9, 3, 64, 64, None), (8, 1, 128, 96, None), (4, 4, 80, 80, 20.0), (32, 2, 18, 34, None),
+])  # fmt: skip
+@torch.inference_mode()
+def test_attention_is_torchs(
+    heads: int, kv_heads: int, size: int, value_size: int, softcap: float | None, dtype: torch.dtype, library_path: Path
+) -> None:
+    """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes on both sides of ends."""
+    kind = AttentionKind(heads, LayerShape(kv_heads, size, value_size), softcap)
+    attend, kv = NativeAttention(kind, dtype, library_path), KVCache([kind.shape], dtype, CPU)
+    kv.add_row()
+    kv.reserve(1, 1600)
+    torch.manual_seed(0)
+    kv.keys[0].normal_(std=0.2)
+    kv.values[0].normal_()
+    for prefix, width in ((0, 1), (63, 2), (511, 7), (1300, 40), (1030, 1)):
+        kv.lengths[0] = prefix
+        query, key, value = (
+            torch.randn(1, count, width, each).to(dtype)
+            for count, each in ((heads, size), (kv_heads, size), (kv_heads, value_size))
+        )
+        found = attend(kv, query, key, value, None).view(width, heads, value_size)
+        plan, _ = plan_pass(kv, 1, width, last_position=1 << 20)
+        keys, values = (
+            store[0][0, : plan.mask.shape[3]].transpose(0, 1).repeat_interleave(heads // kv_heads, 0).float()
+            for store in (kv.keys, kv.values)
+        )
+        scores = query[0].float() @ keys.transpose(1, 2)
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        expected = F.softmax(scores + plan.mask[0, :, :width].float(), -1) @ values
+        assert (found.transpose(0, 1) - expected).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)
+
+
+def test_the_probe_of_trees_sees_another_order(library_path: Path) -> None:
+    """Fails for attention that takes a tree's keys as they lie, which the probe must be able to tell."""
+    kind = AttentionKind(4, LayerShape(2, 16, 16), None)
+    lm, _ = on_executor("llama", torch.float32, library_path)
+    native = NativeAttention(kind, torch.float32, library_path)
+    assert trees_keep_bits(kind, lm, native)
+    assert not trees_keep_bits(kind, lm)  # torch's
+
+
+def test_threads_change_no_bit(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a sum that is divided among threads: eight of them here, one before."""
+    lm, _ = on_executor("llama", torch.bfloat16, library_path)
+    alone = every_pass(lm)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    lm, _ = on_executor("llama", torch.bfloat16, library_path)
+    assert differences(every_pass(lm), alone) == dict.fromkeys(alone, 0.0)
+
+
+def test_a_run_that_gives_other_logits_is_refused(library_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = make("llama")
+    lm = build_lm(module, "llama", torch.float32, CPU)
+    program, before = lower(module), lm.run
+    place = next(place for place, op in enumerate(program.body) if op.code == Code.SILU)
+    program.body[place] = replace(program.body[place], code=Code.RELU)
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    monkeypatch.setattr(run, "lower", lambda module: program)
+    with pytest.raises(CapabilityError, match="differ"):
+        run.use_native_run(lm, module, "llama", tmp_path)
+    assert lm.run is before
+
+
+def test_other_dtypes_are_refused(tmp_path: Path) -> None:
+    module = make("llama").to(torch.float64)
+    lm = build_lm(module, "llama", torch.float64, CPU)
+    with pytest.raises(CapabilityError, match="float64"):
+        run.use_native_run(lm, module, "llama", tmp_path)
