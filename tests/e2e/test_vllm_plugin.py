@@ -9,9 +9,11 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,34 @@ def test_texts_stay_what_they_are(target: Path) -> None:
         assert found["counted"][drafter]["vllm:spec_decode_num_accepted_tokens"] > 50
         assert f'outrider:rows_total{{drafter="{drafter}",outcome="drafted"}}' in found["page"]
         assert f'outrider:texts_total{{drafter="{drafter}"}}' in found["page"]
+
+
+@contextlib.contextmanager
+def draft_service(address: str, log: Path) -> Iterator[None]:
+    """`outrider service draft demo` at an address, ready."""
+    command = [sys.executable, "-m", "outrider", "service", "draft", "demo", "--host", address, "--compile", "off"]
+    with log.open("w") as lines, subprocess.Popen(command, stdout=lines, stderr=lines, cwd=REPOSITORY) as service:
+        try:
+            deadline = time.monotonic() + 120
+            while "drafting for" not in log.read_text():
+                assert service.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.2)
+            yield
+        finally:
+            service.terminate()
+
+
+def test_drafts_from_a_service(target: Path, tmp_path: Path) -> None:
+    """A draft model in another process drafts for vLLM: the same texts, most drafts accepted."""
+    prompts = word_problems(target, 4)
+    address = f"unix:{tmp_path}/draft"
+    cases: list[tuple[str, Any, Any]] = [("plain", None, {}), ("remote", OURS, {"outrider": {"draft_endpoint": address}})]
+    with draft_service(address, tmp_path / "service.log"):
+        found = there(GENERATE.format(cases=cases, target=str(target), prompts=prompts))
+    counted = found["counted"]["remote"]
+    assert found["texts"]["remote"] == found["texts"]["plain"]
+    assert counted["vllm:spec_decode_num_accepted_tokens"] > 0.5 * counted["vllm:spec_decode_num_draft_tokens"] > 0
 
 
 def test_options_come_from_the_environment_too(target: Path) -> None:

@@ -13,10 +13,9 @@ from statistics import median
 
 LATEST = 16  # times that a median is over
 FIRST_S = 0.05  # a pass is taken to last, before one was seen
-OVERDUE = 3.0  # times the usual reply: then it is no longer expected
+OVERDUE = 3.0  # times the usual reply, and a pass: then it is no longer expected
 MOST_MISSED, ATTEMPT = 24, 3  # steps in a row without a draft before a rest, and between two rests
 FIRST_REST, LONGEST_REST = 8, 128  # steps
-SLACK_S = 0.002  # that a reply may be later than so, for threads take turns
 
 
 class RunningMedian:
@@ -48,13 +47,14 @@ class Patience:
 
     def expects(self, asked_s: float, silent_since_s: float, now_s: float, deadline_s: float) -> bool:
         """Whether a reply to what was asked at `asked_s` can be expected until the deadline. `silent_since_s`: when the first
-        request was sent to which nothing has come yet: whoever is silent for long is not waited for. All on one clock."""
+        request was sent to which nothing has come yet: a service that is silent for longer than a pass beyond that is not waited
+        for, so one that dies costs a single wait. All on one clock."""
         if now_s >= deadline_s:
             return False
         usual = self.replies.value
         if usual is None:
             return now_s - silent_since_s < self.budget_s
-        return asked_s + usual <= deadline_s and now_s - silent_since_s <= OVERDUE * usual + SLACK_S
+        return asked_s + usual <= deadline_s and now_s - silent_since_s <= OVERDUE * usual + self.budget_s
 
 
 class Rests:

@@ -58,3 +58,12 @@ def test_rests_grow_and_end_with_a_draft() -> None:
     for _ in range(MOST_MISSED - 1):
         rests.observe(had_any=False)
         assert not rests.is_resting
+
+
+def test_a_reply_may_be_a_pass_late() -> None:
+    """Threads that take turns on a busy machine make a reply many times as late as usual: less than a pass is no silence."""
+    patience = Patience(None)
+    patience.replies.add(0.001)
+    patience.passes.add(0.02)
+    assert patience.expects(0.0, 0.0, 0.015, 0.02)
+    assert not patience.expects(0.05, 0.0, 0.05, 0.07)
