@@ -123,7 +123,7 @@ def expand(low: Lowering, event: Event) -> list[Known]:
 def cut(low: Lowering, event: Event) -> list[Known]:
     """slice(tensor, dim, start, end, step)"""
     tensor, *told = event.args
-    dim, start, _, step = [*told, *(0, 0, None, 1)[len(told) :]]
+    dim, start, _, step = (told + [0, 0, None, 1][len(told) :])[:4]
     found = low.find(tensor)
     dim %= tensor.dim()
     if tensor.shape == event.outputs[0].shape:
