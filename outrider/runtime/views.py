@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.runtime.blocks import SIZES, Block, Index, Known, NotLoweredError
 from outrider.runtime.ops import Code
@@ -123,8 +123,7 @@ def expand(low: Lowering, event: Event) -> list[Known]:
 def cut(low: Lowering, event: Event) -> list[Known]:
     """slice(tensor, dim, start, end, step)"""
     tensor, *told = event.args
-    defaults: list[Any] = [0, 0, None, 1]
-    dim, start, _, step = [*told, *defaults[len(told) :]]
+    dim, start, _, step = (told + [0, 0, None, 1][len(told) :])[:4]
     found = low.find(tensor)
     dim %= tensor.dim()
     if tensor.shape == event.outputs[0].shape:

@@ -1,6 +1,7 @@
 """Packed weights come back bit for bit, once, wherever the folder lies."""
 
 import os
+import platform
 import runpy
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.demo.packed import PACKED, WEIGHTS, pack, with_weights
 from outrider.errors import CheckpointError
+from outrider.runtime import building
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGET = "outrider/demo/models/target"
@@ -145,6 +147,41 @@ def test_a_damaged_archive_is_recognised(folder: Path, place: float) -> None:
     with pytest.raises(CheckpointError, match=r"is damaged .* git checkout"):
         with_weights(folder)
     assert not (folder / WEIGHTS).exists()
+
+
+@pytest.mark.parametrize("can_compile", [True, False])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the native runtime is written for x86-64")
+def test_a_wheel_gets_the_native_runtime(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_compile: bool
+) -> None:
+    """A wheel with compiled parts says for which system it is; without a compiler it is as pure as before, and that is told."""
+    told: list[str] = []
+
+    class Interface:
+        def __init__(self, root: str) -> None:
+            self.root, self.app = root, SimpleNamespace(display_warning=told.append)
+
+    module = ModuleType("hatchling.builders.hooks.plugin.interface")
+    module.__dict__["BuildHookInterface"] = Interface
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "outrider/runtime").mkdir()
+    (tmp_path / "outrider/runtime/building.py").touch()
+    made: list[Path] = []
+    if can_compile:
+        monkeypatch.setattr(building, "build_all", lambda: made)
+    else:
+        monkeypatch.setattr(building, "compiler", lambda: None)
+        monkeypatch.setattr(building, "PREBUILT", tmp_path / "lib")
+        monkeypatch.setattr(building.build_all, "__defaults__", (tmp_path / "lib",))
+    data: dict[str, Any] = {"force_include": {}}
+    runpy.run_path(str(ROOT / "hatch_build.py"))["UnpackDemo"](str(tmp_path)).initialize("standard", data)
+    if can_compile:
+        assert data["pure_python"] is False
+        assert data["tag"].startswith("py3-none-linux")
+    else:
+        assert "pure_python" not in data
+        assert "C++ compiler" in told[0]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])

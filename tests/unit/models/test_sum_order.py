@@ -139,7 +139,7 @@ def test_what_samples_show_reaches_the_limits(monkeypatch: pytest.MonkeyPatch) -
     module.extra = HalvedLinear(64, 48, bias=False).to(torch.bfloat16)
     assert find_pass_limits(lm, module).granularity == attention.QUERY_BLOCK >= wide
     monkeypatch.setattr(pass_limits, "trees_keep_bits", lambda kind, lm: True)
-    monkeypatch.setattr(pass_limits, "_tree_path_is_exact", lambda lm, block: True)
+    monkeypatch.setattr(pass_limits, "tree_path_is_exact", lambda lm, block: True)
     assert find_pass_limits(lm, module).exact_trees
     monkeypatch.setattr(pass_limits, "trees_keep_bits", lambda kind, lm: False)
     assert not find_pass_limits(lm, module).exact_trees

@@ -1,0 +1,61 @@
+"""Loading on the native runtime: whose passes run there, what is said of the others, and that texts are the plain ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.errors import CapabilityError
+from outrider.runtime import building, library
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama, word_tokenizer
+from tests.unit.runtime.families import make
+
+PROMPTS = ["the cat sat on the mat, the cat", "one"]
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tokenizer = byte_tokenizer()
+    return save_checkpoint(tmp_path / "model", tiny_llama(len(tokenizer), sharpness=4.0), tokenizer)
+
+
+def texts(llm: LLM) -> list[str]:
+    return [out.text for out in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "recycling"])
+def test_texts_are_the_plain_ones(model: Path, drafter: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches drafts of any shape whose verdict depends on the pass they are in. fp32, so that no logits are equal."""
+    plain = texts(LLM(model, drafter="none", dtype="float32", threads=1, compile="off"))
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    llm = LLM(model, drafter=drafter, dtype="float32", threads=1, compile="native")
+    assert llm.config["compile"] == "native"
+    assert llm.config["exact"] is True
+    assert texts(llm) == plain
+
+
+def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
+    tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    folder = save_checkpoint(tmp_path / "model", make("mixtral"), word_tokenizer(97))
+    llm = LLM(folder, drafter="none", dtype="float32", threads=1, compile="native")
+    assert llm.config["compile"] == "off"
+    assert any("without the native runtime" in note for note in llm.notes)
+
+
+def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the library must run, and doctor must say what is missing."""
+    monkeypatch.setattr(building, "compiler", lambda: None)
+    monkeypatch.setattr(library, "compiler", lambda: None)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    assert "install g++" in (library.why_missing() or "")
+    with pytest.raises(CapabilityError, match="compiler"):
+        library.find(tmp_path / "cache")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    llm = LLM(model, drafter="none", dtype="float32", threads=1, compile="native")
+    assert any("no C++ compiler" in note for note in llm.notes)
+    assert texts(llm)
