@@ -216,7 +216,8 @@ def main(
         runs = measured(network, worker, prompts, [float(part) for part in round_trips.split(",")], rounds, tokens)
     content = {
         "outrider": __version__, "target": model_name(folder), "draft": model_name(draft), "widened": widened, "k": k,
-        "tokens": tokens, "compile": compile, "notes": worker.loaded["notes"], "summary": summary(runs), "runs": runs,
+        "tokens": tokens, "compile": compile, "summary": summary(runs), "runs": runs,
+        "notes": [note.replace(f"{REPOSITORY}/", "") for note in worker.loaded["notes"]],
     }  # fmt: skip
     if out:
         screen.print(f"written: {write_result('services', content, 1).name}")
