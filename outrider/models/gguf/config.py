@@ -11,17 +11,20 @@ import contextlib
 import io
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, dequantize
 from transformers import AutoConfig, GenerationConfig
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf import library
 from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import Count, GgufFile, long_list
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFValueType
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -39,8 +42,7 @@ SHAPED_ELSEWHERE = ("gemma4", "lfm2", "gpt-oss", "mamba")  # transformers reads 
 PARTLY_ROTATED = ("phi3", "stablelm", "nemotron")  # their code in transformers takes a partial_rotary_factor
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
-    GGMLQuantizationType.F32: torch.float32, GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16,
-    GGMLQuantizationType.F64: torch.float64,
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
 }  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def own_dtype(file: GgufFile) -> torch.dtype:
     """What the checkpoint is computed in: bfloat16 where weights are in blocks, else the type of most of its weights."""
     counts: dict[torch.dtype, int] = {}
     for tensor in file.tensors:
-        dtype = DTYPES.get(tensor.kind, torch.bfloat16)
+        dtype = DTYPES.get(tensor.kind.name, torch.bfloat16)
         counts[dtype] = counts.get(dtype, 0) + (tensor.num_weights if len(tensor.shape) > 1 else 0)
     return max(counts, key=lambda dtype: counts[dtype])
 
@@ -97,7 +99,7 @@ def end_tokens(file: GgufFile) -> list[int]:
 def rope_factors(file: GgufFile, name: str = "rope_freqs.weight") -> torch.Tensor | None:
     """What each rotary frequency is divided by, (head size / 2,) fp32; None where the file has no such tensor."""
     tensor = next((tensor for tensor in file.tensors if tensor.name == name), None)
-    return None if tensor is None else torch.from_numpy(dequantize(tensor.read(), tensor.kind).copy())
+    return None if tensor is None else torch.from_numpy(library.dequantize(tensor.read(), tensor.kind).copy())
 
 
 def num_extra_layers(file: GgufFile) -> int:
@@ -126,13 +128,13 @@ def _by_transformers(file: GgufFile) -> dict[str, Any]:
 
 def _write_extract(file: GgufFile, path: Path) -> None:
     """A GGUF file of a few kilobytes with this one's metadata, but for long lists, and its tensors' names."""
-    writer = GGUFWriter(path, file.architecture)
+    writer = library.GGUFWriter(path, file.architecture)
     for key, value in file.metadata.items():
         kind = _kind_of(value)
         if key == "general.architecture" or key.startswith("split.") or isinstance(value, Count) or kind is None:
             continue
         if isinstance(value, list):
-            writer.add_key_value(key, value, GGUFValueType.ARRAY, sub_type=kind)
+            writer.add_key_value(key, value, library.GGUFValueType.ARRAY, sub_type=kind)
         else:
             writer.add_key_value(key, value, kind)
     tokens = file.metadata.get(TOKENS)
@@ -140,7 +142,7 @@ def _write_extract(file: GgufFile, path: Path) -> None:
         writer.add_key_value(
             f"{file.architecture}.vocab_size",
             int(tokens) if isinstance(tokens, Count) else len(tokens),
-            GGUFValueType.INT64,
+            library.GGUFValueType.INT64,
         )
     for tensor in file.tensors:
         writer.add_tensor(tensor.name, np.zeros(1, dtype=np.float32))
@@ -154,7 +156,7 @@ def _kind_of(value: Any) -> GGUFValueType | None:
     first = value[0] if isinstance(value, list) and value else value
     for kind, name in ((bool, "BOOL"), (int, "INT64"), (float, "FLOAT64"), (str, "STRING")):
         if isinstance(first, kind):
-            return GGUFValueType[name]
+            return library.GGUFValueType[name]
     return None
 
 
@@ -242,4 +244,4 @@ def _complete_gemma(config: dict[str, Any], file: GgufFile) -> None:
 
 def stays_in_blocks(kind: GGMLQuantizationType) -> bool:
     """Whether weights of this type are multiplied as they are stored."""
-    return kind in FORMS
+    return kind.name in FORMS

@@ -17,14 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from outrider.models.gguf import library
 from outrider.models.panel import WIDTH
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 BLOCK = 32  # inputs multiplied at once
 SUPER = 256  # inputs that share a scale in nested formats
@@ -77,11 +80,10 @@ Q6_NESTED = Form(7, 6, 32, is_nested=True, per_step=16)
 Q8_NESTED = Form(8, 8, 128, is_nested=True)
 Q4_NESTED_16 = Form(9, 4, 0, has_zero=True, is_nested=True, per_step=16)
 
-_K = GGMLQuantizationType
-FORMS: dict[GGMLQuantizationType, Form] = {
-    _K.Q4_0: Q4, _K.Q4_1: Q4_ZERO, _K.Q5_0: Q5, _K.Q5_1: Q5_ZERO, _K.Q8_0: Q8, _K.IQ4_NL: Q8,
-    _K.Q2_K: Q4_NESTED_16, _K.Q3_K: Q6_NESTED, _K.Q4_K: Q4_NESTED, _K.Q5_K: Q5_NESTED, _K.Q6_K: Q6_NESTED,
-    _K.IQ4_XS: Q8_NESTED,
+FORMS = {  # by the format's name
+    "Q4_0": Q4, "Q4_1": Q4_ZERO, "Q5_0": Q5, "Q5_1": Q5_ZERO, "Q8_0": Q8, "IQ4_NL": Q8,
+    "Q2_K": Q4_NESTED_16, "Q3_K": Q6_NESTED, "Q4_K": Q4_NESTED, "Q5_K": Q5_NESTED, "Q6_K": Q6_NESTED,
+    "IQ4_XS": Q8_NESTED,
 }  # fmt: skip
 
 
@@ -97,12 +99,12 @@ class Parts(NamedTuple):
 
 def panel_bytes(kind: GGMLQuantizationType, outputs: int, inputs: int) -> int:
     """Memory of weights (out, in) of this format in panels."""
-    return -(-outputs // WIDTH) * FORMS[kind].panel_bytes(inputs)
+    return -(-outputs // WIDTH) * FORMS[kind.name].panel_bytes(inputs)
 
 
 def panels_of(blocks: Tensor, kind: GGMLQuantizationType) -> Tensor:
     """(out, bytes of a row) uint8, as a file has them -> (ceil(out / 32), bytes of a panel) uint8, outputs padded with zeros."""
-    form = FORMS[kind]
+    form = FORMS[kind.name]
     return torch.cat([_to_panels(_take_apart(rows, kind), form) for rows in blocks.split(ROWS_AT_ONCE)])
 
 
@@ -132,9 +134,9 @@ def _each(factors: Tensor, form: Form) -> Tensor:
 
 
 def _take_apart(rows: Tensor, kind: GGMLQuantizationType) -> Parts:
-    _, size = GGML_QUANT_SIZES[kind]
+    _, size = library.GGML_QUANT_SIZES[kind]
     blocks = rows.reshape(rows.shape[0], -1, size)  # (out, blocks, bytes)
-    return _each_part(_TAKE[kind](blocks), lambda part: part.reshape(rows.shape[0], -1).contiguous())
+    return _each_part(_TAKE[kind.name](blocks), lambda part: part.reshape(rows.shape[0], -1).contiguous())
 
 
 def _each_part(parts: Sequence[Tensor | None], change: Callable[[Tensor], Tensor]) -> Parts:
@@ -232,8 +234,8 @@ def _iq4_xs(b: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _TAKE = {
-    _K.Q4_0: _q4_0, _K.Q4_1: _q4_1, _K.Q5_0: _q5_0, _K.Q5_1: _q5_1, _K.Q8_0: _q8_0, _K.IQ4_NL: _iq4_nl, _K.Q2_K: _q2_k,
-    _K.Q3_K: _q3_k, _K.Q4_K: _q4_k, _K.Q5_K: _q5_k, _K.Q6_K: _q6_k, _K.IQ4_XS: _iq4_xs,
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _iq4_nl, "Q2_K": _q2_k,
+    "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
 }  # fmt: skip
 
 

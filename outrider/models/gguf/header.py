@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf import library
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -219,7 +222,7 @@ class _Reader:
         return tuple(self._placed(name, shape, kind, start + offset) for name, shape, kind, offset in entries)
 
     def _placed(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> TensorInfo:
-        weights, size = GGML_QUANT_SIZES[kind]
+        weights, size = library.GGML_QUANT_SIZES[kind]
         if shape[-1] % weights or not prod(shape):
             self._damaged(f"its tensor '{name}' has rows of {shape[-1]} weights, which {kind.name} cannot hold")
         num_bytes = prod(shape) // weights * size
@@ -229,10 +232,10 @@ class _Reader:
 
     def _kind(self, name: str, number: int) -> GGMLQuantizationType:
         try:
-            kind = GGMLQuantizationType(number)
+            kind = library.GGMLQuantizationType(number)
         except ValueError:
             kind = None
-        if kind is None or kind not in GGML_QUANT_SIZES:
+        if kind is None or kind not in library.GGML_QUANT_SIZES:
             raise CapabilityError(
                 f"'{self._path}': the tensor '{name}' is stored as type {number}, which the installed gguf package does not "
                 "know. Use a file in another quantisation (Q4_K_M, Q8_0), or a newer gguf package."

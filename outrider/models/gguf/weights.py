@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf import library
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
@@ -64,7 +64,7 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
     """What a person should know of a loaded checkpoint, a line each."""
     notes = []
     layers = list(block_layers(module))
-    quantised = Counter(tensor.kind.name for tensor in file.tensors if tensor.kind not in DTYPES)
+    quantised = Counter(tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES)
     if layers:
         kinds = ", ".join(name for name, _ in quantised.most_common())
         how = "activations are rounded to 8 bits, as llama.cpp does"
@@ -72,10 +72,10 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
             how = "the native kernels do not serve here (they take bfloat16, a CPU with AVX2 and a C++ compiler): slow"
         notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")
     if widened := Counter(
-        tensor.kind.name for tensor in file.tensors if tensor.kind not in DTYPES and not _may_stay(tensor)
+        tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES and not _may_stay(tensor)
     ):
         total = sum(
-            tensor.num_weights for tensor in file.tensors if tensor.kind not in DTYPES and not _may_stay(tensor)
+            tensor.num_weights for tensor in file.tensors if tensor.kind.name not in DTYPES and not _may_stay(tensor)
         )
         kinds = ", ".join(f"{count} in {name}" for name, count in widened.items())
         notes.append(
@@ -87,7 +87,7 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
 
 
 def _may_stay(tensor: TensorInfo) -> bool:
-    return tensor.kind in FORMS and len(tensor.shape) == 2
+    return tensor.kind.name in FORMS and len(tensor.shape) == 2
 
 
 def _is_extra(name: str, file: GgufFile, num_layers: int) -> bool:
@@ -195,7 +195,7 @@ class _Loading:
         blocks = torch.from_numpy(np.array(tensor.read()))
         panels, form = (
             panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind),
-            FORMS[tensor.kind],
+            FORMS[tensor.kind.name],
         )
         made: Blocks
         if isinstance(layer, nn.Embedding):
@@ -283,10 +283,10 @@ def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.
 
 def _values(tensor: TensorInfo) -> np.ndarray:
     """The weights in fp32, as gguf widens them."""
-    if tensor.kind is GGMLQuantizationType.F64:
+    if tensor.kind.name == "F64":
         return tensor.read().view(np.float64).astype(np.float32)
     try:
-        return dequantize(tensor.read(), tensor.kind)
+        return library.dequantize(tensor.read(), tensor.kind)
     except NotImplementedError as error:
         raise CapabilityError(
             f"'{tensor.path}': the tensor '{tensor.name}' is stored as {tensor.kind.name}, which gguf cannot widen. "

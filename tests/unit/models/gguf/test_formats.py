@@ -15,7 +15,7 @@ from tests.gguf_files import Kind, random_blocks
 from tests.helpers import in_bytes
 
 SHAPES = [(1, 256), (45, 512), (96, 1024)]
-every_format = pytest.mark.parametrize("kind", list(FORMS), ids=lambda kind: kind.name)
+every_format = pytest.mark.parametrize("kind", [Kind[name] for name in FORMS], ids=lambda kind: kind.name)
 
 
 def blocks_of(kind: Kind, outputs: int, inputs: int) -> Tensor:
@@ -29,7 +29,7 @@ def reference(kind: Kind, outputs: int, inputs: int) -> Tensor:
 def linear(kind: Kind, outputs: int, inputs: int, *, bias: bool = True) -> BlockLinear:
     offsets = torch.randn(outputs).bfloat16() if bias else None
     return BlockLinear(
-        panels_of(blocks_of(kind, outputs, inputs), kind), FORMS[kind], outputs, inputs, torch.bfloat16, offsets
+        panels_of(blocks_of(kind, outputs, inputs), kind), FORMS[kind.name], outputs, inputs, torch.bfloat16, offsets
     )
 
 
@@ -39,7 +39,7 @@ def test_values_are_those_of_gguf(kind: Kind, outputs: int, inputs: int) -> None
     """To the bit: catches a code, scale, step or shift taken from the wrong place, in a layout or on the way back."""
     panels = panels_of(blocks_of(kind, outputs, inputs), kind)
     assert panels.nbytes == panel_bytes(kind, outputs, inputs)
-    assert torch.equal(values_of(panels, FORMS[kind], outputs), reference(kind, outputs, inputs))
+    assert torch.equal(values_of(panels, FORMS[kind.name], outputs), reference(kind, outputs, inputs))
 
 
 def test_panels_survive_being_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_panels_survive_being_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_blocks_take_no_more_than_in_their_file() -> None:
     """Catches a layout that widens on the sly: K formats gain an eighth of a bit for steps and shifts in whole bytes."""
-    sizes = {kind: panel_bytes(kind, 32, 1024) / random_blocks(kind, 32, 1024).nbytes for kind in FORMS}
+    sizes = {kind: panel_bytes(kind, 32, 1024) / random_blocks(kind, 32, 1024).nbytes for kind in map(Kind.__getitem__, FORMS)}
     plain = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q6_K)
     assert {kind.name: sizes[kind] for kind in plain} == {kind.name: 1.0 for kind in plain}
     assert sizes[Kind.Q4_K] < 1.03
@@ -117,7 +117,7 @@ def test_rows_of_a_table_are_those_of_gguf(kind: Kind) -> None:
     """To the bit of bf16, with and without the kernel."""
     weight = reference(kind, 45, 512).bfloat16()
     table = BlockEmbedding(
-        panels_of(blocks_of(kind, 45, 512), kind), FORMS[kind], 45, 512, torch.bfloat16, torch.tensor(3.0)
+        panels_of(blocks_of(kind, 45, 512), kind), FORMS[kind.name], 45, 512, torch.bfloat16, torch.tensor(3.0)
     )
     tokens = torch.tensor([[0, 44, 31], [32, 7, 44]])
     for is_native in (False, True):
@@ -129,7 +129,7 @@ def test_rows_of_a_table_are_those_of_gguf(kind: Kind) -> None:
 @pytest.mark.usefixtures("native_library")
 def test_a_token_outside_the_table_is_an_error() -> None:
     """As with `nn.Embedding`; a kernel alone would read whatever lies there."""
-    table = BlockEmbedding(panels_of(blocks_of(Kind.Q8_0, 45, 64), Kind.Q8_0), FORMS[Kind.Q8_0], 45, 64, torch.bfloat16)
+    table = BlockEmbedding(panels_of(blocks_of(Kind.Q8_0, 45, 64), Kind.Q8_0), FORMS["Q8_0"], 45, 64, torch.bfloat16)
     table.is_native = True
     for token in (-1, 64):
         with pytest.raises(IndexError, match="beyond"):

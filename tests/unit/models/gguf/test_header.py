@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +123,14 @@ def test_older_vision_parts_are_told_by_their_architecture(tmp_path: Path) -> No
 def test_a_vocabulary_alone_cannot_run(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="a vocabulary and no weights"):
         read_gguf(finish(GGUFWriter(tmp_path / "m.gguf", "llama"), tmp_path / "m.gguf"))
+
+
+def test_without_the_library_only_gguf_files_are_refused() -> None:
+    """An installation without gguf: everything can be imported, and what needs it says so."""
+    script = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "import outrider.loader\nfrom outrider.models.gguf import library\n"
+        "try:\n    library.GGUFReader\nexcept outrider.errors.CapabilityError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "pip install gguf" in done.stdout
