@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module("gguf"), name)
     except ImportError as error:
-        raise CapabilityError(f"GGUF files need the package gguf: pip install gguf") from error
+        raise CapabilityError("GGUF files need the package gguf: pip install gguf") from error
