@@ -43,6 +43,8 @@ class FakeLLM:
     generation_configs: list[str] = field(default_factory=list)
 
     control: ClassVar[dict[str, Any]] = {"fixed": 5}
+    drafter_summary: ClassVar[list[str]] = []
+    drafter_counters: ClassVar[dict[str, float]] = {}
 
     def __enter__(self) -> FakeLLM:
         return self
