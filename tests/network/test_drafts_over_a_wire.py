@@ -112,7 +112,7 @@ def test_a_slow_wire_changes_no_text(deployment: Deployment, round_trip_s: float
     deployment.check()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_lossy_wire_changes_no_text(deployment: Deployment) -> None:
     deployment.network.change(round_trip_s=0.01, loss=0.02)
     deployment.check()
@@ -120,7 +120,7 @@ def test_a_lossy_wire_changes_no_text(deployment: Deployment) -> None:
     deployment.check()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_drafts_resume_by_themselves_behind_a_partition(deployment: Deployment) -> None:
     assert deployment.arrives()
     deployment.network.change(cut=True)
@@ -132,7 +132,7 @@ def test_drafts_resume_by_themselves_behind_a_partition(deployment: Deployment) 
     deployment.check()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_draft_service_is_missed_by_no_text_and_found_again(deployment: Deployment) -> None:
     """At points of the answers that a seed chooses."""
     chance = random.Random(0)

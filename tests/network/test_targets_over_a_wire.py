@@ -145,6 +145,7 @@ def test_a_target_that_is_killed_takes_no_answer_with_it(deployment: Deployment)
         victim.start().wait()
 
 
+@pytest.mark.nightly
 def test_a_target_behind_a_cut_wire_takes_no_answer_with_it(deployment: Deployment) -> None:
     deployment.expect(range(60))
     cutter = threading.Timer(0.3, deployment.network.change, ("front", "one"), {"cut": True})
@@ -155,6 +156,7 @@ def test_a_target_behind_a_cut_wire_takes_no_answer_with_it(deployment: Deployme
     deployment.check(range(60))
 
 
+@pytest.mark.nightly
 def test_a_lossy_wire_changes_no_answer(deployment: Deployment) -> None:
     deployment.network.change(round_trip_s=0.01, loss=0.02)
     deployment.check(range(60))
