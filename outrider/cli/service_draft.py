@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.options import DRAFTING, MODEL, MachineOptions, name_and_value, option, with_groups
+from outrider.cli.service_options import SERVICE, ListeningOptions
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
     from outrider.remote.draft.settings import DraftLimits
     from outrider.remote.serving import ServiceSettings
 
-SERVICE = "Service"
 LIMITS = "Limits"
-WATCHING = "Watching"
 Drafting = Annotated[
     str | None,
     typer.Argument(
@@ -51,44 +48,15 @@ class HostedOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListeningOptions:
-    """Where the service listens and whom it lets in."""
+class DraftListeningOptions(ListeningOptions):
+    """Where a draft service listens, whom it lets in, and how it is watched."""
 
-    host: Annotated[str, option(SERVICE, "Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1"
     port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50051
-    metrics_port: Annotated[
-        int | None, option(SERVICE, "Port for Prometheus, /metrics.", show_default="none")
-    ] = None
-    tls_cert: Annotated[Path | None, option(SERVICE, "Certificate for TLS (PEM).", metavar="FILE", show_default=False)] = None
-    tls_key: Annotated[Path | None, option(SERVICE, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        option(SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE", show_default=False),
-    ] = None
     drain_timeout: Annotated[float, option(SERVICE, "Seconds for drafts that are waited for after SIGTERM.")] = 5.0
-    log_format: Annotated[Literal["human", "json"], option(WATCHING, "human or json.")] = "human"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], option(WATCHING, "Least severity of log lines.")
-    ] = "info"
-    otlp_endpoint: Annotated[
-        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
-    ] = None
 
     def listen(self) -> ServiceSettings:
         """Raises ConfigError for what cannot be."""
-        from outrider.remote.security import TOKEN_VARIABLE, ServerSecurity
-        from outrider.remote.serving import ServiceSettings
-
-        token = os.environ.get(TOKEN_VARIABLE)
-        security = ServerSecurity(
-            certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
-        )
-        if not 0 <= self.drain_timeout < float("inf"):
-            raise ConfigError(f"--drain-timeout must be at least 0, got {self.drain_timeout}")
-        return ServiceSettings(
-            host=self.host, port=self.port, security=security, metrics_port=self.metrics_port,
-            drain_timeout_s=self.drain_timeout,
-        )  # fmt: skip
+        return self.settings(self.port, self.drain_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +94,7 @@ def draft(
     machine: MachineOptions,
     hosted: HostedOptions,
     limits: LimitOptions,
-    listening: ListeningOptions,
+    listening: DraftListeningOptions,
     model_or_target: Drafting = None,
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
@@ -140,7 +108,7 @@ def draft(
 
 
 def _settings(
-    named: str | None, machine: MachineOptions, hosted: HostedOptions, limits: LimitOptions, listening: ListeningOptions
+    named: str | None, machine: MachineOptions, hosted: HostedOptions, limits: LimitOptions, listening: DraftListeningOptions
 ) -> DraftServiceSettings:
     """Raises ConfigError, before anything heavy is loaded where that is possible."""
     from outrider.remote.draft.hosted import DrafterOptions, wants_draft

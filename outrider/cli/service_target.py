@@ -6,12 +6,12 @@ import dataclasses
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
+from outrider.cli.service_options import SERVICE, WATCHING, ListeningOptions
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from outrider.remote.serving import ServiceSettings
 
 DRAFT_VARIABLE = "DRAFT_ENDPOINT"
-SERVICE = "Service"
 ENGINE = "Engine"
-WATCHING = "Watching"
 SPARE_CALLS = 64  # beside requests: those that watch, shake hands, or are refused
 Target = Annotated[
     str | None,
@@ -30,45 +28,18 @@ Target = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetListenOptions:
+class TargetListeningOptions(ListeningOptions):
     """Where a target service listens, whom it lets in, and how it is watched."""
 
-    host: Annotated[str, option(SERVICE, "Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1"
     port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50052
-    metrics_port: Annotated[int | None, option(SERVICE, "Port for Prometheus, /metrics.", show_default="none")] = None
-    tls_cert: Annotated[Path | None, option(SERVICE, "Certificate for TLS (PEM).", metavar="FILE", show_default=False)] = None
-    tls_key: Annotated[Path | None, option(SERVICE, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        option(SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE", show_default=False),
-    ] = None
     drain_timeout: Annotated[float, option(SERVICE, "Seconds that running requests have to finish after SIGTERM.")] = 30.0
-    log_format: Annotated[Literal["human", "json"], option(WATCHING, "human or json.")] = "human"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], option(WATCHING, "Least severity of log lines.")
-    ] = "info"
-    otlp_endpoint: Annotated[
-        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
-    ] = None
     no_self_test: Annotated[
         bool, option(WATCHING, "Do not try at the start whether drafting pays.", "--no-self-test", show_default=False)
     ] = False
 
     def listen(self, max_streams: int) -> ServiceSettings:
         """Raises ConfigError for what cannot be."""
-        from outrider.remote.security import TOKEN_VARIABLE, ServerSecurity
-        from outrider.remote.serving import ServiceSettings
-
-        token = os.environ.get(TOKEN_VARIABLE)
-        security = ServerSecurity(
-            certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
-        )
-        if not 0 <= self.drain_timeout < float("inf"):
-            raise ConfigError(f"--drain-timeout must be at least 0 seconds, and finite, got {self.drain_timeout}")
-        return ServiceSettings(
-            host=self.host, port=self.port, security=security, metrics_port=self.metrics_port,
-            drain_timeout_s=self.drain_timeout, max_streams=max_streams,
-        )  # fmt: skip
+        return self.settings(self.port, self.drain_timeout, max_streams=max_streams)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +81,7 @@ class TargetEngineOptions:
 def target(
     model: ModelOptions,
     engine: TargetEngineOptions,
-    listen: TargetListenOptions,
+    listen: TargetListeningOptions,
     target: Target = None,
 ) -> int:
     """Run a model for coordinators: tokens in, tokens and text out, over gRPC.

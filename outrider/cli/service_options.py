@@ -1,0 +1,53 @@
+"""Options that draft services and target services share: where they listen, whom they let in, how they are watched."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from outrider.cli.options import option
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.remote.serving import ServiceSettings
+
+SERVICE = "Service"
+WATCHING = "Watching"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListeningOptions:
+    """Where a service listens, whom it lets in, and how it is watched. Each service adds its port and its time to drain."""
+
+    host: Annotated[str, option(SERVICE, "Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1"
+    metrics_port: Annotated[int | None, option(SERVICE, "Port for Prometheus, /metrics.", show_default="none")] = None
+    tls_cert: Annotated[Path | None, option(SERVICE, "Certificate for TLS (PEM).", metavar="FILE", show_default=False)] = None
+    tls_key: Annotated[Path | None, option(SERVICE, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        option(SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE", show_default=False),
+    ] = None
+    log_format: Annotated[Literal["human", "json"], option(WATCHING, "human or json.")] = "human"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], option(WATCHING, "Least severity of log lines.")
+    ] = "info"
+    otlp_endpoint: Annotated[
+        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
+    ] = None
+
+    def settings(self, port: int, drain_timeout: float, **more: int) -> ServiceSettings:
+        """What the gRPC server takes; `more`: further fields of `ServiceSettings`. Raises ConfigError for what cannot be."""
+        from outrider.remote.security import TOKEN_VARIABLE, ServerSecurity
+        from outrider.remote.serving import ServiceSettings
+
+        token = os.environ.get(TOKEN_VARIABLE)
+        security = ServerSecurity(
+            certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
+        )
+        if not 0 <= drain_timeout < float("inf"):
+            raise ConfigError(f"--drain-timeout must be at least 0 seconds, and finite, got {drain_timeout}")
+        return ServiceSettings(
+            host=self.host, port=port, security=security, metrics_port=self.metrics_port, drain_timeout_s=drain_timeout, **more
+        )
