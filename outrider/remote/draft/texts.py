@@ -230,6 +230,14 @@ class Texts:
         with self._news:
             return self._is_current(job)
 
+    def fits(self, job: Job, base: int) -> bool:
+        """Whether a draft behind the row's first `base` tokens is still of use, although newer requests may have come: its asker
+        listens, and those tokens are what they were when the job was taken."""
+        with self._news:
+            asker, text = self._askers.get(job.text.instance), job.text
+            is_alive = asker is not None and asker.rows.get(text.number) is text
+            return is_alive and text.changed >= base and text.wanted is not None and text.wanted[0] is job.stream
+
     def wait(self, timeout_s: float) -> None:
         """Return when a draft is wanted, or after so many seconds."""
         with self._news:

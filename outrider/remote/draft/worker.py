@@ -135,8 +135,9 @@ class Worker:
         for uid in asks:
             if uid not in found:
                 self._texts.put_back(ready[uid])
-            elif self._texts.is_current(ready[uid]):
-                ahead = ready[uid].outcomes and self._host.has_outcomes and self._limits.outcome_nodes > 0
+            elif self._texts.fits(ready[uid], self._host.length(uid)):  # the asker takes what its longer text agrees with
+                wants_more = ready[uid].outcomes and self._host.has_outcomes and self._limits.outcome_nodes > 0
+                ahead = wants_more and self._texts.is_current(ready[uid])
                 replies.append((ready[uid], self._number(ready[uid], found[uid]), not ahead))
                 self._counters.drafted.inc(len(found[uid]))
             else:

@@ -254,6 +254,37 @@ def test_outcomes_give_way_to_newer_tokens(hosted: HostedDrafter) -> None:
     assert not reader.replies
 
 
+@pytest.mark.parametrize(("newer", "is_sent"), [([9], True), ([], True), (None, False)])
+def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
+    hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch, newer: list[int] | None, is_sent: bool
+) -> None:
+    """A service slower than the asker's steps must answer, too. Tokens that were replaced meanwhile (None) make it useless."""
+    bench = Bench(hosted)
+    reader = bench.reader("a")
+    propose = hosted.host.propose
+
+    def slow(asks: dict[int, int]) -> Any:
+        found = propose(asks)
+        monkeypatch.setattr(hosted.host, "propose", propose)
+        base, tokens = (2, [11]) if newer is None else (4, newer)
+        assert bench.tell(reader, row=1, base_length=base, tokens=tokens, num_draft_tokens=2) is None
+        return found
+
+    monkeypatch.setattr(hosted.host, "propose", slow)
+    assert bench.tell(reader, row=1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2, prepare_outcomes=True) is None
+    bench.worker.turn()
+    chains = [(reply.base_length, chain_of(reply), reply.finished) for reply in reader.replies]
+    expected = [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 2)]
+    assert chains == ([(4, expected, True)] if is_sent else [])
+    reader.replies.clear()
+    bench.worker.turn()
+    text = [*TEXT[:2], 11] if newer is None else [*TEXT, *newer]
+    (reply,) = reader.replies
+    assert reply.base_length == len(text)
+    if newer != []:  # a request about the present text again gets what was not sent yet: nothing
+        assert chain_of(reply) == [node.token for node in fresh_chain(hosted, text, GREEDY, 2)]
+
+
 def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) -> None:
     """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that begins anew, all are."""
     bench = Bench(hosted)
