@@ -57,7 +57,7 @@ class OtherEngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where clients find it."""
+    """The address that clients use."""
 
     port: Annotated[int, option(WHERE, "Port.")] = 8000
     served_model_name: Annotated[

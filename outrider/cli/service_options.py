@@ -19,7 +19,10 @@ WATCHING = "Watching"
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Where a service listens, whom it lets in, and how it is watched. Each service adds its port and its time to drain."""
+    """Options that say where a service listens, whom it lets in, and how it is watched.
+
+    Each service adds its port and its time to drain.
+    """
 
     host: Annotated[str, option(SERVICE, "Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1"
     metrics_port: Annotated[int | None, option(SERVICE, "Port for Prometheus, /metrics.", show_default="none")] = None

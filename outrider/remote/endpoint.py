@@ -1,4 +1,4 @@
-"""Where a service is: `grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS), or `unix:/PATH` (one machine)."""
+"""The address of a service: `grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS), or `unix:/PATH` (one machine)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def model_identity(name: str, tokenizer: Any, vocab_size: int, model: Mapping[str, Any] | None = None) -> messages.ModelIdentity:
-    """Who a process is in a handshake; `model` holds what decides its texts (weights' hash, dtype, kernels), None: not said."""
+    """What a process says of its model in a handshake.
+
+    `model` holds what decides its texts (weights' hash, dtype, kernels); None: that is not said.
+    """
     return messages.ModelIdentity(
         name=name, vocab_size=vocab_size,
         vocabulary_sha256=vocabulary_hash(tokenizer), tokenizer_sha256=tokenizer_hash(tokenizer),

@@ -1,4 +1,4 @@
-"""Who may talk to a service, and how the line is kept private: TLS, mutual TLS and tokens, for both sides of a connection.
+"""Controls who may talk to a service, and keeps the line private: TLS, mutual TLS and tokens, for both sides of a connection.
 
 A token is sent in the metadata `authorization` as `Bearer TOKEN`, on every call. Without TLS it can be read on the way; that is
 for one machine or a closed network only, and both sides say so once.

@@ -26,7 +26,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Where a service listens and whom it lets in. Raises ConfigError for what cannot be."""
+    """Settings of where a service listens and whom it lets in. Raises ConfigError for what cannot be."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0 takes a free one

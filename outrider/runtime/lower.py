@@ -1,4 +1,4 @@
-"""From a recorded pass to a program: which numbers of one token each operation computes from which.
+"""Turns a recorded pass into a program: which numbers of one token each operation computes from which.
 
 Every tensor of the recording is followed by the axes that count rows and tokens; what is left of its shape is a token's own
 block. Views of it move nothing. An operation that `rules.py` has no rule for makes a tensor that cannot be lowered, which matters

@@ -55,7 +55,7 @@ REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM})
 
 
 class Source(IntEnum):
-    """Where a value lies."""
+    """The place of a value in memory."""
 
     MADE = 1  # by an operation, for each token of the pass
     CONSTANT = 2  # a weight or a number of the model, the same for all tokens

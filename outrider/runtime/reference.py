@@ -69,7 +69,7 @@ class _Pass:
             self._rotary.append((out if isinstance(out, tuple) else (out,))[which].reshape(self._count, -1))
 
     def select(self, columns: Tensor) -> None:
-        """From now on the rows of the pass are these columns of each of its rows."""
+        """Keep only some columns: from now on the rows of the pass are these columns of each of its rows."""
         starts = torch.arange(self._ids.shape[0])[:, None] * self._ids.shape[1]
         self._rows = (starts + columns).flatten()
         self._count = len(self._rows)

@@ -108,7 +108,7 @@ def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
 def _places(
     program: Program, phases: Sequence[Phase], values: Collection[int], kept: int | None
 ) -> tuple[dict[int, int], int]:
-    """Where these values lie, and bytes in all: first fit, each from the phase that makes it to the last that reads it."""
+    """The places of these values, and bytes in all: first fit, each from the phase that makes it to the last that reads it."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, phase in enumerate(phases):

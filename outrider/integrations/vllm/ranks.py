@@ -16,7 +16,7 @@ class Ranks:
     """The tensor-parallel group of this worker."""
 
     def __init__(self, parallel_config: Any, *, repeatable: bool) -> None:
-        """From vLLM's ParallelConfig. `repeatable`: the drafter's."""
+        """Read the ranks from vLLM's ParallelConfig. `repeatable`: whether equal calls give equal drafts on every rank."""
         self.leads = parallel_config.rank % parallel_config.tensor_parallel_size == 0
         self.shares = parallel_config.tensor_parallel_size > 1 and not repeatable
 

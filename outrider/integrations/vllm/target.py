@@ -28,7 +28,7 @@ class TextOnly:
 
     @classmethod
     def of(cls, model_config: Any) -> TextOnly:
-        """From vLLM's ModelConfig."""
+        """Read the target's names and sizes from vLLM's ModelConfig."""
         return cls(
             model_config.model, model_config.get_vocab_size(), model_config.max_model_len, model_config.tokenizer,
             model_config.tokenizer_revision, bool(model_config.trust_remote_code),

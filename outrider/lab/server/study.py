@@ -104,7 +104,7 @@ def _first(counters: Mapping[str, float], names: Sequence[str]) -> float | None:
 
 
 def _explained(server: ServerMeasurement) -> list[str]:
-    """Of all levels together what the drafts are worth, then what the load changes."""
+    """Advice in words: what the drafts are worth at all levels together, then what the load changes."""
     counted = [level.speculation for level in server.levels if level.speculation is not None]
     total = counted[0]
     for more in counted[1:]:

@@ -66,7 +66,7 @@ def gguf_config(file: GgufFile) -> Any:
 
 
 def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
-    """Where texts end, and the sampling that the file recommends (`general.sampling.*`), in the form of a generation_config."""
+    """The file's end tokens, and the sampling that it recommends (`general.sampling.*`), in the form of a generation_config."""
     made = GenerationConfig.from_model_config(config)
     for theirs, ours in SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{theirs}")

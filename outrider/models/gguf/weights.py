@@ -1,4 +1,4 @@
-"""From a GGUF file to transformers' module: the model is built without storage, then every tensor goes to its place.
+"""Turns a GGUF file into transformers' module: the model is built without storage, then every tensor goes to its place.
 
 Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, merged experts, Gemma's norms) are transformers' own
 tables. What a rearrangement does to a matrix is found out on row numbers: where it only reorders outputs, blocks are reordered as

@@ -98,7 +98,7 @@ class Fleet:
         return "; ".join(f"{one.name} is {one.standing}{f' ({one.reason})' if one.reason else ''}" for one in self.replicas)
 
     async def choose(self, beginning: bytes, needs: Needs, full: Collection[Replica], until_s: float) -> Replica | None:
-        """Who takes a request, counted as in flight there. None: only `full` ones could.
+        """The replica that takes a request, counted as in flight there. None: only `full` ones could.
 
         Raises CapabilityError when those that answer cannot, UnavailableError when nobody answers until `until_s` (monotonic).
         """

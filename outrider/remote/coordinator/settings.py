@@ -60,7 +60,7 @@ class CoordinatorSettings:
 def from_options(
     models: Sequence[str], endpoints: Sequence[str], given: dict[str, Any], *, trust_remote_code: bool, revision: str | None
 ) -> tuple[ServerSettings, dict[str, tuple[Endpoint, ...]]]:
-    """From [NAME=]MODEL and [NAME=]A,B as written; `given`: fields of `ServerSettings`. Raises ConfigError."""
+    """Read settings from [NAME=]MODEL and [NAME=]A,B as written; `given`: fields of `ServerSettings`. Raises ConfigError."""
     named = _by_name(models, "--model", "[NAME=]MODEL")
     places = _by_name(endpoints, "--target-endpoint", "[NAME=]HOST:PORT,HOST:PORT")
     if not named:
@@ -86,7 +86,7 @@ def from_options(
 
 
 def from_file(path: Path, given: dict[str, Any]) -> tuple[ServerSettings, dict[str, tuple[Endpoint, ...]]]:
-    """From a TOML file; `given` wins. Raises ConfigError naming file and key."""
+    """Read settings from a TOML file; `given` wins. Raises ConfigError naming file and key."""
     places: dict[str, tuple[Endpoint, ...]] = {}
 
     def read(table: dict[str, Any], place: str) -> ServedModel:

@@ -10,7 +10,7 @@ NAMES = ("hits", "waits", "misses", "requests", "nodes", "wasted_nodes")
 
 
 class RemoteCounts:
-    """Of one connection. Any thread may add.
+    """Counters of one connection. Any thread may add.
 
     hits: rows' steps with a draft at hand; waits: with one that was waited for; misses: without, though one was wanted.
     """
@@ -32,7 +32,7 @@ class RemoteCounts:
             self._troubles[reason] += 1
 
     def round_trip(self, seconds: float) -> None:
-        """From a request to the first nodes for it."""
+        """Add the seconds from a request to the first nodes for it."""
         with self._lock:
             self._round_trips += 1
             self._round_trip_s += seconds

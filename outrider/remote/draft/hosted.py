@@ -1,4 +1,4 @@
-"""From names and options to a drafter that works without a target: refused, loaded and checked in that order.
+"""Turns names and options into a drafter that works without a target: refused, loaded and checked in that order.
 
 A drafter is built for a target. Here a stand-in takes its place, which has what look-ups and draft models ask of one: a
 tokenizer, the width of the vocabulary, a device. Whoever asks it for more needs the target's process.

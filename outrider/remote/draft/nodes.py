@@ -29,7 +29,7 @@ class DraftNode:
     law: Law | None = None  # what it was drawn from; None: placed
 
     def message(self, shift: int = 0) -> messages.Node:
-        """As it is sent; `shift` is added to the parent's number."""
+        """The node as a message; `shift` is added to the parent's number."""
         parent = self.parent + shift if self.parent >= 0 else -1
         node = messages.Node(parent=parent, token=self.token, drawn=self.law is not None)
         if self.law is not None:

@@ -19,14 +19,14 @@ FIRST_REST, LONGEST_REST = 8, 128  # steps
 
 
 class RunningMedian:
-    """Of the latest seconds."""
+    """The median of the latest seconds."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=LATEST)
         self.value: float | None = None  # None before the first
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add one time."""
         self._latest.append(seconds)
         self.value = median(self._latest)
 

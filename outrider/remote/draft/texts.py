@@ -282,7 +282,7 @@ class Texts:
             return len(old)
 
     def least_recent(self, uids: Iterable[int], but: Collection[int]) -> Text | None:
-        """Of these texts the one that nobody has asked about for longest, `but` some."""
+        """The text among `uids` that nobody has asked about for longest, without those in `but`."""
         with self._news:
             chosen = set(uids) - set(but)
             texts = [text for asker in self._askers.values() for text in asker.rows.values() if text.uid in chosen]

@@ -225,7 +225,7 @@ class Worker:
             self._ahead[uid] = _Ahead(job, OutcomeTree(uid, base, list(answer.chain), survival, room, depth), numbers)
 
     def _general_outcomes(self, job: Job, host: GeneralHost, depth: int) -> list[messages.Node]:
-        """Behind the whole chain: look-ups know no alternatives."""
+        """Draft behind the whole chain, the only outcome that look-ups know."""
         answer = self._answers[job.text.uid]
         began = time.perf_counter()
         nodes = host.ahead(job.text.uid, answer.chain, depth)
