@@ -160,7 +160,7 @@ class _Loading:
             )
 
     def _places(self, processor: Any) -> dict[str, str]:
-        """Where each tensor goes, by its name in the file.
+        """The place of each tensor in the module, by its name in the file.
 
         transformers also asks every submodule under its own name, for models that were converted without their head, and makes
         gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no place otherwise.
