@@ -20,11 +20,10 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.gguf import library
-from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import Count, GgufFile, long_list
 
 if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType, GGUFValueType
+    from gguf import GGUFValueType
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -240,8 +239,3 @@ def _complete_gemma(config: dict[str, Any], file: GgufFile) -> None:
         is_largest = file.of_model("block_count") == LARGEST_GEMMA[file.architecture]
         per_head = config["hidden_size"] // config["num_attention_heads"]
         config["query_pre_attn_scalar"] = per_head if is_largest else config.get("head_dim", per_head)
-
-
-def stays_in_blocks(kind: GGMLQuantizationType) -> bool:
-    """Whether weights of this type are multiplied as they are stored."""
-    return kind.name in FORMS

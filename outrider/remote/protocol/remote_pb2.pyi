@@ -337,7 +337,7 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
 
 class TargetState(_message.Message):
-    __slots__ = ("running", "waiting", "prefilling", "kv_tokens", "kv_capacity", "draining", "failed", "turn_age_s", "snapshot_json")
+    __slots__ = ("running", "waiting", "prefilling", "kv_tokens", "kv_capacity", "draining", "failed", "turn_age_s")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PREFILLING_FIELD_NUMBER: _ClassVar[int]
@@ -346,7 +346,6 @@ class TargetState(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TURN_AGE_S_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_JSON_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     prefilling: int
@@ -355,5 +354,4 @@ class TargetState(_message.Message):
     draining: bool
     failed: str
     turn_age_s: float
-    snapshot_json: str
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., prefilling: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., draining: bool = ..., failed: _Optional[str] = ..., turn_age_s: _Optional[float] = ..., snapshot_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., prefilling: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., draining: bool = ..., failed: _Optional[str] = ..., turn_age_s: _Optional[float] = ...) -> None: ...

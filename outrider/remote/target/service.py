@@ -7,11 +7,9 @@ until the caller reads, so that a slow one delays nobody.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -169,7 +167,7 @@ class TargetService(stubs.TargetServiceServicer):
         return messages.TargetState(
             running=now.running, waiting=now.waiting, prefilling=now.prefilling, kv_tokens=now.kv_tokens,
             kv_capacity=now.kv_capacity, draining=now.draining or self._phase != RUNNING, failed=now.failed or "",
-            turn_age_s=now.turn_age_s, snapshot_json=json.dumps(asdict(now), default=str),
+            turn_age_s=now.turn_age_s,
         )  # fmt: skip
 
     async def _abort(
