@@ -151,12 +151,11 @@ class ModelLoader:
         if self.options.compile != NATIVE:
             return False
         try:
-            run = use_native_run(loaded.lm, module, loaded.name, cache_folder())
+            use_native_run(loaded.lm, module, loaded.name, cache_folder())
         except CapabilityError as error:
             self.notes.append(f"{self._labels[loaded.name]} runs without the native runtime: {error}")
             return False
-        loaded.lm.limits = find_native_limits(loaded.lm, run, module.config)
-        run.forget_weights()
+        loaded.lm.limits = find_native_limits(loaded.lm)
         self._native = self._native or self._is_target(loaded.name)
         return True
 

@@ -80,9 +80,9 @@ class NativeRun:
 
     def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:
         named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
-        self.tensors = {name: tensor.detach() for name, tensor in named.items() if name in _named(program)}
-        self.path, self._rotary = path, _Rotary(module, program)
-        self.executor = Executor(program, self.tensors, lm.shape.layers, lm.dtype, path)
+        tensors = {name: tensor.detach() for name, tensor in named.items() if name in _named(program)}
+        self._rotary = _Rotary(module, program)
+        self.executor = Executor(program, tensors, lm.shape.layers, lm.dtype, path)
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V), fp32."""
@@ -96,10 +96,6 @@ class NativeRun:
             raise CapabilityError(f"the native runtime does not give the hidden states of layers {missing}")
         tables = self._rotary.up_to(int(positions.max()))
         return self.executor.run(ids, positions, plan, columns, layers, tables)
-
-    def forget_weights(self) -> None:
-        """Once the pass limits are known, plain weights beside the packed ones are of no use here."""
-        self.tensors = {}
 
 
 def _named(program: Program) -> set[str]:

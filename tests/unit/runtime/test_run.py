@@ -16,14 +16,14 @@ from outrider.models.load import build_lm
 from outrider.models.plan import plan_pass
 from outrider.models.probe import probe_tokens
 from outrider.models.signals import AFTER_NORM
-from outrider.models.sum_order import AttentionKind, trees_keep_bits
+from outrider.models.sum_order import AttentionKind
 from outrider.runtime import library, run
-from outrider.runtime.limits import NativeAttention, find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code
 from outrider.runtime.run import NativeRun
 from tests.unit.runtime.families import FAMILIES, make
 from tests.unit.runtime.passes import differences, every_pass
+from tests.unit.runtime.samples import NativeAttention
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
@@ -88,16 +88,6 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("family", FEW)
-def test_no_pass_has_limits(family: str, dtype: torch.dtype, library_path: Path) -> None:
-    """The probe, which another order of any sum would fail, finds that no pass it tried need be padded or split."""
-    lm, _ = on_executor(family, dtype, library_path)
-    assert isinstance(lm.run, NativeRun)
-    limits = find_native_limits(lm, lm.run, make(family).config)
-    assert limits == PassLimits(granularity=1, max_tokens_per_pass=72, exact_trees=True, exact_rows=True)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "value_size", "softcap"), [
     (9, 3, 64, 64, None), (8, 1, 128, 96, None), (4, 4, 80, 80, 20.0), (32, 2, 18, 34, None),
 ])  # fmt: skip
@@ -129,15 +119,6 @@ def test_attention_is_torchs(
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         expected = F.softmax(scores + plan.mask[0, :, :width].float(), -1) @ values
         assert (found.transpose(0, 1) - expected).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)
-
-
-def test_the_probe_of_trees_sees_another_order(library_path: Path) -> None:
-    """Fails for attention that takes a tree's keys as they lie, which the probe must be able to tell."""
-    kind = AttentionKind(4, LayerShape(2, 16, 16), None)
-    lm, _ = on_executor("llama", torch.float32, library_path)
-    native = NativeAttention(kind, torch.float32, library_path)
-    assert trees_keep_bits(kind, lm, native)
-    assert not trees_keep_bits(kind, lm)  # torch's
 
 
 def test_threads_change_no_bit(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
