@@ -11,13 +11,39 @@ import pytest
 
 def make_certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
     """A certificate for `name` that signs itself, and its key, as PEM files. Skips the test where there is no openssl."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl")
     certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = [
-        openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-        "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(key), "-out", str(certificate),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    _openssl(
+        "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+        "-addext", f"subjectAltName=DNS:{name}", "-keyout", key, "-out", certificate,
+    )  # fmt: skip
     return certificate, key
+
+
+class Authority:
+    """Signs certificates; its own is `certificate`. Skips the test where there is no openssl."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._key, self.certificate = folder, folder / "authority.key", folder / "authority.pem"
+        _openssl(
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN=authority of {folder.name}",
+            "-keyout", self._key, "-out", self.certificate,
+        )  # fmt: skip
+
+    def signed(self, name: str, alternatives: str) -> tuple[Path, Path]:
+        """A certificate and its key; `alternatives` as openssl writes them: IP:127.0.0.1, DNS:name."""
+        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
+        extensions.write_text(f"subjectAltName={alternatives}\n", encoding="utf-8")
+        _openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+        _openssl(
+            "x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-days", "2",
+            "-extfile", extensions, "-out", certificate,
+        )  # fmt: skip
+        return certificate, key
+
+
+def _openssl(*arguments: str | Path) -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("needs openssl")
+    subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, timeout=60)

@@ -34,6 +34,6 @@ def health(
     from outrider.remote.security import ClientSecurity
 
     security = ClientSecurity(ca=tls_ca, certificate=tls_cert, key=tls_key)
-    asyncio.run(check_health(Endpoint.parse(address, "address"), security, timeout))
-    typer.echo(f"{address} takes calls")
+    round_trip_s = asyncio.run(check_health(Endpoint.parse(address, "address"), security, timeout))
+    typer.echo(f"{address} takes calls, {1e3 * round_trip_s:.3g} ms there and back")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,14 +21,17 @@ from outrider.cli.lab import (
 from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, ServerTarget, TopK, TopP, option, with_groups
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
 from outrider.cli.writable import check_file
+from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.build import Options
+    from outrider.lab.tune.remote import Line
     from outrider.lab.tune.run import TuneRequest
     from outrider.sampling.params import SamplingParams
 
 SENT = ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--ignore-eos", "--seed")  # to a server, too
-SPACE, LOAD = "What is tried", "Load"
+SPACE, LOAD, SERVICE = "What is tried", "Load", "With a draft service"
+CONNECT_S = 5.0  # that a draft service has to answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +105,65 @@ class TuneOptions:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class LineOptions:
+    """The way to a draft service: what it would bring is worked out from what tuning measures."""
+
+    remote_rtt_ms: Annotated[
+        float | None,
+        option(
+            SERVICE, "Say whether a draft service pays so many milliseconds away, there and back, drafting aside.",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
+    draft_endpoint: Annotated[
+        str | None,
+        option(
+            SERVICE, "The same, with the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
+            metavar="ADDRESS", show_default=False,
+        ),
+    ] = None  # fmt: skip
+    hit_rate: Annotated[
+        float | None,
+        option(SERVICE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"),
+    ] = None
+
+    def line(self, target: str, machine: MachineOptions) -> Line | None:
+        """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
+        from outrider.lab.tune.remote import Line
+
+        if self.remote_rtt_ms is not None and self.draft_endpoint is not None:
+            raise ConfigError("--remote-rtt-ms and --draft-endpoint both say how far the draft service is; give one of them")
+        if self.remote_rtt_ms is not None:
+            return Line(self.remote_rtt_ms / 1e3, self.hit_rate)
+        if self.draft_endpoint is None:
+            if self.hit_rate is not None:
+                raise ConfigError("--hit-rate is about a draft service: add --remote-rtt-ms or --draft-endpoint, or leave it out")
+            return None
+        return Line(_round_trip(self.draft_endpoint, target, machine), self.hit_rate, self.draft_endpoint)
+
+
+def _round_trip(address: str, target: str, machine: MachineOptions) -> float:
+    """Seconds to a draft service for this target's vocabulary and back."""
+    from outrider.build import LOCAL_SERVICE
+
+    if address == LOCAL_SERVICE:
+        raise ConfigError(
+            "--draft-endpoint local has no line to measure: bench --drafters remote --draft-endpoint local runs it"
+        )
+    from outrider.remote.draft.drafter_settings import RemoteSettings
+    from outrider.remote.draft.line import round_trip_s
+
+    return round_trip_s(RemoteSettings(endpoint=address), machine.options(target), CONNECT_S)
+
+
 @with_groups
 def tune(
     target: ServerTarget,
     options: TuneOptions,
     prompts: PromptOptions,
     machine: TunedModels,
+    line: LineOptions,
     servers: ServerOptions,
     output: OutputOptions,
     settings_out: Annotated[
@@ -119,7 +175,7 @@ def tune(
     """Find the best way to speculate on your prompts, or that there is none."""
     output.check()
     if is_server(target):
-        given = [name for name in changed(options) if name not in SENT] + changed(machine)
+        given = [name for name in changed(options) if name not in SENT] + changed(machine, line)
         refuse_for_server([*given, *(["--settings-out"] if settings_out is not None else [])])
         return ask_server("tune", target, servers, options.sampling(), prompts, output, resume=resume)
     refuse_without_server(servers)
@@ -131,6 +187,7 @@ def tune(
     request, path = options.request(prompts.prompts, machine.draft or []), journal_for(output.out, "tune", resume=resume)
     workload = prompts.load(target)
     quieten_libraries()
+    request = replace(request, line=line.line(target, machine))
     try:
         with shown_progress() as progress:
             result, journal = run_tune(

@@ -31,6 +31,7 @@ class Step:
     rows: int  # rows in this step
     seconds: float  # of the step, feeding new prompts excluded
     at_s: float  # its end, on `time.perf_counter`'s clock
+    draft_s: float = 0.0  # of `seconds`, those in the drafter
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Recorder:
     control: Control
     steps: dict[int, list[Step]] = field(default_factory=dict)
     _asked: list[int] = field(default_factory=list)
+    _drafting_s: dict[int, float] = field(default_factory=dict)  # by request, what its row was charged so far
 
     def choose(self, rows: Rows) -> list[int]:
         self._asked = self.control.choose(rows)
@@ -55,11 +57,14 @@ class Recorder:
         for index, row in enumerate(rows):
             length, mine = lengths[index], self.steps.setdefault(row.request, [])
             start = mine[-1].start + mine[-1].taken if mine else 0
+            charged = row.stats.time_s["draft"]  # every row is charged an equal share
+            draft_s = len(rows) * (charged - self._drafting_s.get(row.request, 0.0))
+            self._drafting_s[row.request] = charged
             mine.append(
                 Step(
                     start, self._asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
                     None if sampled is None else sampled[index][:length], paths[index][: counts[index]], next_tokens[index],
-                    complete[index], len(row.tokens) - row.num_prompt - start, len(rows), seconds, now,
+                    complete[index], len(row.tokens) - row.num_prompt - start, len(rows), seconds, now, draft_s,
                 )
             )  # fmt: skip
 
@@ -68,4 +73,4 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget all steps; requests are numbered anew by every call of `LLM.generate`."""
-        self.steps = {}
+        self.steps, self._drafting_s = {}, {}

@@ -8,4 +8,9 @@
     draft/       the draft service, and the drafter that asks it
     target/      the target service, and the engine that asks it
     coordinator/ the OpenAI server whose engines are target services
+    troubles.py  why a call did not reach a service, in plain words
 """
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its library writes to the terminal what an error says anyway

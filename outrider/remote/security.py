@@ -7,6 +7,7 @@ for one machine or a closed network only, and both sides say so once.
 from __future__ import annotations
 
 import hmac
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +54,13 @@ class ServerSecurity:
             raise ConfigError(f"a service token is empty: set {TOKEN_VARIABLE} to a secret, or leave it out")
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """What grpc's server takes; None without TLS. Raises ConfigError for files that cannot be read."""
+        """What grpc's server takes; None without TLS. Raises ConfigError for files that cannot be read or do not fit."""
         if self.certificate is None or self.key is None:
             return None
         pair = (_read(self.key), _read(self.certificate))
+        _check_pair(self.certificate, self.key)
+        if self.client_ca is not None:
+            _check_authority(self.client_ca)
         roots = None if self.client_ca is None else _read(self.client_ca)
         return grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=roots is not None)
 
@@ -75,19 +79,36 @@ class ClientSecurity:
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("mutual TLS needs a certificate and its key: --tls-cert FILE and --tls-key FILE")
 
+    def check(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError for files that cannot be read, do not fit one another, or mean nothing without TLS."""
+        named = [file for file in (self.ca, self.certificate, self.key) if file is not None]
+        if named and not endpoint.is_tls:
+            raise ConfigError(f"{named[0]} is for TLS, but {endpoint} is without it: write grpcs://HOST:PORT")
+        self._check_files()
+
     def channel(self, endpoint: Endpoint) -> aio.Channel:
-        """A channel to a service; it connects when it is used. Raises ConfigError for files that cannot be read."""
+        """A channel to a service; it connects when it is used. Raises ConfigError for files that cannot be read or do not fit."""
         options = list(OPTIONS)
         if self.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.server_name))
         if not endpoint.is_tls:
             return aio.insecure_channel(endpoint.target, options)
+        self._check_files()
         credentials = grpc.ssl_channel_credentials(
             None if self.ca is None else _read(self.ca),
             None if self.key is None else _read(self.key),
             None if self.certificate is None else _read(self.certificate),
         )
         return aio.secure_channel(endpoint.target, credentials, options)
+
+    def _check_files(self) -> None:
+        for file in (self.ca, self.certificate, self.key):
+            if file is not None:
+                _read(file)
+        if self.ca is not None:
+            _check_authority(self.ca)
+        if self.certificate is not None and self.key is not None:
+            _check_pair(self.certificate, self.key)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -129,6 +150,24 @@ def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(refuse)
     return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _check_pair(certificate: Path, key: Path) -> None:
+    """Raises ConfigError where grpc would say no more than that a handshake failed."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        is_other = "MISMATCH" in str(error)
+        why = "are not of one pair" if is_other else "are no PEM certificate and private key without a password"
+        raise ConfigError(f"{certificate} and {key} {why}: make both anew, or name the files that belong together") from error
+
+
+def _check_authority(file: Path) -> None:
+    """Raises ConfigError for a file without certificates."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{file} holds no PEM certificate of an authority") from error
 
 
 def _read(file: Path) -> bytes:

@@ -73,7 +73,8 @@ class GrpcServer:
         try:
             port = self.server.add_secure_port(where, credentials) if credentials else self.server.add_insecure_port(where)
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {where}: {error}") from error
+            taken = "the port is taken, or the address is none of this machine's"
+            raise ConfigError(f"cannot listen on {where}: {taken}") from error
         if settings.metrics_port is not None:
             try:
                 self._metrics, _ = start_http_server(settings.metrics_port, settings.host, self._registry or CollectorRegistry())

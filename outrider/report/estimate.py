@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.lab.estimate.result import EstimateResult, ModelEstimate, RemoteEstimate
+from outrider.lab.estimate.result import EstimateResult, ModelEstimate
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table, Tone
 from outrider.report.heading import origin, to_keep_in_mind
+from outrider.report.remote import remote
 from outrider.report.text import amount, number
 
 HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
@@ -22,7 +23,7 @@ def document(result: EstimateResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = [Paragraph(*verdict(result)), Bullets(_premises(result))]
     blocks += [_lengths(result), _length_plot(result), _models(result), _alpha_plot(result)]
-    blocks += [*_remote(result), *_memory(result), *_roof(result)]
+    blocks += [*remote(result.remote), *_memory(result), *_roof(result)]
     blocks += to_keep_in_mind(result)
     return Document("Estimate of speculative decoding", origin(result, "from formulas, nothing was run"), blocks)
 
@@ -184,47 +185,6 @@ def _mark(label: str, alphas: Sequence[float], at: float, height: float) -> Seri
     """A single point, at the place closest to `at`: the result has one there."""
     place = min(range(len(alphas)), key=lambda index: abs(alphas[index] - at))
     return Series(label, [height if index == place else None for index in range(len(alphas))])
-
-
-def _remote(result: EstimateResult) -> list[Block]:
-    """Drafts from a service: a verdict of their own, and both ways by length."""
-    found = result.remote
-    if found is None:
-        return []
-    columns = [
-        Column("γ"),
-        Column("target's step, ms", help="without drafting"),
-        Column("reply, ms", help="round trip and drafting"),
-        Column("synchronous", help="τ · plain step / (target's step + reply): every step waits for its draft"),
-        Column("overlapped", help="τ · plain step / (h max(target's step, reply) + (1 - h) (target's step + reply))"),
-    ]
-    rows = [
-        [
-            str(one.num_draft_tokens), _ms(one.target_s).removesuffix(" ms"), _ms(one.reply_s).removesuffix(" ms"),
-            _times(one.synchronous_speedup), _times(one.overlapped_speedup),
-        ]
-        for one in found.lengths
-    ]  # fmt: skip
-    lines = [f"hit rate h {number(found.hit_rate, 3)}{'' if found.hit_rate_given else ', which nobody gave: --hit-rate'}"]
-    edge = found.break_even_hit_rate
-    lines.append("no hit rate is enough" if edge is None else f"break-even hit rate {number(edge, 3)} at the best length")
-    if not found.in_time:
-        lines.append(
-            "a reply takes longer than a plain step, and drafter 'remote' waits no longer than that: it decodes plainly"
-        )
-    return [
-        Heading("Drafts from a service"), Paragraph(*remote_verdict(found)), Bullets(lines),
-        Table(columns, rows, f"Speedup with a round trip of {_ms(found.rtt_s)}", frozenset({found.best_num_draft_tokens - 1})),
-    ]  # fmt: skip
-
-
-def remote_verdict(found: RemoteEstimate) -> tuple[str, Tone]:
-    """One sentence about a draft service, and how it is meant."""
-    both = f"{_times(found.overlapped_speedup)} with drafts for outcomes, {_times(found.synchronous_speedup)} without"
-    if not found.pays or not found.in_time:
-        return f"do not have a service draft over this line: {both}", "bad"
-    at = f"a service {_ms(found.rtt_s)} away, γ = {found.best_num_draft_tokens}: {both}"
-    return (f"{at}. That is hardly a gain", "caution") if found.overlapped_speedup < HARDLY else (at, "good")
 
 
 def _memory(result: EstimateResult) -> list[Block]:

@@ -8,6 +8,7 @@ from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import MAX_OTHER_CPU
 from outrider.lab.tune.result import Recommendation, TuneResult
 from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.remote import remote_lengths
 from outrider.report.text import number
 
 SHOWN = 12  # forecasts in the table
@@ -21,7 +22,8 @@ def document(result: TuneResult) -> Document:
         subtitle=f"{result.created:%Y-%m-%d %H:%M} UTC · {result.machine.get('cpu', '')} · {_tried(result)}",
         blocks=(
             *_verdict(result), *_disturbed(result), *_confirmed(result), *_forecasts(result), *_acceptance(result),
-            *_costs(result), *_schedule(result), *_search(result), *_advice(result), *_spent(result), *_notes(result),
+            *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result), *_spent(result),
+            *_notes(result),
         ),
     )  # fmt: skip
 
@@ -33,7 +35,17 @@ def _tried(result: TuneResult) -> str:
 
 
 def _verdict(result: TuneResult) -> list[Block]:
-    return [_sentence(one) for one in result.recommendations]
+    return [*(_sentence(one) for one in result.recommendations), *_service(result)]
+
+
+def _service(result: TuneResult) -> list[Block]:
+    """A draft service, where one was asked about."""
+    advice = result.remote
+    if advice is None:
+        return []
+    if advice.is_advised:
+        return [Paragraph(f"A draft service pays here: {advice.reason}.", "good")]
+    return [Paragraph(f"Do not use a draft service here: {advice.reason}.", "caution")]
 
 
 def _sentence(one: Recommendation) -> Paragraph:
@@ -153,6 +165,22 @@ def _costs(result: TuneResult) -> list[Block]:
     if alpha is not None:
         blocks.append(Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions."))
     return blocks
+
+
+def _line(result: TuneResult) -> list[Block]:
+    """What the sentence about a draft service rests on."""
+    advice = result.remote
+    if advice is None:
+        return []
+    where = f"measured to {advice.endpoint}" if advice.endpoint else "as given"
+    fixed = f"{1e3 * advice.draft_fixed_s:.3g} ms and " if advice.draft_fixed_s else ""
+    text = (
+        f"Worked out, not run: the probe of '{advice.configuration}' (a plain step {1e3 * advice.plain_step_s:.3g} ms, drafting "
+        f"{fixed}{1e3 * advice.draft_s_per_token:.3g} ms a token, acceptance as above) in the formulas of estimate "
+        f"--remote-rtt-ms, with the round trip {where}. A service is taken to draft as fast as this machine. "
+        "Run it: bench --drafters remote --draft-endpoint ADDRESS."
+    )
+    return [Heading("Drafts from a service"), Paragraph(text), *remote_lengths(advice.estimate)]
 
 
 def _schedule(result: TuneResult) -> list[Block]:

@@ -1,6 +1,7 @@
 """What a draft service would bring, by the length of the line to it; docs/algorithms/remote-drafts.md has the formulas.
 
     X = R + D(gamma)                                               round trip, and drafting there
+    co-located    tau T(0) / (T(gamma) + D(gamma))                 the draft in the target's process
     synchronous   tau T(0) / (T(gamma) + X)                        every step waits for its draft
     overlapped    tau T(0) / (h max(T(gamma), X) + (1 - h) (T(gamma) + X))    drafts for outcomes come during the pass
 
@@ -28,20 +29,32 @@ def remote_of(asked: EstimateInput, survival: Sequence[float], costs: Costs, len
             raise ConfigError("--hit-rate is about a draft service: add --remote-rtt-ms, or leave it out")
         return None
     _check(asked, costs)
-    rate = HIT_RATE if asked.hit_rate is None else asked.hit_rate
-    lengths = [_at(gamma, survival, costs.steps, asked.remote_rtt_s, rate) for gamma in range(1, length + 1)]
-    best = max(lengths, key=lambda one: (one.overlapped_speedup, -one.num_draft_tokens))
+    return remote_estimate(asked.remote_rtt_s, asked.hit_rate, survival, costs.steps, length)
+
+
+def remote_estimate(
+    rtt_s: float, hit_rate: float | None, survival: Sequence[float], costs: StepCosts, length: int
+) -> RemoteEstimate:
+    """The formulas for lengths up to `length`; the best one is the fastest of those whose reply the drafter waits for.
+
+    `hit_rate`: None for the usual one. `costs` in seconds, with drafting apart from the target's pass.
+    """
+    rate, plain_s = HIT_RATE if hit_rate is None else hit_rate, costs.step_s(0)[0]
+    lengths = [_at(gamma, survival, costs, rtt_s, rate) for gamma in range(1, length + 1)]
+    in_time = [one for one in lengths if one.reply_s <= plain_s]
+    best = max(in_time or lengths, key=lambda one: (one.overlapped_speedup, -one.num_draft_tokens))
     return RemoteEstimate(
-        rtt_s=asked.remote_rtt_s,
+        rtt_s=rtt_s,
         hit_rate=rate,
-        hit_rate_given=asked.hit_rate is not None,
+        hit_rate_given=hit_rate is not None,
         lengths=lengths,
         best_num_draft_tokens=best.num_draft_tokens,
-        synchronous_speedup=max(one.synchronous_speedup for one in lengths),
+        synchronous_speedup=max(one.synchronous_speedup for one in in_time or lengths),
         overlapped_speedup=best.overlapped_speedup,
         pays=best.overlapped_speedup > 1,
-        in_time=best.reply_s <= costs.steps.step_s(0)[0],
-        break_even_hit_rate=break_even_hit_rate(best, costs.steps),
+        in_time=bool(in_time),
+        break_even_hit_rate=break_even_hit_rate(best, costs),
+        co_located_speedup=max(one.co_located_speedup or 0.0 for one in lengths),
     )
 
 
@@ -61,14 +74,21 @@ def _at(gamma: int, survival: Sequence[float], costs: StepCosts, rtt_s: float, h
     return RemoteLength(
         num_draft_tokens=gamma, tau=tau, target_s=target_s, reply_s=reply_s,
         synchronous_speedup=tau * plain_s / (target_s + reply_s), overlapped_speedup=tau * plain_s / overlapped_s,
+        co_located_speedup=tau * plain_s / (target_s + drafting_s),
     )  # fmt: skip
 
 
+def check_line(rtt_s: float, hit_rate: float | None) -> None:
+    """Raises ConfigError for values out of range."""
+    if not 0 <= rtt_s < float("inf"):
+        raise ConfigError(f"--remote-rtt-ms must be at least 0, got {1e3 * rtt_s:g}")
+    if hit_rate is not None and not 0 <= hit_rate <= 1:
+        raise ConfigError(f"--hit-rate must be between 0 and 1, got {hit_rate}")
+
+
 def _check(asked: EstimateInput, costs: Costs) -> None:
-    if asked.remote_rtt_s is not None and not 0 <= asked.remote_rtt_s < float("inf"):
-        raise ConfigError("--remote-rtt-ms must be at least 0")
-    if asked.hit_rate is not None and not 0 <= asked.hit_rate <= 1:
-        raise ConfigError(f"--hit-rate must be between 0 and 1, got {asked.hit_rate}")
+    if asked.remote_rtt_s is not None:
+        check_line(asked.remote_rtt_s, asked.hit_rate)
     if not costs.is_timed:
         raise ConfigError(
             "--remote-rtt-ms needs to know how many milliseconds a target pass takes: add --target-ms, or sizes with --bandwidth"

@@ -30,6 +30,7 @@ class StepNote(Record):
     kept: int  # draft tokens
     seconds: float
     steady: bool  # not one of a run's first steps
+    draft_s: float = 0.0  # of `seconds`, those in the drafter
 
 
 class Probe(Record):
@@ -108,7 +109,12 @@ def _notes(traces: Sequence[Trace], samples: Sequence[Sample]) -> dict[str, list
     for trace, sample in zip(traces, samples, strict=True):
         notes.setdefault(sample.task, []).extend(
             StepNote(
-                asked=step.asked, drafted=len(step.tokens), kept=len(step.path), seconds=step.seconds, steady=number >= SKIPPED
+                asked=step.asked,
+                drafted=len(step.tokens),
+                kept=len(step.path),
+                seconds=step.seconds,
+                steady=number >= SKIPPED,
+                draft_s=step.draft_s,
             )
             for number, step in enumerate(trace.steps)
         )

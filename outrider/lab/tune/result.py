@@ -15,6 +15,7 @@ from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.options import options_of
+from outrider.lab.tune.remote import RemoteAdvice
 from outrider.settings_file import SettingsFile
 
 
@@ -94,6 +95,7 @@ class TuneResult(Result):
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
     num_members: int
     search: SearchOutcome | None  # what the optimiser found for a model-free drafter, on texts it did not see
+    remote: RemoteAdvice | None = None  # None: no draft service was asked about
 
     def settings_file(self) -> SettingsFile:
         """What `generate`, `chat` and `serve` load with --settings. The recommended configuration has its length by load, where

@@ -19,6 +19,7 @@ from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.remote import Line, check_family
 from outrider.lab.tune.result import Tried, TuneResult
 from outrider.lab.tune.space import Space, SpaceOptions
 from outrider.lab.tune.summary import summarise_tuning
@@ -52,6 +53,7 @@ class TuneRequest:
     corpus: str | None = None
     most_share: float = 0.075  # of the cost of running everything on all prompts
     drafts: tuple[str, ...] = ()  # beside `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
+    line: Line | None = None  # to a draft service that is asked about
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * FEWEST:
@@ -75,6 +77,8 @@ def run_tune(
     drafts = read_drafts(options, request.drafts)
     options = replace(options, draft=drafts.model)
     space = choose_space(options, request, drafts)
+    if request.line is not None:
+        check_family(space)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     began = time.perf_counter()
     runner = Runner(options, [family.largest for family in space.families], status)
@@ -95,7 +99,7 @@ def run_tune(
         probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
         target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
-    result = summarise_tuning(found, space, plan, tried, [*workload.notes, *runner.models.notes, *notes])
+    result = summarise_tuning(found, space, plan, tried, request.line, [*workload.notes, *runner.models.notes, *notes])
     result.loading_s = max(0.0, time.perf_counter() - began - result.seconds)
     result.advice = in_other_words(result)
     return result, journal

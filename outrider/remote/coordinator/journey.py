@@ -34,6 +34,7 @@ from outrider.remote.protocol import messages
 from outrider.remote.target.refusals import KIND, TAKEN, refusal_of
 from outrider.remote.target.replies import from_message
 from outrider.remote.target.requests import to_message
+from outrider.remote.troubles import in_words
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 
@@ -330,4 +331,4 @@ def _meaning_of(error: aio.AioRpcError) -> Exception:
     if refusal is not None:
         return refusal
     is_leaving = dict(error.trailing_metadata() or ()).get(KIND) == "UnavailableError"
-    return LostError("leaving" if is_leaving else "lost", f"{error.code().name}: {error.details()}")
+    return LostError("leaving" if is_leaving else "lost", f"{error.code().name}: {in_words(error)}")

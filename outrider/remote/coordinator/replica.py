@@ -22,6 +22,7 @@ from outrider.remote.coordinator.choice import Load
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.protocol import messages, stubs
 from outrider.remote.security import ClientSecurity
+from outrider.remote.troubles import in_words
 
 log = logging.getLogger("outrider.service")
 Standing = Literal["away", "refused", "ready", "draining"]
@@ -107,7 +108,7 @@ class Replica:
             except CapabilityError as error:
                 self._stand("refused", str(error), self._patience.refused_s)
             except aio.AioRpcError as error:
-                text = f"{error.code().name}: {error.details()}"
+                text = f"{error.code().name}: {in_words(error)}"
                 if error.code() in NEVER:
                     self._stand("refused", text, self._patience.refused_s)
                 else:

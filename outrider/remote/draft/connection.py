@@ -16,18 +16,21 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
 
-from outrider.errors import CapabilityError, ConfigError, OutriderError
+from outrider.errors import CapabilityError, ConfigError, OutriderError, ServerError
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.counts import RemoteCounts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
+from outrider.remote.probe import health_call_s
 from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
+from outrider.remote.troubles import in_words
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.remote")
@@ -36,6 +39,7 @@ OPEN_S = 5.0  # that a service has to say who it is
 SILENT_S = 30.0  # without any reply to a request, after which the line is taken for dead
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
 DISTRUST_PAUSE_S, LONGEST_DISTRUST_S = 2.0, 120.0  # the same after wrong replies, and for what only a person can mend
+ROUND_TRIPS = 15  # that a measurement of the line takes the median of
 MOST_LIES = 3  # invalid replies of one stream
 MOST_QUEUED = 256  # requests that wait to be written: whoever reads none of them is stuck
 REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
@@ -114,7 +118,7 @@ class Connection:
         self.service = ""  # what the service calls its model
         self.notes: list[str] = []
         self.epoch = 0  # grows whenever a stream opens: what an earlier one was told is told again
-        _check_files(security, endpoint)
+        security.check(endpoint)
 
     @property
     def is_open(self) -> bool:
@@ -131,7 +135,7 @@ class Connection:
             in_background(self._try_once(wait_s)).result(wait_s + 5)
         except grpc.RpcError as error:
             self._refuse(error)
-            trouble: str | None = f"{_reason(error)}: {_details(error)}"
+            trouble: str | None = f"{_reason(error)}: {in_words(error)}"
         except TroubleError as error:
             trouble = f"{error.reason}: {error}"
         except TimeoutError:
@@ -144,6 +148,22 @@ class Connection:
             while not self.is_open and time.perf_counter() < deadline:
                 time.sleep(0.002)
         return trouble
+
+    def measure(self, wait_s: float) -> float:
+        """Median seconds there and back, of calls to a service that was asked whether it fits.
+
+        Raises what `start` raises, and ServerError where nothing answers in `wait_s` seconds.
+        """
+        try:
+            return in_background(self._measure(wait_s)).result(2 * wait_s)
+        except grpc.RpcError as error:
+            self._refuse(error)
+            said = f"{_reason(error)}, {in_words(error)}"
+            raise ServerError(f"the draft service {self.endpoint} does not answer: {said}") from error
+        except TimeoutError as error:
+            raise ServerError(f"the draft service {self.endpoint} is silent: no answer in {wait_s:.0f} s") from error
+        except TroubleError as error:
+            raise ServerError(f"the draft service {self.endpoint} answers with {error}") from error
 
     def new_row(self, box: Mailbox) -> int:
         """A number for a row whose replies go to `box`."""
@@ -201,7 +221,7 @@ class Connection:
             except OutriderError as error:
                 trouble = TroubleError("other_model", str(error))
             except grpc.RpcError as error:
-                trouble = self._doubt or TroubleError(_reason(error), _details(error))
+                trouble = self._doubt or TroubleError(_reason(error), in_words(error))
             except Exception as error:
                 log.exception("the connection to the draft service %s failed in our own code", self.endpoint)
                 trouble = TroubleError("internal", f"{type(error).__name__}: {error}")
@@ -221,10 +241,20 @@ class Connection:
         async with self._security.channel(self.endpoint) as channel:
             self._check(await self._open(channel, wait_s))
 
+    async def _measure(self, wait_s: float) -> float:
+        async with self._security.channel(self.endpoint) as channel:
+            self._check(await self._open(channel, wait_s))
+            return median([await health_call_s(channel, wait_s) for _ in range(ROUND_TRIPS)])
+
     async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
         hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity)
         stub = stubs.DraftServiceStub(channel)
-        welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
+        try:
+            welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
+        except aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:  # another vocabulary, or another version
+                raise CapabilityError(f"the draft service {self.endpoint} refuses: {in_words(error)}") from error
+            raise
         return _read_as(messages.Welcome, welcome)
 
     def _check(self, welcome: messages.Welcome) -> None:
@@ -348,19 +378,3 @@ def _read_as(kind: type[Message], received: Any) -> Message:
 
 def _reason(error: grpc.RpcError) -> str:
     return REASONS.get(error.code(), "lost")
-
-
-def _details(error: grpc.RpcError) -> str:
-    return " ".join((error.details() or error.code().name).split())[:300]
-
-
-def _check_files(security: ClientSecurity, endpoint: Endpoint) -> None:
-    """Raises ConfigError for certificates that cannot be read, or mean nothing without TLS."""
-    named = [file for file in (security.ca, security.certificate, security.key) if file is not None]
-    if named and not endpoint.is_tls:
-        raise ConfigError(f"{named[0]} is for TLS, but {endpoint} is without it: write grpcs://HOST:PORT")
-    for file in named:
-        try:
-            file.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror}") from error

@@ -1,0 +1,65 @@
+"""Drafts from a service, in reports of `estimate` and `tune`: a verdict, and what every draft length would bring."""
+
+from __future__ import annotations
+
+from outrider.lab.estimate.result import RemoteEstimate, RemoteLength
+from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Table, Tone
+from outrider.report.text import number
+
+HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
+
+
+def remote(found: RemoteEstimate | None) -> list[Block]:
+    """A verdict of their own, and all ways by length; nothing where no service was asked about."""
+    if found is None:
+        return []
+    return [Heading("Drafts from a service"), Paragraph(*remote_verdict(found)), *remote_lengths(found)]
+
+
+def remote_verdict(found: RemoteEstimate) -> tuple[str, Tone]:
+    """One sentence about a draft service, and how it is meant."""
+    both = f"{_times(found.overlapped_speedup)} with drafts for outcomes, {_times(found.synchronous_speedup)} without"
+    if found.co_located_speedup is not None:
+        both += f"; {_times(found.co_located_speedup)} with the draft in the target's process"
+    if not found.pays or not found.in_time:
+        return f"do not have a service draft over this line: {both}", "bad"
+    at = f"a service {_ms(found.rtt_s)} ms away, γ = {found.best_num_draft_tokens}: {both}"
+    return (f"{at}. That is hardly a gain", "caution") if found.overlapped_speedup < HARDLY else (at, "good")
+
+
+def remote_lengths(found: RemoteEstimate) -> list[Block]:
+    """What the verdict rests on."""
+    lines = [f"hit rate h {number(found.hit_rate, 3)}{'' if found.hit_rate_given else ', which nobody gave: --hit-rate'}"]
+    edge = found.break_even_hit_rate
+    lines.append("no hit rate is enough" if edge is None else f"break-even hit rate {number(edge, 3)} at the best length")
+    if not found.in_time:
+        lines.append("a reply takes longer than a plain step, and drafter 'remote' waits no longer than that: it decodes plainly")
+    columns = [
+        Column("γ"),
+        Column("target's step, ms", help="without drafting"),
+        Column("reply, ms", help="round trip and drafting"),
+        Column("synchronous", help="τ · plain step / (target's step + reply): every step waits for its draft"),
+        Column("overlapped", help="τ · plain step / (h max(target's step, reply) + (1 - h) (target's step + reply))"),
+    ]
+    is_known = found.co_located_speedup is not None
+    if is_known:
+        columns.append(Column("co-located", help="τ · plain step / (target's step + drafting): in the target's process"))
+    rows = [_cells(one, is_known=is_known) for one in found.lengths]
+    title = f"Speedup with a round trip of {_ms(found.rtt_s)} ms"
+    return [Bullets(lines), Table(columns, rows, title, frozenset({found.best_num_draft_tokens - 1}))]
+
+
+def _cells(one: RemoteLength, *, is_known: bool) -> list[str]:
+    cells = [
+        str(one.num_draft_tokens), _ms(one.target_s), _ms(one.reply_s), _times(one.synchronous_speedup),
+        _times(one.overlapped_speedup),
+    ]  # fmt: skip
+    return [*cells, "-" if one.co_located_speedup is None else _times(one.co_located_speedup)] if is_known else cells
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f}x"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
