@@ -1,9 +1,8 @@
 """The native kernels (`native/`) as torch operations: callable eagerly, by torch.export and by AOTInductor programs.
 
     outrider::panel_linear(x, panels, bias, out_features)          y = x W^T + b
-    outrider::quantised_linear(x, panels, bias, out_features, bits, group)    the same, W in 4 or 8 bits
-    outrider::block_linear(x, panels, bias, out_features, form)    the same, W in the blocks of a GGUF file
-    outrider::block_rows(tokens, panels, size, form)               single rows of such a W, widened
+    outrider::block_linear(x, panels, bias, out_features, form, group)    the same, W in integers (`gguf/formats.py`)
+    outrider::block_rows(tokens, panels, size, form, group)        single rows of such a W, widened
     outrider::cache_attention(query, keys, values, mask, scale)    attention over the cache's own layout
 
 The operations are always defined; they run once `enable` has loaded the built library.
@@ -21,9 +20,8 @@ from outrider.models import native
 
 _LIBRARY = torch.library.Library("outrider", "FRAGMENT")
 _LIBRARY.define("panel_linear(Tensor x, Tensor panels, Tensor? bias, int out_features) -> Tensor")
-_LIBRARY.define("quantised_linear(Tensor x, Tensor panels, Tensor? bias, int out_features, int bits, int group) -> Tensor")
-_LIBRARY.define("block_linear(Tensor x, Tensor panels, Tensor? bias, int out_features, int form) -> Tensor")
-_LIBRARY.define("block_rows(Tensor tokens, Tensor panels, int size, int form) -> Tensor")
+_LIBRARY.define("block_linear(Tensor x, Tensor panels, Tensor? bias, int out_features, int form, int group) -> Tensor")
+_LIBRARY.define("block_rows(Tensor tokens, Tensor panels, int size, int form, int group) -> Tensor")
 _LIBRARY.define("cache_attention(Tensor query, Tensor keys, Tensor values, Tensor mask, float scale) -> Tensor")
 
 # What a compiled program calls instead of going through the dispatcher.
@@ -33,16 +31,13 @@ C_SHIMS = {
         f"AOTITorchError aoti_torch_cpu_panel_linear({_TENSOR} x, {_TENSOR} panels, {_TENSOR}* bias, "
         f"int64_t out_features, {_RESULT})"
     ],
-    torch.ops.outrider.quantised_linear.default: [
-        f"AOTITorchError aoti_torch_cpu_quantised_linear({_TENSOR} x, {_TENSOR} panels, {_TENSOR}* bias, "
-        f"int64_t out_features, int64_t bits, int64_t group, {_RESULT})"
-    ],
     torch.ops.outrider.block_linear.default: [
         f"AOTITorchError aoti_torch_cpu_block_linear({_TENSOR} x, {_TENSOR} panels, {_TENSOR}* bias, "
-        f"int64_t out_features, int64_t form, {_RESULT})"
+        f"int64_t out_features, int64_t form, int64_t group, {_RESULT})"
     ],
     torch.ops.outrider.block_rows.default: [
-        f"AOTITorchError aoti_torch_cpu_block_rows({_TENSOR} tokens, {_TENSOR} panels, int64_t size, int64_t form, {_RESULT})"
+        f"AOTITorchError aoti_torch_cpu_block_rows({_TENSOR} tokens, {_TENSOR} panels, int64_t size, int64_t form, "
+        f"int64_t group, {_RESULT})"
     ],
     torch.ops.outrider.cache_attention.default: [
         f"AOTITorchError aoti_torch_cpu_cache_attention({_TENSOR} query, {_TENSOR} keys, {_TENSOR} values, "
@@ -55,15 +50,11 @@ def _linear_result(x: Tensor, panels: Tensor, bias: Tensor | None, out_features:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _quantised_result(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, bits: int, group: int) -> Tensor:
+def _block_result(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, form: int, group: int) -> Tensor:
     return _linear_result(x, panels, bias, out_features)
 
 
-def _block_result(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, form: int) -> Tensor:
-    return _linear_result(x, panels, bias, out_features)
-
-
-def _rows_result(tokens: Tensor, panels: Tensor, size: int, form: int) -> Tensor:
+def _rows_result(tokens: Tensor, panels: Tensor, size: int, form: int, group: int) -> Tensor:
     return tokens.new_empty((*tokens.shape, size), dtype=torch.bfloat16)
 
 
@@ -73,7 +64,6 @@ def _attention_result(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor,
 
 
 torch.library.register_fake("outrider::panel_linear", _linear_result, lib=_LIBRARY)
-torch.library.register_fake("outrider::quantised_linear", _quantised_result, lib=_LIBRARY)
 torch.library.register_fake("outrider::block_linear", _block_result, lib=_LIBRARY)
 torch.library.register_fake("outrider::block_rows", _rows_result, lib=_LIBRARY)
 torch.library.register_fake("outrider::cache_attention", _attention_result, lib=_LIBRARY)
@@ -94,30 +84,21 @@ def enable(path: Path) -> None:
         )  # fmt: skip
         return out
 
-    def quantised_linear(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, bits: int, group: int) -> Tensor:
-        x = x.contiguous()
-        out, num_inputs = _linear_result(x, panels, bias, out_features), x.shape[-1]
-        library.outrider_quantised_linear(
-            x.data_ptr(), x.numel() // num_inputs, num_inputs, panels.data_ptr(), bits, group,
-            None if bias is None else bias.data_ptr(), out.data_ptr(), out_features,
-        )  # fmt: skip
-        return out
-
-    def block_linear(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, form: int) -> Tensor:
+    def block_linear(x: Tensor, panels: Tensor, bias: Tensor | None, out_features: int, form: int, group: int) -> Tensor:
         x = x.contiguous()
         out, num_inputs = _linear_result(x, panels, bias, out_features), x.shape[-1]
         library.outrider_block_linear(
-            x.data_ptr(), x.numel() // num_inputs, num_inputs, panels.data_ptr(), form,
+            x.data_ptr(), x.numel() // num_inputs, num_inputs, panels.data_ptr(), form, group,
             None if bias is None else bias.data_ptr(), out.data_ptr(), out_features,
         )  # fmt: skip
         return out
 
-    def block_rows(tokens: Tensor, panels: Tensor, size: int, form: int) -> Tensor:
+    def block_rows(tokens: Tensor, panels: Tensor, size: int, form: int, group: int) -> Tensor:
         tokens = tokens.contiguous()
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < 32 * panels.shape[0]:
             raise IndexError(f"token ids from {int(tokens.min())} to {int(tokens.max())} beyond {32 * panels.shape[0]} rows")
-        out = _rows_result(tokens, panels, size, form)
-        library.outrider_block_rows(tokens.data_ptr(), tokens.numel(), size, panels.data_ptr(), form, out.data_ptr())
+        out = _rows_result(tokens, panels, size, form, group)
+        library.outrider_block_rows(tokens.data_ptr(), tokens.numel(), size, panels.data_ptr(), form, group, out.data_ptr())
         return out
 
     def cache_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -134,7 +115,6 @@ def enable(path: Path) -> None:
         return out
 
     _LIBRARY.impl("panel_linear", panel_linear, "CPU")
-    _LIBRARY.impl("quantised_linear", quantised_linear, "CPU")
     _LIBRARY.impl("block_linear", block_linear, "CPU")
     _LIBRARY.impl("block_rows", block_rows, "CPU")
     _LIBRARY.impl("cache_attention", cache_attention, "CPU")

@@ -11,7 +11,7 @@ multiply bf16 activations, for fp32 models too: with fp32 or fp16 activations th
 beyond its input when that is no multiple of 16 wide (wrong numbers or a crash, no error), and int4 wants outputs in sixteens and
 inputs in whole groups: weights are padded with zeros to fit, so every shape is served.
 
-Ours (`native/quantised_linear.cpp`) rounds activations to 8 bits, too, multiplies integers, and takes for a few rows what reading
+Ours (`native/block_panels.h`) rounds activations to 8 bits, too, multiplies integers, and takes for a few rows what reading
 the codes takes; it needs a bf16 model on native kernels. With either a row's bits do not depend on the rows beside it.
 """
 
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.derive import Linear, weight_of
+from outrider.models.gguf.formats import own_form
 from outrider.models.panel import WIDTH
 
 UNIT = 16  # inputs of torch's int8 kernel and outputs of its int4 kernel come in multiples of this
@@ -112,7 +113,7 @@ class QuantisedPanels(QuantisedLinear):
     def __init__(self, layer: Linear, bits: int, group_size: int) -> None:
         self.bits = bits  # not yet a module: plain numbers may be set
         super().__init__(layer, group_size if bits == 4 else BLOCK)
-        self.group = group_size if bits == 4 else self.in_features + self._padding
+        self.form = own_form(bits, group_size if bits == 4 else self.in_features + self._padding)
 
     def _quantise(self, weight: Tensor) -> tuple[Tensor]:
         weight = F.pad(weight, (0, 0, 0, -weight.shape[0] % WIDTH))
@@ -123,7 +124,7 @@ class QuantisedPanels(QuantisedLinear):
         return (panels_of((codes.to(torch.int16) + 128).to(torch.uint8), [scales[:, None]], bits=8),)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        return torch.ops.outrider.quantised_linear(x, self.codes, self.bias, self.out_features, self.bits, self.group)
+        return torch.ops.outrider.block_linear(x, self.codes, self.bias, self.out_features, self.form.number, self.form.group)
 
 
 def four_bits(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from outrider.kv import LayerShape
 from outrider.models.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.matrices import Format, Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.schedule import Schedule, schedule
 from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct
@@ -19,15 +19,8 @@ from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, Pr
 NOTHING, BODY, HEAD, CONSTANT, ROTARY = range(5)  # where a value lies, as in `native/program.h`
 
 
-class Format(IntEnum):
-    """How a linear layer's weight lies, as in `native/program.h`."""
-
-    PANELS_BF16 = 0
-    PANELS_FP32 = 1
-
-
 def packed(weight: Tensor) -> tuple[Format, Tensor]:
-    """A weight (out, in) as the executor multiplies it. Raises NotLoweredError for one that it cannot."""
+    """A plain weight (out, in) as the executor multiplies it. Raises NotLoweredError for one that it cannot."""
     outputs, inputs = weight.shape
     if weight.dtype == torch.bfloat16 and inputs % 2 == 0:
         return Format.PANELS_BF16, to_panels(weight)
@@ -41,7 +34,7 @@ class Binding:
     """The structures of one program, and the tensors that they point into."""
 
     def __init__(
-        self, program: Program, tensors: Mapping[str, Tensor], layers: Sequence[LayerShape], dtype: torch.dtype
+        self, program: Program, tensors: Mapping[str, Tensor | Matrix], layers: Sequence[LayerShape], dtype: torch.dtype
     ) -> None:
         self._program, self._tensors, self._layers, self._dtype = program, tensors, layers, dtype
         self._kept: list[Tensor] = []
@@ -80,7 +73,7 @@ class Binding:
         value = self._program.values[view.value]
         width, steps = value.dtype.itemsize, (view.offset, view.row_step, view.col_step, value.dtype == torch.bfloat16)
         if value.source == Source.CONSTANT:
-            return OperandStruct(CONSTANT, self._keep(self._tensors[value.name]), 0, *steps)
+            return OperandStruct(CONSTANT, self._keep(self._tensor(value.name)), 0, *steps)
         if value.source == Source.ROTARY:
             return OperandStruct(ROTARY, int(value.name), value.size * width, *steps)
         section = HEAD if view.value in self._schedule.in_head else BODY
@@ -99,8 +92,7 @@ class Binding:
         if op.code == Code.LINEAR:
             self._bind_linear(made, op)
         elif op.code == Code.EMBED:
-            table = self._tensors[op.weight]
-            made.weight, made.N = self._keep(table), table.shape[0]
+            self._bind_table(made, op)
         elif op.code == Code.ATTENTION:
             shape = self._layers[op.layer]
             made.heads, made.kv_heads, made.window = op.heads, shape.num_kv_heads, op.window
@@ -116,9 +108,31 @@ class Binding:
         if dtype != self._dtype or (dtype == torch.bfloat16 and shape.key_size % 2):
             raise NotLoweredError("attention in another type than the cache's")
 
+    def _tensor(self, name: str) -> Tensor:
+        found = self._tensors[name]
+        assert isinstance(found, Tensor)
+        return found
+
+    def _bind_table(self, made: OpStruct, op: Op) -> None:
+        table = self._tensors[op.weight]
+        made.N, made.K = table.shape
+        if isinstance(table, Matrix):
+            self._bind_blocks(made, table)
+        else:
+            made.format, made.weight = int(Format.TABLE), self._keep(table)
+
     def _bind_linear(self, made: OpStruct, op: Op) -> None:
         weight = self._tensors[op.weight]
-        kind, panels = packed(weight.t().contiguous() if op.transposed else weight)
+        made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
+        if isinstance(weight, Matrix):
+            made.N, made.K = weight.shape
+            self._bind_blocks(made, weight)
+            return
+        plain = weight.t().contiguous() if op.transposed else weight
+        kind, panels = packed(plain)
         made.format, made.weight = int(kind), self._keep(panels)
-        made.N, made.K = (weight.shape[1], weight.shape[0]) if op.transposed else tuple(weight.shape)
-        made.bias = self._keep(self._tensors[op.bias].contiguous()) if op.bias else None
+        made.N, made.K = plain.shape
+
+    def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
+        made.format, made.form, made.group = int(Format.BLOCKS), matrix.form.number, matrix.form.group
+        made.weight = self._keep(matrix.panels)

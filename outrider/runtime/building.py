@@ -18,7 +18,8 @@ PREBUILT = HERE / "lib"  # where a wheel or an editable install has them
 PARTS = ("executor.cpp", "attend.h", "functions.h", "linear.h", "pool.h", "program.h", "score_tiles.h", "tokenwise.h")
 SHARED = (  # with the kernels of compiled programs
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
-    "panel.h", "panel_tiles.h", "panel_vectors.h", "lanes.h", "lanes_avx2.h", "lanes_avx512.h",
+    "block_panels.h", "rounded_inputs.h", "panel.h", "panel_tiles.h", "panel_vectors.h", "lanes.h", "lanes_avx2.h",
+    "lanes_avx512.h",
 )  # fmt: skip
 SOURCES = (*(HERE / "native" / name for name in PARTS), *(KERNELS / name for name in SHARED))
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-Wl,-Bsymbolic")

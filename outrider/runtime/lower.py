@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import DTYPES, Block, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 from outrider.runtime.record import Event, Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
@@ -166,6 +167,19 @@ class Lowering:
         if weight is not None and id(weight) not in self._names:
             raise NotLoweredError("a matrix product of something else than a weight")
         return "" if weight is None else self._names[id(weight)]
+
+    def matrix(self, path: str, layer: Any) -> str:
+        """The name of weights that a layer keeps in integers."""
+        self._made.matrices[path] = matrix_of(layer)
+        return path
+
+    def bias(self, path: str, bias: Tensor | None) -> str:
+        """The name of such a layer's bias, which may be no parameter of its module; "" for none."""
+        if bias is None or id(bias) in self._names:
+            return self.name(bias)
+        name = f"{path}.bias"
+        self._made.constants[name] = bias
+        return name
 
     def new(self, size: int, dtype: torch.dtype) -> View:
         """A value to be made."""

@@ -15,8 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from outrider.runtime.matrices import Matrix
 
 
 class Code(IntEnum):
@@ -121,6 +125,7 @@ class Program:
     hidden_size: int = 0
     rotary: list[tuple[str, tuple[object, ...], int]] = field(default_factory=list)  # (module, further arguments, which output)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # those that are no parameter of the module
+    matrices: dict[str, Matrix] = field(default_factory=dict)  # weights that layers keep in integers, by the layer's name
 
     def counts(self) -> dict[str, int]:
         """How many operations of each kind there are."""

@@ -1,8 +1,9 @@
 """One small pass of a model, written down operation by operation: what `lower.py` makes a program of.
 
 The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch operation: 20 us for each, so that a
-model of 30 layers takes a tenth of a second and nothing need be kept on disk. Attention and rotary embeddings are not entered:
-the one is an operation of its own, the others' results depend on positions alone and become tables.
+model of 30 layers takes a tenth of a second and nothing need be kept on disk. Attention, rotary embeddings and layers that keep
+their weights in integers are not entered: the others' results depend on positions alone and become tables, and attention and
+such layers are operations of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider.errors import CapabilityError
 from outrider.models.attention import NAME, _no_mask
+from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.signals import AFTER_NORM, Listening
+from outrider.runtime.matrices import keeps_integers
 
 RECORDING = "outrider-recording"
 ROWS, TOKENS = 2, 5  # of the pass that is recorded
@@ -28,7 +31,7 @@ ROWS, TOKENS = 2, 5  # of the pass that is recorded
 
 @dataclass(frozen=True)
 class Event:
-    """One call: a torch operation's name, or "attention", "rotary"."""
+    """One call: a torch operation's name, or "attention", "rotary", "matrix" or "rows" (of a layer that keeps integers)."""
 
     name: str
     args: tuple[Any, ...]
@@ -83,7 +86,11 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
         with ExitStack() as stack:
             for path, part in module.named_modules():
                 if is_rotary(part):
-                    stack.enter_context(_unentered(path, part, found.events, recorder))
+                    stack.enter_context(_replaced(part, "forward", partial(_rotary, path, part.forward, found.events, recorder)))
+                elif isinstance(part, BlockEmbedding):
+                    stack.enter_context(_replaced(part, "rows", partial(_rows, path, part, found.events, recorder)))
+                elif keeps_integers(part):
+                    stack.enter_context(_replaced(part, "forward", partial(_matrix, path, part, found.events, recorder)))
             stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
             stack.enter_context(torch.no_grad())
             if signals:
@@ -120,20 +127,37 @@ def _attention(
     return out, None
 
 
+def _rotary(
+    path: str, forward: Callable[..., Any], events: list[Event], recorder: _Recorder, x: Tensor, position_ids: Tensor, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    with recorder.paused():
+        out = forward(x, position_ids, *args, **kwargs)
+    events.append(Event("rotary", (path, x, position_ids, *args), kwargs, out if isinstance(out, tuple) else (out,)))
+    return out
+
+
+def _matrix(path: str, layer: Any, events: list[Event], recorder: _Recorder, x: Tensor) -> Tensor:
+    """(..., out), of the right shape; its numbers are never looked at."""
+    with recorder.paused():
+        out = x.new_zeros(*x.shape[:-1], layer.out_features)
+    events.append(Event("matrix", (path, layer, x), {}, (out,)))
+    return out
+
+
+def _rows(path: str, layer: BlockEmbedding, events: list[Event], recorder: _Recorder, tokens: Tensor) -> Tensor:
+    """(..., in), likewise."""
+    with recorder.paused():
+        out = torch.zeros(*tokens.shape, layer.inputs, dtype=layer.dtype)
+    events.append(Event("rows", (path, layer, tokens), {}, (out,)))
+    return out
+
+
 @contextmanager
-def _unentered(path: str, part: nn.Module, events: list[Event], recorder: _Recorder) -> Iterator[None]:
-    """Calls of this rotary module are one event each."""
-    forward: Callable[..., Any] = part.forward
-
-    def told(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with recorder.paused():
-            out = forward(x, position_ids, *args, **kwargs)
-        outputs = out if isinstance(out, tuple) else (out,)
-        events.append(Event("rotary", (path, x, position_ids, *args), kwargs, outputs))
-        return out
-
-    part.forward = told
+def _replaced(part: nn.Module, method: str, with_: Callable[..., Any]) -> Iterator[None]:
+    """A method of this module is another inside."""
+    setattr(part, method, with_)
     try:
         yield
     finally:
-        del part.forward  # the class's own again
+        delattr(part, method)  # the class's own again

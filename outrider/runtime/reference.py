@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.attention import PassPlan
+from outrider.models.gguf.formats import BLOCK
 from outrider.runtime.ops import REDUCING, Code, Op, Program, Source, View
 
 UNARY: dict[Code, Callable[[Tensor], Tensor]] = {
@@ -23,12 +24,17 @@ BINARY: dict[Code, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ReferenceRun:
-    """A program and the module whose weights it names, as a `Run` (`models/lm.py`)."""
+    """A program and the module whose weights it names, as a `Run` (`models/lm.py`).
 
-    def __init__(self, module: Any, program: Program) -> None:
-        self._program, self._module = program, module
+    `rounds`: inputs of layers that keep integers are rounded to 8 bits, as the executor does.
+    """
+
+    def __init__(self, module: Any, program: Program, *, rounds: bool = False) -> None:
+        self._program, self._module, self._rounds = program, module, rounds
         named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
+        dtype = next(value.dtype for value in program.values if value.source == Source.MADE)
         self._tensors = {name: tensor.detach() for name, tensor in named.items()}
+        self._tensors |= {name: matrix.values().to(dtype) for name, matrix in program.matrices.items()}
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V), fp32."""
@@ -38,7 +44,7 @@ class ReferenceRun:
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers."""
-        work = _Pass(self._program, self._module, self._tensors, ids, positions, plan)
+        work = _Pass(self._program, self._module, self._tensors, ids, positions, plan, self._rounds)
         for op in self._program.body:
             work.do(op)
         work.select(columns)
@@ -54,9 +60,10 @@ class _Pass:
     """The values of one pass."""
 
     def __init__(
-        self, program: Program, module: Any, tensors: dict[str, Tensor], ids: Tensor, positions: Tensor, plan: PassPlan
-    ) -> None:
-        self._program, self._tensors, self._plan = program, tensors, plan
+        self, program: Program, module: Any, tensors: dict[str, Tensor], ids: Tensor, positions: Tensor, plan: PassPlan,
+        rounds: bool,
+    ) -> None:  # fmt: skip
+        self._program, self._tensors, self._plan, self._rounds = program, tensors, plan, rounds
         self._ids, self._positions = ids, positions
         self._count = ids.numel()
         self._rows = torch.arange(self._count)
@@ -117,7 +124,10 @@ class _Pass:
         weight = self._tensors[op.weight]
         bias = self._tensors[op.bias] if op.bias else None
         assert op.output is not None
-        self._write(op.output, F.linear(self.read(op.inputs[0]), weight.t() if op.transposed else weight, bias))
+        x = self.read(op.inputs[0])
+        if self._rounds and op.weight in self._program.matrices:
+            x = _in_bytes(x)
+        self._write(op.output, F.linear(x, weight.t() if op.transposed else weight, bias))
 
     def embed(self, op: Op) -> None:
         assert op.output is not None
@@ -159,6 +169,14 @@ SPECIAL: dict[Code, Callable[[_Pass, Op], None]] = {
     Code.LINEAR: _Pass.linear, Code.EMBED: _Pass.embed, Code.SIGNAL: _Pass.signal, Code.GATHER: _Pass.gather,
     Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend,
 }  # fmt: skip
+
+
+def _in_bytes(x: Tensor) -> Tensor:
+    """Numbers (..., size) rounded to 8 bits, 32 at a time with a scale of their own."""
+    blocks = F.pad(x.float(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    steps = torch.where(largest > 0, 127 / largest, 0.0)
+    return ((blocks * steps).round() * (largest / 127)).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
 
 
 def _reduced(op: Op, inputs: list[Tensor]) -> Tensor:

@@ -163,6 +163,19 @@ def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: T
     return [Block(block.axes, dense(made.value, (outputs,)))]
 
 
+def matrix(low: Lowering, event: Event) -> list[Known]:
+    """A linear layer that keeps its weights in integers."""
+    path, layer, x = event.args
+    (out,), block = event.outputs, low.block(x)
+    if block.axes[-1:] != ("",) or block.own.sizes != (layer.in_features,):
+        raise NotLoweredError("a matrix product of a token's parts")
+    if layer.bias is not None and layer.bias.dtype != out.dtype:
+        raise NotLoweredError("a matrix product of mixed types")
+    made = low.new(layer.out_features, out.dtype)
+    low.add(Op(Code.LINEAR, (low.flat(block),), made, weight=low.matrix(path, layer), bias=low.bias(path, layer.bias)))
+    return [Block(block.axes, dense(made.value, (layer.out_features,)))]
+
+
 def mm(low: Lowering, event: Event) -> list[Known]:
     weight, transposed = low.weight(event.args[1])
     return linear(low, event.args[0], weight, None, event.outputs[0], transposed=transposed)
@@ -183,12 +196,22 @@ def plain_linear(low: Lowering, event: Event) -> list[Known]:
 
 def embedding(low: Lowering, event: Event) -> list[Known]:
     table, index = event.args[:2]
-    found, (out,) = low.find(index), event.outputs
+    return looked_up(low, low.name(table), index, event.outputs[0])
+
+
+def rows(low: Lowering, event: Event) -> list[Known]:
+    """Of a table that is kept in integers."""
+    path, layer, index = event.args
+    return looked_up(low, low.matrix(path, layer), index, event.outputs[0])
+
+
+def looked_up(low: Lowering, table: str, index: Tensor, out: Tensor) -> list[Known]:
+    found = low.find(index)
     if not isinstance(found, Index) or out.dim() != 3:
         raise NotLoweredError("an embedding of something else than tokens or positions")
-    made = low.new(table.shape[1], out.dtype)
-    low.add(Op(Code.EMBED, (), made, weight=low.name(table), layer=found.offset, by_position=found.by_position))
-    return [Block(("B", "T", ""), dense(made.value, (table.shape[1],)))]
+    made = low.new(out.shape[2], out.dtype)
+    low.add(Op(Code.EMBED, (), made, weight=table, layer=found.offset, by_position=found.by_position))
+    return [Block(("B", "T", ""), dense(made.value, (out.shape[2],)))]
 
 
 def rotary(low: Lowering, event: Event) -> list[Known]:
@@ -243,5 +266,6 @@ RULES: dict[str, Rule] = {
     "div": partial(binary, Code.DIV), "rsub": reversed_difference, "pow": power, "gelu": gelu, "clamp": clamp,
     "mean": partial(reducing, Code.MEAN), "sum": partial(reducing, Code.SUM),
     "native_layer_norm": partial(normed, Code.LAYER_NORM), "_fused_rms_norm": partial(normed, Code.RMS_NORM),
-    "mm": mm, "addmm": addmm, "linear": plain_linear, "embedding": embedding, "rotary": rotary, "attention": attention,
+    "mm": mm, "addmm": addmm, "linear": plain_linear, "embedding": embedding,
+    "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention,
 }  # fmt: skip

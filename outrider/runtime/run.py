@@ -20,6 +20,7 @@ from outrider.runtime import library
 from outrider.runtime.binding import Binding
 from outrider.runtime.blocks import DTYPES, NotLoweredError
 from outrider.runtime.lower import lower
+from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Program, Source
 from outrider.runtime.structures import SIZES, PassStruct
 
@@ -32,7 +33,7 @@ class Executor:
     def __init__(
         self,
         program: Program,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor | Matrix],
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
         path: Path,
@@ -82,7 +83,7 @@ class NativeRun:
         named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
         tensors = {name: tensor.detach() for name, tensor in named.items() if name in _named(program)}
         self._rotary = _Rotary(module, program)
-        self.executor = Executor(program, tensors, lm.shape.layers, lm.dtype, path)
+        self.executor = Executor(program, {**tensors, **program.matrices}, lm.shape.layers, lm.dtype, path)
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V), fp32."""
@@ -157,7 +158,10 @@ def use_native_run(lm: LM, module: Any, name: str, cache: Path) -> NativeRun:
         raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
     path, before = library.find(cache), lm.run
     expected = probe_logits(lm)
-    run = NativeRun(lm, module, lower(module), path)
+    program = lower(module)
+    if program.matrices and lm.dtype != torch.bfloat16:
+        raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
+    run = NativeRun(lm, module, program, path)
     lm.run = run
     try:
         check_compiled(lm, name, expected)

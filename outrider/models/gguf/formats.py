@@ -6,7 +6,7 @@
 
     panels[out / 32][in / 256 or 32]   32 scales, 32 zeros where there are some (fp16); then for each block of 32 inputs
     block    steps, shifts (nested alone, int8 [1 or 2][32]); codes: low bits [4][2][16 outputs][4 bytes] or all 8 of them
-             [8][2][16][4], as in `native/quantised_linear.cpp`; fifth bits [2][64], or fifth and sixth [2][2][64], bits k of
+             [8][2][16][4]; fifth bits [2][64], or fifth and sixth [2][2][64], bits k of
              a byte for inputs in turn k
 
 The values are those of gguf's `dequantize`, to the bit (`tests/unit/models/gguf/test_formats.py`). Where a format has fewer bits
@@ -16,7 +16,7 @@ than any of ours (Q3_K) or a table of levels (IQ4), its codes take the next larg
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -45,11 +45,8 @@ class Form:
     has_zero: bool = False
     is_nested: bool = False
     per_step: int = BLOCK  # inputs that share a step
-
-    @property
-    def group(self) -> int:
-        """Inputs that share a scale."""
-        return SUPER if self.is_nested else BLOCK
+    group: int = BLOCK  # inputs that share a scale
+    factors: torch.dtype = torch.float16  # of scales and zeros
 
     @property
     def factor_bytes(self) -> int:
@@ -67,18 +64,24 @@ class Form:
         return self.step_bytes + BLOCK * WIDTH * self.bits // 8
 
     def panel_bytes(self, inputs: int) -> int:
-        """A panel of so many inputs."""
-        return inputs // self.group * self.factor_bytes + inputs // BLOCK * self.block_bytes
+        """A panel of so many inputs; the last group is filled up with zeros."""
+        return -(-inputs // self.group) * (self.factor_bytes + self.group // BLOCK * self.block_bytes)
 
 
 Q4, Q4_ZERO = Form(0, 4, 8), Form(1, 4, 0, has_zero=True)
 Q5, Q5_ZERO = Form(2, 5, 16), Form(3, 5, 0, has_zero=True)
 Q8 = Form(4, 8, 128)
-Q4_NESTED = Form(5, 4, 0, has_zero=True, is_nested=True)
-Q5_NESTED = Form(6, 5, 0, has_zero=True, is_nested=True)
-Q6_NESTED = Form(7, 6, 32, is_nested=True, per_step=16)
-Q8_NESTED = Form(8, 8, 128, is_nested=True)
-Q4_NESTED_16 = Form(9, 4, 0, has_zero=True, is_nested=True, per_step=16)
+Q4_NESTED = Form(5, 4, 0, has_zero=True, is_nested=True, group=SUPER)
+Q5_NESTED = Form(6, 5, 0, has_zero=True, is_nested=True, group=SUPER)
+Q6_NESTED = Form(7, 6, 32, is_nested=True, per_step=16, group=SUPER)
+Q8_NESTED = Form(8, 8, 128, is_nested=True, group=SUPER)
+Q4_NESTED_16 = Form(9, 4, 0, has_zero=True, is_nested=True, per_step=16, group=SUPER)
+
+
+def own_form(bits: int, group: int) -> Form:
+    """The layout of `quantised_linear.py`'s 4 or 8 bits, `group` inputs sharing a scale."""
+    return replace(Form(10, 4, 8, has_zero=True) if bits == 4 else Form(11, 8, 128), group=group, factors=torch.bfloat16)
+
 
 FORMS = {  # by the format's name
     "Q4_0": Q4, "Q4_1": Q4_ZERO, "Q5_0": Q5, "Q5_1": Q5_ZERO, "Q8_0": Q8, "IQ4_NL": Q8,
@@ -112,7 +115,7 @@ def values_of(panels: Tensor, form: Form, outputs: int) -> Tensor:
     """Weights (out, in) fp32 of panels (panels, bytes)."""
     parts = _from_panels(panels, form)
     rows = panels.shape[0] * WIDTH
-    codes = parts.codes.reshape(rows, -1, form.per_step if form.is_nested else BLOCK).float() - form.middle
+    codes = parts.codes.reshape(rows, -1, form.per_step if form.is_nested else form.group).float() - form.middle
     scales = parts.scales.float()
     if parts.steps is None:
         values = scales[..., None] * codes
@@ -270,7 +273,7 @@ def _from_panels(panels: Tensor, form: Form) -> Parts:
     count, size = panels.shape[0], form.factor_bytes + form.group // BLOCK * form.block_bytes
     grouped = panels.view(count, -1, size)
     groups, blocks = grouped.shape[1], form.group // BLOCK
-    factors = grouped[..., : form.factor_bytes].contiguous().view(torch.float16).view(count, groups, -1, WIDTH)
+    factors = grouped[..., : form.factor_bytes].contiguous().view(form.factors).view(count, groups, -1, WIDTH)
     scales, *zeros = (part.transpose(1, 2).reshape(count * WIDTH, groups) for part in factors.unbind(2))
     within = grouped[..., form.factor_bytes :].reshape(count, groups, blocks, form.block_bytes)
     steps: list[Tensor] = []

@@ -1,6 +1,6 @@
 """Layers whose weights stay in the blocks of a GGUF file: a linear layer, and a table of embeddings that looks up single rows.
 
-On the native kernels (bf16) both read their panels as they are (`native/block_linear.cpp`): activations are rounded to 8 bits, 32
+On the native kernels (bf16) both read their panels as they are (`native/block_panels.h`): activations are rounded to 8 bits, 32
 at a time with a scale of their own, as llama.cpp does, and multiplied as integers. Elsewhere the weights of a layer are widened
 for each use and dropped again: the reference, and slow.
 """
@@ -56,7 +56,8 @@ class BlockLinear(Blocks):
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         if self.is_native and x.dtype == torch.bfloat16:
-            return torch.ops.outrider.block_linear(x, self.panels, self.bias, self.out_features, self.form.number)
+            form = self.form
+            return torch.ops.outrider.block_linear(x, self.panels, self.bias, self.out_features, form.number, form.group)
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
@@ -79,7 +80,7 @@ class BlockEmbedding(Blocks):
     def rows(self, tokens: Tensor) -> Tensor:
         """The rows themselves, unscaled."""
         if self.is_native:
-            return torch.ops.outrider.block_rows(tokens, self.panels, self.inputs, self.form.number)
+            return torch.ops.outrider.block_rows(tokens, self.panels, self.inputs, self.form.number, self.form.group)
         flat = tokens.reshape(-1)
         near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(-1, WIDTH, self.inputs)
         found = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]

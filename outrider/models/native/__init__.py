@@ -28,8 +28,9 @@ from outrider.instructions import INSTRUCTIONS
 
 _HERE = Path(__file__).parent
 _MODEL = (
-    "panel_linear.cpp", "panel_tiles.cpp", "quantised_linear.cpp", "block_linear.cpp", "attention.cpp", "panel.h",
-    "panel_vectors.h", "panel_tiles.h", "rounded_inputs.h", "shim.h", "lanes.h", "lanes_avx512.h", "lanes_avx2.h",
+    "panel_linear.cpp", "panel_tiles.cpp", "block_linear.cpp", "attention.cpp", "panel.h",
+    "panel_vectors.h", "panel_tiles.h", "rounded_inputs.h", "block_panels.h", "shim.h", "lanes.h", "lanes_avx512.h",
+    "lanes_avx2.h",
 )  # fmt: skip
 _SAMPLING = (
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
@@ -107,11 +108,9 @@ def load(path: Path) -> ctypes.CDLL:
     for name in ("outrider_panel_linear", *PANEL_KERNELS):
         getattr(library, name).argtypes = (pointer, size, size, pointer, pointer, pointer, size)
         getattr(library, name).restype = None
-    quantised = library.outrider_quantised_linear
-    quantised.argtypes, quantised.restype = (pointer, size, size, pointer, size, size, pointer, pointer, size), None
     blocks, rows = library.outrider_block_linear, library.outrider_block_rows
-    blocks.argtypes, blocks.restype = (pointer, size, size, pointer, size, pointer, pointer, size), None
-    rows.argtypes, rows.restype = (pointer, size, size, pointer, size, pointer), None
+    blocks.argtypes, blocks.restype = (pointer, size, size, pointer, size, size, pointer, pointer, size), None
+    rows.argtypes, rows.restype = (pointer, size, size, pointer, size, size, pointer), None
     library.outrider_has_tiles.restype = ctypes.c_bool
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
     library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool

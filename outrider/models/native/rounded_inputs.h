@@ -20,8 +20,10 @@ struct Inputs {
   int32_t sums[2];  // of the codes of each half
 };
 
-inline Inputs to_bytes(const bf16* x, int64_t count) {
-  const Floats low = load_some(first16(count), x), high = load_some(first16(count - 16), x + 16);
+template <class Number>
+inline Inputs to_bytes(const Number* x, int64_t count) {
+  const Mask some_low = first16(count), some_high = first16(count - 16);
+  const Floats low = load_some(some_low, x), high = some_high ? load_some(some_high, x + 16) : floats(0);
   const float largest = largest_of(larger(absolute(low), absolute(high)));
   const Floats steps = floats(largest > 0 ? 127 / largest : 0);
   const Ints first = nearest(low * steps), second = nearest(high * steps);
@@ -34,10 +36,9 @@ inline Inputs to_bytes(const bf16* x, int64_t count) {
   return found;
 }
 
-// (M, K) -> (M, blocks), zeros behind K.
-inline void all_to_bytes(const bf16* x, int64_t M, int64_t K, int64_t blocks, Inputs* inputs) {
-#pragma omp parallel for schedule(static) if (M > 8)
-  for (int64_t m = 0; m < M; ++m)
-    for (int64_t b = 0; b < blocks; ++b)
-      inputs[m * blocks + b] = to_bytes(x + m * K + b * BLOCK, std::clamp<int64_t>(K - b * BLOCK, 0, BLOCK));
+// A row (K,) -> (blocks,), zeros behind K.
+template <class Number>
+inline void row_to_bytes(const Number* x, int64_t K, int64_t blocks, Inputs* inputs) {
+  for (int64_t b = 0; b < blocks; ++b)
+    inputs[b] = to_bytes(x + b * BLOCK, std::clamp<int64_t>(K - b * BLOCK, 0, BLOCK));
 }

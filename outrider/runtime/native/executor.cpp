@@ -15,9 +15,16 @@ namespace {
 
 constexpr int64_t FEW = 4;  // tokens that one thread computes alone, faster than another wakes up
 
+// Memory that passes use one after the other.
+struct Room {
+  std::vector<char> attention;   // what it leaves between two parts
+  std::vector<Inputs> rounded;   // inputs of the linear layers of a phase, and where each layer's begin
+  std::vector<int64_t> starts;
+};
+
 class Execution {
  public:
-  Execution(const Program& program, const Pass& pass, Pool& pool, std::vector<char>& room)
+  Execution(const Program& program, const Pass& pass, Pool& pool, Room& room)
       : program_(program), pass_(pass), pool_(pool), room_(room), tokens_(pass.rows * pass.tokens),
         outputs_(pass.rows * pass.num_columns), head_(pass.arena + program.body_bytes * tokens_) {}
 
@@ -49,18 +56,49 @@ class Execution {
   void linears(const Phase& phase, int64_t count) const {
     int64_t pieces = 0;
     for (int64_t i = phase.begin; i < phase.end; ++i) pieces += linear::num_pieces(program_.ops[i]);
+    round_inputs(phase, count);
     pool_.run(pieces, [&](int64_t piece) {
       int64_t i = phase.begin;
       for (; piece >= linear::num_pieces(program_.ops[i]); ++i) piece -= linear::num_pieces(program_.ops[i]);
       const Op& op = program_.ops[i];
-      linear::run_piece(op, piece, block(op.in[0], 0) + op.in[0].offset * width(op.in[0]), count, block(op.out, 0));
+      const void* x = input(op, 0);
+      if (op.format == BLOCKS) x = room_.rounded.data() + room_.starts[i - phase.begin];
+      linear::run_piece(op, piece, x, count, block(op.out, 0));
     });
+  }
+
+  const char* input(const Op& op, int64_t m) const { return block(op.in[0], m) + op.in[0].offset * width(op.in[0]); }
+
+  // The inputs of layers in BLOCKS as these take them; layers with one input share it.
+  void round_inputs(const Phase& phase, int64_t count) const {
+    int64_t needed = 0;
+    room_.starts.assign(phase.end - phase.begin, 0);
+    for (int64_t i = phase.begin; i < phase.end; ++i) {
+      const Op& op = program_.ops[i];
+      if (op.format != BLOCKS) continue;
+      int64_t like = phase.begin;
+      while (like < i && !shares_input(program_.ops[like], op)) ++like;
+      room_.starts[i - phase.begin] = like < i ? room_.starts[like - phase.begin] : needed;
+      if (like < i) continue;
+      needed += count * linear::num_rounded(op);
+      if (int64_t(room_.rounded.size()) < needed) room_.rounded.resize(needed);
+      const auto row = [&](int64_t m) {
+        linear::round_row(op, input(op, m), room_.rounded.data() + room_.starts[i - phase.begin] + m * linear::num_rounded(op));
+      };
+      if (count > FEW) pool_.run(count, row);
+      else for (int64_t m = 0; m < count; ++m) row(m);
+    }
+  }
+
+  static bool shares_input(const Op& a, const Op& b) {
+    return a.format == BLOCKS && linear::num_rounded(a) == linear::num_rounded(b) && a.in[0].source == b.in[0].source &&
+           a.in[0].at == b.in[0].at && a.in[0].offset == b.in[0].offset && a.K == b.K;
   }
 
   void attention(const Op& op) const {
     const char* queries = block(op.in[0], 0);
-    if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, block(op.out, 0), pool_, room_);
-    else attend::run<float>(op, pass_, queries, block(op.out, 0), pool_, room_);
+    if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, block(op.out, 0), pool_, room_.attention);
+    else attend::run<float>(op, pass_, queries, block(op.out, 0), pool_, room_.attention);
   }
 
   void tokenwise(const Phase& phase, int64_t count) const {
@@ -77,6 +115,7 @@ class Execution {
       case EMBED: {
         const int64_t wanted = (op.by_position ? pass_.positions : pass_.ids)[m] + op.layer;
         const int64_t bytes = op.cols * width(op.out), index = std::clamp<int64_t>(wanted, 0, op.N - 1);
+        if (op.format == BLOCKS) return read_row(op, index, block(op.out, m));
         std::memcpy(block(op.out, m), static_cast<const char*>(op.weight) + index * bytes, bytes);
         return;
       }
@@ -106,6 +145,12 @@ class Execution {
     }
   }
 
+  static void read_row(const Op& op, int64_t index, char* to) {
+    const uint8_t* const panels = static_cast<const uint8_t*>(op.weight);
+    if (op.out.is_bf16) blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<bf16*>(to));
+    else blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<float*>(to));
+  }
+
   void write_logits() const {
     constexpr int64_t chunk = 1 << 13;
     const int64_t size = program_.vocab_size, chunks = (size + chunk - 1) / chunk;
@@ -120,7 +165,7 @@ class Execution {
   const Program& program_;
   const Pass& pass_;
   Pool& pool_;
-  std::vector<char>& room_;
+  Room& room_;
   int64_t tokens_, outputs_;
   char* head_;
 };
@@ -128,7 +173,7 @@ class Execution {
 struct Workers {
   explicit Workers(int64_t threads) : pool(threads) {}
   Pool pool;
-  std::vector<char> room;  // for what attention leaves between two parts
+  Room room;
 };
 
 }  // namespace

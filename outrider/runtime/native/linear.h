@@ -2,6 +2,7 @@
 //
 //     PANELS_BF16   models/native/panel.h, by matrix tiles where the processor has them, else by vectors
 //     PANELS_FP32   panels[N / 32][K][32 outputs] fp32
+//     BLOCKS        models/native/block_panels.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
 //
 // Each output of each row is added up in one order, whatever stands beside it.
 
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "block_panels.h"
 #include "panel_vectors.h"
 #include "program.h"
 #include "score_tiles.h"
@@ -19,7 +21,10 @@ namespace linear {
 constexpr int64_t PIECE = 96 << 10;  // bytes of weights at least, that is some microseconds
 
 inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
-inline int64_t panel_bytes(const Op& op) { return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4); }
+inline int64_t panel_bytes(const Op& op) {
+  if (op.format == BLOCKS) return blocks::panel_bytes(op.form, op.K, op.group);
+  return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4);
+}
 inline int64_t panels_a_piece(const Op& op) { return std::max<int64_t>(1, PIECE / panel_bytes(op)); }
 inline int64_t num_pieces(const Op& op) { return (num_panels(op) + panels_a_piece(op) - 1) / panels_a_piece(op); }
 
@@ -61,10 +66,29 @@ inline void panels_fp32(const float* x, int64_t M, const Op& op, float* out, int
   }
 }
 
-// One piece of out (M, N) = x (M, K) W^T + b.
+// Blocks of a row of x once it is rounded.
+inline int64_t num_rounded(const Op& op) { return blocks::num_blocks(op.K, op.group); }
+
+// A row of x as BLOCKS take it.
+inline void round_row(const Op& op, const void* x, Inputs* to) {
+  if (op.out.is_bf16) row_to_bytes(static_cast<const bf16*>(x), op.K, num_rounded(op), to);
+  else row_to_bytes(static_cast<const float*>(x), op.K, num_rounded(op), to);
+}
+
+template <class Number>
+void blocks_piece(const Op& op, const Inputs* x, int64_t M, void* out, int64_t begin, int64_t end) {
+  blocks::multiply_panels(x, M, op.K, static_cast<const uint8_t*>(op.weight), op.form, op.group,
+                          static_cast<const Number*>(op.bias), static_cast<Number*>(out), op.N, begin, end);
+}
+
+// One piece of out (M, N) = x (M, K) W^T + b; `x` rounded for BLOCKS.
 inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, void* out) {
   const int64_t begin = piece * panels_a_piece(op), end = std::min(begin + panels_a_piece(op), num_panels(op));
   switch (op.format) {
+    case BLOCKS:
+      if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Inputs*>(x), M, out, begin, end);
+      return blocks_piece<float>(op, static_cast<const Inputs*>(x), M, out, begin, end);
+    case TABLE: return;  // of tables alone
     case PANELS_FP32:
       return panels_fp32(static_cast<const float*>(x), M, op, static_cast<float*>(out), begin, end);
     case PANELS_BF16: {

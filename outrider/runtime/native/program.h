@@ -23,18 +23,19 @@ struct Operand {
   int64_t is_bf16;
 };
 
-enum Format : int64_t { PANELS_BF16, PANELS_FP32 };  // of a weight: `linear.h` says how each lies
+enum Format : int64_t { PANELS_BF16, PANELS_FP32, BLOCKS, TABLE };  // of a weight: `linear.h` says how each lies
 
 struct Op {
   Code code;
   int64_t rows, cols;
   Operand out, in[3];
   double numbers[2];
-  // LINEAR
+  // LINEAR and EMBED; BLOCKS alone have a form, and inputs that share a scale
   Format format;
+  int64_t form, group;
   const void *weight, *bias;
   int64_t K, N;
-  // EMBED: `weight` is the table, N its rows; the index is `by_position` or by id, `layer` is added to it
+  // EMBED: `weight` is the table, N its rows, K their length; the index is `by_position` or by id, `layer` is added to it
   int64_t by_position;
   // STORE, ATTENTION: of this layer; SIGNAL: which one
   int64_t layer;

@@ -1,0 +1,295 @@
+// y = x W^T + b where W stays in integers with scales, laid out in panels: the blocks of a GGUF file (`gguf/formats.py`), and our own
+// 4 and 8 bits (`quantised_linear.py`); and single rows of such a W.
+//
+//     panels[N / 32][K / group]    group: inputs that share a scale; 32, or 256 where scales are nested; ours any multiple of 32
+//         32 scales, 32 zeros where there are some (fp16, ours bf16), then group / 32 times
+//             nested alone: steps [32 / STEP][32], shifts [32 / STEP][32] where there are zeros (int8)
+//             codes, a line being 64 bytes of [16 outputs][4 inputs]
+//                 4 low bits  [4][2] lines: the low halves are inputs 0 to 3, the high ones 4 to 7 of 8
+//                 8 bits      [8][2] lines
+//                 5th bits    [2] lines: bit k of a byte for the k-th four inputs
+//                 5th and 6th [2][2] lines: two bits each, the first half for inputs 0 to 15
+//
+//     w = scale * (code - MIDDLE) + zero    or    (scale * step) * (code - MIDDLE) - zero * shift
+//
+// Activations are rounded to 8 bits (`rounded_inputs.h`), a block's products add up as integers, and each block's sum joins one
+// fp32 accumulator per output and row: a row's bits depend on nothing but the row.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "rounded_inputs.h"
+
+namespace blocks {
+
+constexpr int64_t ROWS = 64;  // rows that share one reading of a panel
+
+template <int BITS_, int MIDDLE_, bool ZERO_ = false, bool NESTED_ = false, int STEP_ = 32, bool BRAIN_ = false>
+struct Form {
+  static constexpr int BITS = BITS_, MIDDLE = MIDDLE_, STEP = STEP_, SUBS = 32 / STEP_;  // SUBS: steps in a block
+  static constexpr bool ZERO = ZERO_, NESTED = NESTED_, BRAIN = BRAIN_;                   // BRAIN: factors in bf16
+  static constexpr int64_t FACTORS = 2 * PANEL * (ZERO ? 2 : 1);                          // bytes for a group
+  static constexpr int64_t STEPS = NESTED ? PANEL * SUBS * (ZERO ? 2 : 1) : 0;            // and for a block
+  static constexpr int64_t CODES = BLOCK * PANEL * BITS / 8;
+};
+
+// Calls `act` with the form of this number: those of `gguf/formats.py`.
+template <class Act>
+auto with_form(int64_t number, Act act) {
+  switch (number) {
+    case 0: return act(Form<4, 8>());
+    case 1: return act(Form<4, 0, true>());
+    case 2: return act(Form<5, 16>());
+    case 3: return act(Form<5, 0, true>());
+    case 4: return act(Form<8, 128>());
+    case 5: return act(Form<4, 0, true, true>());
+    case 6: return act(Form<5, 0, true, true>());
+    case 7: return act(Form<6, 32, false, true, 16>());
+    case 8: return act(Form<8, 128, false, true>());
+    case 9: return act(Form<4, 0, true, true, 16>());
+    case 10: return act(Form<4, 8, true, false, 32, true>());
+    default: return act(Form<8, 128, false, false, 32, true>());
+  }
+}
+
+// Blocks of K inputs, those that fill up the last group included.
+inline int64_t num_blocks(int64_t K, int64_t group) { return (K + group - 1) / group * (group / BLOCK); }
+
+inline int64_t panel_bytes(int64_t form, int64_t K, int64_t group) {
+  return with_form(form, [&](auto kind) {
+    using F = decltype(kind);
+    return (K + group - 1) / group * F::FACTORS + num_blocks(K, group) * (F::STEPS + F::CODES);
+  });
+}
+
+// What the codes of a block are multiplied with, and what is added for each input: [sub][half of the outputs].
+template <class F>
+struct Factors {
+  Floats group_scales[2], group_zeros[2], scales[F::SUBS][2], zeros[F::SUBS][2];
+
+  void read_group(const uint8_t* at) {
+    const auto sixteen = [&](int64_t first) {
+      const uint16_t* const from = reinterpret_cast<const uint16_t*>(at) + first;
+      if constexpr (F::BRAIN) return load(from);
+      else return load_halves(from);
+    };
+    for (int h = 0; h < 2; ++h) {
+      group_scales[h] = sixteen(16 * h);
+      if constexpr (F::ZERO) group_zeros[h] = sixteen(PANEL + 16 * h);
+      if constexpr (!F::NESTED) {
+        scales[0][h] = group_scales[h];
+        if constexpr (F::ZERO) zeros[0][h] = group_zeros[h];
+      }
+    }
+  }
+
+  void read_block(const uint8_t* at) {
+    if constexpr (F::NESTED) {
+      const int8_t* const steps = reinterpret_cast<const int8_t*>(at);
+#pragma GCC unroll 2
+      for (int s = 0; s < F::SUBS; ++s)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          scales[s][h] = group_scales[h] * load_small(steps + PANEL * s + 16 * h);
+          if constexpr (F::ZERO)
+            zeros[s][h] = floats(0) - group_zeros[h] * load_small(steps + PANEL * (F::SUBS + s) + 16 * h);
+        }
+    }
+  }
+};
+
+template <int BITS, int K>
+inline void add_high_bits(const Bytes (&more)[4], Bytes (&codes)[VECTORS]) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    if constexpr (BITS == 5) codes[2 * K + h] = with_bits<4 - K>(codes[2 * K + h], more[h], 0x10);
+    if constexpr (BITS == 6) codes[2 * K + h] = with_bits<4 - 2 * (K % 4)>(codes[2 * K + h], more[K / 4 * 2 + h], 0x30);
+  }
+  if constexpr (K < 7) add_high_bits<BITS, K + 1>(more, codes);
+}
+
+// A block's codes, a byte each: vector 2 k + h holds inputs 4 k to 4 k + 3 of outputs 16 h to 16 h + 15.
+template <int BITS>
+inline void read_codes(const uint8_t* block, Bytes (&codes)[VECTORS]) {
+  if constexpr (BITS == 8) {
+#pragma GCC unroll 16
+    for (int64_t line = 0; line < VECTORS; ++line) codes[line] = load_bytes(block + 64 * line);
+    return;
+  }
+#pragma GCC unroll 8
+  for (int64_t line = 0; line < VECTORS / 2; ++line) {
+    const Bytes bytes = load_bytes(block + 64 * line);
+    codes[line / 2 * 4 + line % 2] = low_halves(bytes);
+    codes[line / 2 * 4 + line % 2 + 2] = high_halves(bytes);
+  }
+  if constexpr (BITS > 4) {
+    Bytes more[4];
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < (BITS - 4) * 2; ++line) more[line] = load_bytes(block + 64 * (VECTORS / 2 + line));
+    add_high_bits<BITS, 0>(more, codes);
+  }
+}
+
+template <int BITS>
+inline Ints multiply_four(Ints sum, Bytes codes, const int8_t* inputs) {
+  return BITS < 8 ? add_small_products(sum, codes, inputs) : add_products(sum, codes, inputs);
+}
+
+// Adds one row's products with a block to sums (32,).
+template <class F>
+inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const Factors<F>& factors, float* sums) {
+  Floats totals[2] = {load(sums), load(sums + 16)};
+  const Floats scale = floats(x.scale);
+#pragma GCC unroll 2
+  for (int s = 0; s < F::SUBS; ++s) {
+    const int32_t codes_sum = F::SUBS == 1 ? x.sums[0] + x.sums[1] : x.sums[s];
+    Ints products[2];
+    products[0] = products[1] = ints(-F::MIDDLE * codes_sum);
+#pragma GCC unroll 8
+    for (int64_t k = s * 8 / F::SUBS; k < (s + 1) * 8 / F::SUBS; ++k) {
+      products[0] = multiply_four<F::BITS>(products[0], codes[2 * k], x.codes + 4 * k);
+      products[1] = multiply_four<F::BITS>(products[1], codes[2 * k + 1], x.codes + 4 * k);
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      totals[h] = multiply_add(to_floats(products[h]) * scale, factors.scales[s][h], totals[h]);
+      if constexpr (F::ZERO) totals[h] = multiply_add(floats(x.scale * codes_sum), factors.zeros[s][h], totals[h]);
+    }
+  }
+  store(sums, totals[0]);
+  store(sums + 16, totals[1]);
+}
+
+// Up to ROWS rows (of inputs (rows, blocks)) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
+template <class F>
+void multiply(
+    const Inputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
+  std::memset(sums, 0, rows * PANEL * sizeof(float));
+  Factors<F> factors;
+  Bytes codes[VECTORS];
+  for (int64_t block = 0; block < blocks; ++block) {
+    if (block % per_group == 0) {
+      if (fetch)
+        for (int64_t line = 0; line < F::FACTORS; line += 64) _mm_prefetch(at + AHEAD + line, _MM_HINT_T0);
+      factors.read_group(at);
+      at += F::FACTORS;
+    }
+    if (fetch)
+      for (int64_t line = 0; line < F::STEPS + F::CODES; line += 64) _mm_prefetch(at + AHEAD + line, _MM_HINT_T0);
+    factors.read_block(at);
+    at += F::STEPS;
+    read_codes<F::BITS>(at, codes);
+    at += F::CODES;
+    for (int64_t m = 0; m < rows; ++m) multiply_row<F>(x[m * blocks + block], codes, factors, sums + m * PANEL);
+  }
+}
+
+template <class Number>
+inline void write(const float* sums, const Number* bias, Number* out, int64_t count) {
+  for (int64_t half = 0; half < 2; ++half) {
+    const Mask some = first16(count - 16 * half);
+    Floats found = load(sums + 16 * half);
+    if (bias) found = found + load_some(some, bias + 16 * half);
+    store_some(some, out + 16 * half, found);
+  }
+}
+
+// Panels [begin, end) of a layer: `x` (M, blocks) -> columns of out (M, N). Number: of bias and results.
+template <class Number>
+void multiply_panels(
+    const Inputs* x, int64_t M, int64_t K, const uint8_t* panels, int64_t form, int64_t group, const Number* bias,
+    Number* out, int64_t N, int64_t begin, int64_t end) {
+  const int64_t blocks = num_blocks(K, group), size = panel_bytes(form, K, group);
+  with_form(form, [&](auto kind) {
+    for (int64_t p = begin; p < end; ++p) {
+      alignas(64) float sums[ROWS * PANEL];
+      const int64_t start = p * PANEL;
+      for (int64_t m = 0; m < M; m += ROWS) {
+        const int64_t rows = std::min(ROWS, M - m);
+        multiply<decltype(kind)>(x + m * blocks, rows, blocks, group / BLOCK, panels + p * size, m == 0, sums);
+        for (int64_t r = 0; r < rows; ++r)
+          write(sums + r * PANEL, bias ? bias + start : nullptr, out + (m + r) * N + start, std::min(PANEL, N - start));
+      }
+    }
+  });
+}
+
+// The value itself: keeps a compiler from joining a product and the sum it goes into, which gguf rounds apart.
+inline float settled(float x) {
+  asm("" : "+x"(x));
+  return x;
+}
+
+inline float half_at(const uint8_t* at, int64_t place) {
+  uint16_t half;
+  std::memcpy(&half, at + 2 * place, sizeof half);
+  return _cvtsh_ss(half);
+}
+
+inline float brain_at(const uint8_t* at, int64_t place) {
+  uint16_t high;
+  std::memcpy(&high, at + 2 * place, sizeof high);
+  const uint32_t bits = uint32_t(high) << 16;
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
+inline void put(float* to, float x) { *to = x; }
+inline void put(bf16* to, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  *to = x != x ? bf16(bits >> 16 | 0x40) : bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// One output's weights -> out (K,)
+template <class F, class Number>
+void widen_row(const uint8_t* at, int64_t output, int64_t K, int64_t group, Number* out) {
+  const int64_t half = output / 16, lane = output % 16 * 4;
+  const auto factor = F::BRAIN ? brain_at : half_at;
+  for (int64_t start = 0; start < K; start += group) {
+    const float scale = factor(at, output), zero = F::ZERO ? factor(at, PANEL + output) : 0;
+    at += F::FACTORS;
+    for (int64_t first = start; first < std::min(start + group, K); first += BLOCK, at += F::STEPS + F::CODES) {
+      const int8_t* const steps = reinterpret_cast<const int8_t*>(at);
+      const uint8_t* const codes = at + F::STEPS;
+      for (int64_t i = 0; i < std::min(BLOCK, K - first); ++i) {
+        const int64_t k = i / 4, place = lane + i % 4, s = i / F::STEP;
+        int32_t code;
+        if constexpr (F::BITS == 8) {
+          code = codes[64 * (2 * k + half) + place];
+        } else {
+          const int32_t both = codes[64 * (k / 2 * 2 + half) + place];
+          code = k % 2 ? both >> 4 : both & 15;
+        }
+        const uint8_t* const more = codes + BLOCK * PANEL / 2;
+        if constexpr (F::BITS == 5) code |= (more[64 * half + place] >> k & 1) << 4;
+        if constexpr (F::BITS == 6) code |= (more[64 * (k / 4 * 2 + half) + place] >> 2 * (k % 4) & 3) << 4;
+        float value;
+        if constexpr (F::NESTED) {
+          value = settled(settled(scale * steps[PANEL * s + output]) * float(code - F::MIDDLE));
+          if constexpr (F::ZERO) value = value - settled(zero * steps[PANEL * (F::SUBS + s) + output]);
+        } else {
+          value = settled(scale * float(code - F::MIDDLE));
+          if constexpr (F::ZERO) value = value + zero;
+        }
+        put(out++, value);
+      }
+    }
+  }
+}
+
+// One row of W -> out (K,)
+template <class Number>
+void read_row(const uint8_t* panels, int64_t form, int64_t K, int64_t group, int64_t row, Number* out) {
+  with_form(form, [&](auto kind) {
+    widen_row<decltype(kind)>(panels + row / PANEL * panel_bytes(form, K, group), row % PANEL, K, group, out);
+  });
+}
+
+}  // namespace blocks
