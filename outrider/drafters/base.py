@@ -198,6 +198,11 @@ class Drafter(ABC):
         Afterwards all state of a row equals a fresh start on its tokens (what is learned across rows excepted, `learns`).
         """
 
+    def credit(self, index: int) -> Callable[[list[int], int], None] | None:
+        """For a host that hears what became of its latest proposal after the next one: takes the nodes that the text went along,
+        and how many levels are known by then. None: this drafter learns from texts alone."""
+        return None
+
     def stop(self, index: int) -> None:  # noqa: B027
         """The row at `index` leaves by swap-remove."""
 

@@ -13,7 +13,7 @@ part may draw tokens from laws, a model or a trained head; its nodes come first 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
@@ -90,6 +90,15 @@ class _Part:
         return [0 if index in self.waiting else count for index, count in enumerate(budget)]
 
 
+@dataclass(frozen=True)
+class _Offer:
+    """What one part adds to the draft of one row."""
+
+    part: _Part
+    number: int  # of the row
+    levels: dict[int, int]  # node -> its depth, from 1 on
+
+
 class CompositeDrafter(Drafter):
     """See the module docstring."""
 
@@ -116,7 +125,10 @@ class CompositeDrafter(Drafter):
             kind = DRAFTERS.load(name)
             found[name] = kind, parse_settings(kind.Settings, options.get(name, {}), f"drafter '{name}'")
         if strange := [name for name, (kind, _) in found.items() if not kind.keeps_costs]:
-            raise ConfigError(f"a composite cannot contain '{strange[0]}': have the draft service host a composite instead")
+            raise ConfigError(
+                f"a composite cannot contain '{strange[0]}': have the service host the composite, like 'outrider service draft "
+                "--drafter composite --drafter-option parts=suffix,ngram --model TARGET'"
+            )
         models = [name for name, part in found.items() if _is_model(*part)]
         if len(models) > 1:
             raise ConfigError(f"a composite takes one model or head at most, got {' and '.join(models)}")
@@ -250,19 +262,37 @@ class CompositeDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         assert self._merged is not None, "commit without propose"
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
-        depths = self._merged.draft.levels
-        paths = [path[:kept] for path, kept in zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)]
-        taken: list[set[int]] = [set() for _ in paths]  # nodes that earlier parts have as well
+        for index, (path, kept) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
+            self._learn(self._offers(index), path[:kept])
         for part, places in zip(self.parts, self._merged.places, strict=True):
             assert part.draft is not None
             own = part_verdict(part.draft, places, self._merged.draft, verdict)
-            for index, number in enumerate(self._numbers):
-                added = set(places[index]) - taken[index]
-                taken[index] |= added
-                if offered := len({depths[index][node + 1] for node in added}):
-                    part.survival.observe(number, offered, len(added.intersection(paths[index])))
             part.drafter.commit(rows, part.draft, own, part_output(part.draft, places, output))
             part.draft = None
+
+    def credit(self, index: int) -> Callable[[list[int], int], None]:
+        offers = self._offers(index)
+        return lambda path, known: self._learn(offers, path, known)
+
+    def _offers(self, index: int) -> list[_Offer]:
+        """What each part adds to one row's draft: nodes that no earlier part has as well."""
+        assert self._merged is not None
+        levels, number = self._merged.draft.levels[index], self._numbers[index]
+        taken: set[int] = set()
+        offers = []
+        for part, places in zip(self.parts, self._merged.places, strict=True):
+            added = set(places[index]) - taken
+            taken |= added
+            offers.append(_Offer(part, number, {node: levels[node + 1] for node in added}))
+        return offers
+
+    @staticmethod
+    def _learn(offers: list[_Offer], path: list[int], known: int | None = None) -> None:
+        """The text went along the nodes of `path`; `known`: levels of which that can be said, None for all."""
+        for offer in offers:
+            tested = {node: level for node, level in offer.levels.items() if known is None or level <= known}
+            if offered := len(set(tested.values())):
+                offer.part.survival.observe(offer.number, offered, len(tested.keys() & set(path)))
 
     # ---------------------------------------------------------------- who gets how many nodes
 

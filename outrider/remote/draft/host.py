@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -54,17 +55,38 @@ def row_of(text: Text, tokens: list[int]) -> Row:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Proposal:
+    """The latest one for a row, until its text goes on."""
+
+    length: int  # of the text that it hangs on
+    nodes: list[DraftNode]
+    credit: Callable[[list[int], int], None]
+
+    def judge(self, tail: list[int]) -> None:
+        """The text went on with these tokens."""
+        path, at = list[int](), -1
+        for token in tail:
+            found = [number for number, node in enumerate(self.nodes) if (node.parent, node.token) == (at, token)]
+            if not found:
+                break
+            at = found[0]
+            path.append(at)
+        self.credit(path, len(tail))
+
+
 class GeneralHost:
     """All rows in the drafter's one batch; those that nobody asks about get no nodes.
 
-    Verdicts are reached elsewhere. So the drafter is told that nothing was drafted, and meets what became of it as text: it
-    learns from texts (look-ups do) and not from acceptance.
+    Verdicts are reached elsewhere. So the drafter is told that nothing was drafted, and meets what became of it as text, which
+    look-ups learn from. Where it also learns from acceptance (`Drafter.credit`), the text that follows is its verdict.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None) -> None:
         """`model`: the one that it drafts with, beside look-ups or behind another tokenizer."""
         self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), list[int]()
         self._bytes = LOOKUP_BYTES + (0 if model is None else model.kv.bytes_per_token)  # of a token
+        self._pending: dict[int, _Proposal] = {}  # by uid
         self.has_outcomes = model is None  # what is drafted ahead reads the text anew, which costs a model too much
 
     @property
@@ -82,6 +104,7 @@ class GeneralHost:
     def stop(self, uid: int) -> None:
         """A row leaves."""
         index = self._uids.index(uid)
+        self._pending.pop(uid, None)
         self.drafter.stop(index)
         self._rows.swap_remove(index)
         self._uids[index] = self._uids[-1]
@@ -99,6 +122,10 @@ class GeneralHost:
         """The text is its first `start` tokens, then `tail`. A row whose tokens were replaced starts anew: look-ups only grow."""
         index = self._uids.index(uid)
         row = self._rows[index]
+        if tail or start != len(row.tokens):
+            proposal = self._pending.pop(uid, None)
+            if proposal is not None and proposal.length == start == len(row.tokens):
+                proposal.judge(tail)
         if start == len(row.tokens) and (self._rows.history is None or start >= row.num_prompt):
             row.tokens.extend(tail)
             if self._rows.history is not None and tail:
@@ -123,7 +150,12 @@ class GeneralHost:
         self._settle()  # first the drafter hears how the texts went on
         gamma = [asks.get(uid, 0) for uid in self._uids]
         wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
-        found = drafted_nodes(self._draft(wanted), self._rows)
+        draft = self.drafter.propose(self._rows, wanted)
+        found = drafted_nodes(draft, self._rows)
+        for index, uid in enumerate(self._uids):
+            if found[index] and (credit := self.drafter.credit(index)) is not None:
+                self._pending[uid] = _Proposal(len(self._rows[index].tokens), found[index], credit)
+        self._settle()
         return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
 
     @torch.inference_mode()

@@ -93,6 +93,10 @@ def chosen_parts(options: DrafterOptions) -> Parts:
     if isinstance(settings, CompositeSettings):
         for part in settings.names():
             _refuse_by_name(part)
+        if settings.mode == "best" and parts.wants_draft:
+            raise CapabilityError(
+                "a composite with mode=best weighs a model's time against the target's pass, which is elsewhere. Use mode=merge"
+            )
     if kind.needs_head or kind.heads_of(settings) or kind.head_part(settings) is not None:
         raise CapabilityError(f"drafter '{name}' drafts from the target's hidden states, which stay in its process. Use {WORKS}")
     if kind.wants_module(settings):
