@@ -122,7 +122,7 @@ class Program:
         numbers, hidden, num_keys = asked
         positions, draws = torch.empty(num_keys, dtype=torch.int64), draws_of(rows, self.num_tokens)
         tokens, laws = self.call(numbers, hidden, positions, kv.keys, kv.values, list(draws))
-        return drafted(rows, draws, tokens, laws, [min(g, self.num_tokens) for g in gamma])
+        return drafted(rows, tokens, laws, [min(g, self.num_tokens) for g in gamma])
 
 
 class BlockDrafter(Drafter):

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
-from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
+from outrider.drafters.programs import Loop, bans_bite, drafted, loop_of, programs_serve
 from outrider.drafters.reading import Turns, read_together
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
-from outrider.models.draft_loop import DraftLoop
 from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
@@ -44,7 +43,7 @@ class ModelDrafter(Drafter):
     needs_draft = True
     reads_texts: ClassVar[bool] = True  # into a cache of its own, from nothing but the tokens
 
-    def __init__(self, lm: LM, loop: DraftLoop | None = None, confidence: ConfidenceSettings | None = None) -> None:
+    def __init__(self, lm: LM, loop: Loop | None = None, confidence: ConfidenceSettings | None = None) -> None:
         """Raises CheckpointError when a stop rule's trained head cannot be read."""
         self.lm = lm
         self._loop = loop
@@ -97,10 +96,9 @@ class ModelDrafter(Drafter):
         self._idle = [many and not count for many, count in zip(self._lags(rows), wanted, strict=True)]
         pending, held = self._catch_up(rows), list(self.lm.kv.lengths)
         if self._loop is not None and self._confidence.stop == "none" and programs_serve(rows):
-            num_tokens = self._loop.length(steps)
-            draws = draws_of(rows, num_tokens)
-            draft = drafted(rows, draws, *self._loop(pending, draws, num_tokens), wanted)
-            if not bans_bite(rows, draft):
+            found = self._loop.draft(rows, pending, steps)
+            draft = None if found is None else drafted(rows, *found, wanted)
+            if draft is not None and not bans_bite(rows, draft):
                 return draft
             for index, length in enumerate(held):
                 self.lm.kv.truncate(index, length)
@@ -201,11 +199,11 @@ class ModelDrafter(Drafter):
             self.lm.kv.advance(index, 1)
 
 
-def draft_model_of(setup: DraftSetup) -> tuple[LM, DraftLoop | None]:
+def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None]:
     """The model given with --draft. Raises ConfigError when there is none, or when it speaks another vocabulary."""
     if setup.draft is None:
         raise ConfigError("drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
     target, draft = setup.target, setup.draft
     if target.tokenizer is not None and draft.tokenizer is not None:
         check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name, may_lack=True)
-    return draft.lm, draft.draft_loop
+    return draft.lm, loop_of(draft, target.lm.shape.vocab_size)

@@ -202,7 +202,7 @@ class EagleChain(FeatureFed, ModelDrafter):
             return Draft.empty(len(rows), rows.device)
         num_tokens = self._whole.length(max(wanted))
         draws = draws_of(rows, num_tokens)
-        draft = drafted(rows, draws, *self._whole(self._open(rows), draws, num_tokens), wanted)
+        draft = drafted(rows, *self._whole(self._open(rows), draws, num_tokens), wanted)
         return super().propose(rows, gamma) if bans_bite(rows, draft) else draft
 
 

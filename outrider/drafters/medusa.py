@@ -112,7 +112,7 @@ class Program:
     def __call__(self, rows: Rows, gamma: list[int], hidden: Tensor, columns: Tensor) -> Draft:
         draws = draws_of(rows, self.num_tokens)
         tokens, laws = self.call(hidden.contiguous(), columns, list(draws))
-        return drafted(rows, draws, tokens, laws, [min(budget, self.num_tokens) for budget in gamma])
+        return drafted(rows, tokens, laws, [min(budget, self.num_tokens) for budget in gamma])
 
 
 class MedusaDrafter(Drafter):

@@ -13,13 +13,18 @@ of those that race with the target's own noise, are placed: any token may be loo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.draft_loop import DraftLoop
+from outrider.models.load import LoadedModel
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
+from outrider.runtime.drafting import ChainLoop
+from outrider.runtime.run import NativeRun
 from outrider.sampling.bans import Bans
 from outrider.types import Draft
 
@@ -93,7 +98,7 @@ def _noise(rows: Rows, racing: Tensor, num_tokens: int) -> Tensor:
     return rows.rng.select(racing.tolist()).gumbel(places, rows.vocab_size)
 
 
-def drafted(rows: Rows, draws: Draws, tokens: Tensor, laws: Tensor, lengths: Sequence[int]) -> Draft:
+def drafted(rows: Rows, tokens: Tensor, laws: Tensor, lengths: Sequence[int]) -> Draft:
     """A program's tokens (B, n), and laws (R, n + 1, V) of the rows that draw, as a draft of lengths[b] tokens a row."""
     width, counts = max(lengths), torch.tensor(lengths, device=tokens.device)
     if not len(laws):
@@ -103,7 +108,42 @@ def drafted(rows: Rows, draws: Draws, tokens: Tensor, laws: Tensor, lengths: Seq
     if len(laws) < len(tokens):  # beside rows that draw, the others have laws, too
         full = laws.new_zeros(len(tokens), *laws.shape[1:])
         full[:, :width].scatter_(2, tokens[..., None], 1.0)
-        full[draws.sampled[draws.drawn]] = laws
+        full[_drawing(rows)] = laws
         laws = full
     drawn = None if rows.coupled_rows is None else ~rows.coupled_rows[:, None].expand_as(tokens)
     return Draft(tokens, counts, probs=laws, sampled=drawn)
+
+
+def _drawing(rows: Rows) -> Tensor:
+    """The sampled rows that no coupled rule verifies (R,)."""
+    sampled = rows.sampling.sampled_rows
+    return sampled if rows.coupled_rows is None else sampled[~rows.coupled_rows[sampled]]
+
+
+class Loop(Protocol):
+    """A whole chain of draft tokens for a batch, in few calls."""
+
+    def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor] | None:
+        """Tokens (B, n), n at least `num_tokens`, behind rows whose caches lack `pending`, and then hold all but the last token.
+
+        With them laws (R, n + 1, V) of the rows that draw, the last ones 0. None, and nothing held, where scores are no numbers.
+        """
+
+
+class ProgramLoop:
+    """A loop of programs (`models/draft_loop.py`) as a `Loop`."""
+
+    def __init__(self, loop: DraftLoop) -> None:
+        self._loop = loop
+
+    def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
+        """See `Loop`."""
+        count = self._loop.length(num_tokens)
+        return self._loop(pending, draws_of(rows, count), count)
+
+
+def loop_of(draft: LoadedModel, vocab_size: int) -> Loop | None:
+    """The draft model's whole loop over the target's vocabulary; None where it drafts token by token."""
+    if isinstance(draft.lm.run, NativeRun):
+        return ChainLoop(draft.lm, draft.lm.run, vocab_size)
+    return None if draft.draft_loop is None else ProgramLoop(draft.draft_loop)

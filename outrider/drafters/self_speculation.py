@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.programs import ProgramLoop
 from outrider.kv.view import KVView
 from outrider.models.derive import derived_loop
 from outrider.models.lm import LM
@@ -29,7 +30,8 @@ class SelfDrafter(ModelDrafter):
     def __init__(self, lm: LM, setup: DraftSetup, purpose: str) -> None:
         """`lm`: as `derived_lm` made it, its cache about to be replaced; `purpose`: see `derived_loop`."""
         lm.kv = self._view = KVView(setup.target.lm.kv)
-        super().__init__(lm, derived_loop(lm, setup.target, setup.workshop, purpose))
+        loop = derived_loop(lm, setup.target, setup.workshop, purpose)
+        super().__init__(lm, None if loop is None else ProgramLoop(loop))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self._view.follow()

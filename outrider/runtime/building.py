@@ -15,7 +15,10 @@ from outrider.instructions import INSTRUCTIONS
 HERE = Path(__file__).parent
 KERNELS = HERE.parent / "models" / "native"
 PREBUILT = HERE / "lib"  # where a wheel or an editable install has them
-PARTS = ("executor.cpp", "attend.h", "functions.h", "linear.h", "pool.h", "program.h", "score_tiles.h", "tokenwise.h")
+PARTS = (
+    "executor.cpp", "attend.h", "drafting.h", "functions.h", "linear.h", "picks.h", "pool.h", "program.h", "score_tiles.h",
+    "tokenwise.h",
+)  # fmt: skip
 SHARED = (  # with the kernels of compiled programs
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
     "block_panels.h", "rounded_inputs.h", "panel.h", "panel_tiles.h", "panel_vectors.h", "lanes.h", "lanes_avx2.h",

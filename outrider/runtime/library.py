@@ -48,6 +48,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_runtime_workers.argtypes, library.outrider_runtime_workers.restype = (size,), pointer
     library.outrider_runtime_dismiss.argtypes, library.outrider_runtime_dismiss.restype = (pointer,), None
     library.outrider_runtime_run.argtypes, library.outrider_runtime_run.restype = (pointer, pointer, pointer), None
+    library.outrider_runtime_draft.argtypes, library.outrider_runtime_draft.restype = (pointer,) * 4, ctypes.c_bool
     library.outrider_runtime_has_tiles.argtypes, library.outrider_runtime_has_tiles.restype = (), ctypes.c_bool
     library.outrider_runtime_sizes.argtypes, library.outrider_runtime_sizes.restype = (), size
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool

@@ -22,7 +22,7 @@ from outrider.runtime.blocks import DTYPES, NotLoweredError
 from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Program, Source
-from outrider.runtime.structures import SIZES, PassStruct
+from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct
 
 ROTARY_BLOCK = 1024  # positions whose cosines and sines are made at once
 
@@ -63,17 +63,40 @@ class Executor:
         }
         signals = _addresses([hidden.get(layer) for layer in self.program.signals])
         keys, values, rotary = _addresses(plan.keys), _addresses(plan.values), _addresses(tables)
-        needed = num_rows * (num_tokens * self._binding.body_bytes + len(columns) * self._binding.head_bytes) + 64
-        if self._arena.numel() < needed:
-            self._arena = torch.empty(needed, dtype=torch.uint8)
         call = PassStruct(
             num_rows, num_tokens, capacity, ids.data_ptr(), positions.data_ptr(), starts.ctypes.data,
             None if depths is None else depths.ctypes.data, None if paths is None else paths.ctypes.data,
             ctypes.addressof(keys), ctypes.addressof(values), ctypes.addressof(rotary), ctypes.addressof(signals),
-            columns.data_ptr(), len(columns), logits.data_ptr(), -(-self._arena.data_ptr() // 64) * 64,
+            columns.data_ptr(), len(columns), False, logits.data_ptr(), self._room(num_rows, num_tokens, len(columns)),
         )  # fmt: skip
         self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
         return logits, [hidden[layer] for layer in layers]
+
+    def draft(
+        self, ids: Tensor, positions: Tensor, starts: np.ndarray, columns: np.ndarray, keys: Sequence[Tensor],
+        values: Sequence[Tensor], tables: Sequence[Tensor], told: DraftingStruct,
+    ) -> bool:  # fmt: skip
+        """Make the chains that `told` says, behind a first pass over ids (B, T) that ends each row at its own one of `columns`
+        (B,). False where a row's scores are none to pick from."""
+        num_rows, num_tokens = ids.shape
+        assert self.program.logits is not None
+        logits = torch.empty(num_rows, self.program.logits.cols)
+        signals, rotary = _addresses([None] * len(self.program.signals)), _addresses(tables)
+        keys_at, values_at = _addresses(keys), _addresses(values)
+        call = PassStruct(
+            num_rows, num_tokens, keys[0].shape[1], ids.data_ptr(), positions.data_ptr(), starts.ctypes.data, None, None,
+            ctypes.addressof(keys_at), ctypes.addressof(values_at), ctypes.addressof(rotary), ctypes.addressof(signals),
+            columns.ctypes.data, 1, True, logits.data_ptr(), self._room(num_rows, num_tokens, 1),
+        )  # fmt: skip
+        at = (ctypes.addressof(each) for each in (self._binding.struct, call, told))
+        return self.library.outrider_runtime_draft(*at, self._workers)
+
+    def _room(self, num_rows: int, num_tokens: int, num_columns: int) -> int:
+        """Address of memory for the values of such a pass, kept for the next one."""
+        needed = num_rows * (num_tokens * self._binding.body_bytes + num_columns * self._binding.head_bytes) + 64
+        if self._arena.numel() < needed:
+            self._arena = torch.empty(needed, dtype=torch.uint8)
+        return -(-self._arena.data_ptr() // 64) * 64
 
 
 class NativeRun:
@@ -97,6 +120,13 @@ class NativeRun:
             raise CapabilityError(f"the native runtime does not give the hidden states of layers {missing}")
         tables = self._rotary.up_to(int(positions.max()))
         return self.executor.run(ids, positions, plan, columns, layers, tables)
+
+    def draft(
+        self, ids: Tensor, positions: Tensor, starts: np.ndarray, columns: np.ndarray, keys: Sequence[Tensor],
+        values: Sequence[Tensor], reach: int, told: DraftingStruct,
+    ) -> bool:  # fmt: skip
+        """As `Executor.draft`; no position is beyond `reach`."""
+        return self.executor.draft(ids, positions, starts, columns, keys, values, self._rotary.up_to(reach), told)
 
 
 def _named(program: Program) -> set[str]:

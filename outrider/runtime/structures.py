@@ -41,10 +41,20 @@ class ProgramStruct(ctypes.Structure):
 class PassStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("rows tokens capacity"),
-        *_pointers("ids positions starts depths paths keys values tables signals columns"), *_numbers("num_columns"),
+        *_pointers("ids positions starts depths paths keys values tables signals columns"), *_numbers("num_columns rows_differ"),
         *_pointers("logits arena"),
     ]  # fmt: skip
 
 
+class DraftingStruct(ctypes.Structure):
+    _fields_ = [
+        *_numbers("nodes vocab last_position"), *_pointers("sources"), *_numbers("feeds_sources"), ("outside", Real),
+        *_pointers("options uniforms noise laws found"),
+    ]  # fmt: skip
+
+
 # as `outrider_runtime_sizes` tells them
-SIZES = ctypes.sizeof(OpStruct) * 1_000_000 + ctypes.sizeof(PhaseStruct) * 10_000 + ctypes.sizeof(PassStruct)
+SIZES = sum(
+    ctypes.sizeof(kind) * unit
+    for kind, unit in ((DraftingStruct, 10**9), (OpStruct, 10**6), (PhaseStruct, 10**4), (PassStruct, 1))
+)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attend.h"
+#include "drafting.h"
 #include "linear.h"
 #include "pool.h"
 #include "program.h"
@@ -134,7 +135,8 @@ class Execution {
         return;
       }
       case GATHER: {
-        const int64_t from = m / pass_.num_columns * pass_.tokens + pass_.columns[m % pass_.num_columns];
+        const int64_t row = m / pass_.num_columns, column = pass_.rows_differ ? m : m % pass_.num_columns;
+        const int64_t from = row * pass_.tokens + pass_.columns[column];
         std::memcpy(block(op.out, m), block(op.in[0], from) + op.in[0].offset * width(op.in[0]), op.cols * width(op.out));
         return;
       }
@@ -183,13 +185,24 @@ extern "C" {
 void* outrider_runtime_workers(int64_t threads) { return new Workers(threads); }
 void outrider_runtime_dismiss(void* workers) { delete static_cast<Workers*>(workers); }
 bool outrider_runtime_has_tiles() { return has_tiles(); }
-int64_t outrider_runtime_sizes() { return sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass); }
+int64_t outrider_runtime_sizes() {
+  return sizeof(Drafting) * 1000000000 + sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass);
+}
 
 // What `program` makes of `pass`; one pass at a time on the same workers.
 void outrider_runtime_run(const Program* program, const Pass* pass, void* workers) {
   auto& own = *static_cast<Workers*>(workers);
   std::lock_guard<std::mutex> turn(own.pool.turn());
   Execution(*program, *pass, own.pool, own.room).run();
+}
+
+// A chain of draft tokens for each row, behind `pass`, whose logits are room for those of one token a row. False where scores are no
+// numbers, infinite or all masked.
+bool outrider_runtime_draft(const Program* program, const Pass* pass, const Drafting* drafting, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  return drafting::run_chain(*drafting, *pass, program->vocab_size, own.pool,
+                             [&](const Pass& next) { Execution(*program, next, own.pool, own.room).run(); });
 }
 
 }  // extern "C"

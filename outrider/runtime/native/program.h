@@ -70,8 +70,8 @@ struct Pass {
   void* const* values;
   const void* const* tables;           // rotary, by position
   void* const* signals;                // where hidden states go, null where nobody wants them
-  const int64_t* columns;              // (K,) tokens of each row whose logits are asked for
-  int64_t num_columns;
+  const int64_t* columns;              // (K,) tokens of each row whose logits are asked for; (B, K) where rows differ
+  int64_t num_columns, rows_differ;
   float* logits;                       // (B, K, V)
   char* arena;                         // of the body's values, then the head's, then what attention leaves
 };

@@ -12,7 +12,7 @@ from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.eagle import EagleChain
-from outrider.drafters.programs import bans_bite, programs_serve
+from outrider.drafters.programs import ProgramLoop, bans_bite, programs_serve
 from outrider.grammar import Grammars, choice
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.heads.eagle_lm import EagleLM
@@ -74,7 +74,7 @@ def draft_models() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     draft = disturbed(module, 0.2).requires_grad_(False)
     target, lm = build_lm(module, "target", torch.float32, cpu), build_lm(draft, "draft", torch.float32, cpu)
     program = Counted(DraftLoop(lm, {NODES: DraftLoopProgram(lm, draft, NODES, VOCAB)}))
-    return target, ModelDrafter(lm, program), ModelDrafter(lm.twin()), program  # type: ignore[arg-type]
+    return target, ModelDrafter(lm, ProgramLoop(program)), ModelDrafter(lm.twin()), program  # type: ignore[arg-type]
 
 
 def eagles() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:

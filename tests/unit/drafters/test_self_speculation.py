@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.build import Options, build
 from outrider.decode import Decoder
+from outrider.drafters.programs import ProgramLoop
 from outrider.models import compile as compiling
 from outrider.models import native
 from outrider.models.draft_loop import DraftLoop
@@ -69,7 +70,8 @@ def test_a_compiled_target_has_a_compiled_draft(
         drafted = drafter.propose(decoder.rows, [4])
         stepwise = drafter._propose_stepwise(decoder.rows, drafter._catch_up(decoder.rows), [4])
     assert drafted.tokens.tolist() == stepwise.tokens.tolist()
-    drafter._loop = loop = CountedLoop(drafter.lm, drafter._loop._programs)
+    loop = CountedLoop(drafter.lm, drafter._loop._loop._programs)
+    drafter._loop = ProgramLoop(loop)
     row = run_to_end(decoder)[0]
     assert loop.calls >= row.stats.steps - 1
     plain = decoder_of(folder, "on", "none")

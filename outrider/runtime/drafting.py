@@ -1,0 +1,96 @@
+"""Chains of draft tokens on the executor: catch-up, passes and picks of a whole batch in one call.
+
+Tokens are picked as `drafters/choice.py` picks them: greedy rows take the likeliest token, rows that draw invert their law's
+cumulative sum at their own uniform, rows that share the verifier's noise take its winner. Drafting token by token is the
+reference: `tests/unit/runtime/test_drafting.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.models.lm import LM
+from outrider.models.vocabulary import OUTSIDE
+from outrider.rows import Rows
+from outrider.runtime.run import NativeRun
+from outrider.runtime.structures import DraftingStruct
+from outrider.sampling.rng import KeyedStreams, Purpose
+
+
+class Picks(NamedTuple):
+    """What the next n tokens of each row are picked with."""
+
+    options: Tensor  # (B, 4) fp64: temperature (0: the likeliest token), top-k, top-p, min-p
+    uniforms: np.ndarray  # (B, n) fp64, of rows that draw
+    noise: list[Tensor | None]  # B * n tables (V,) fp64 of rows that race, None of others
+    drawn: list[int]  # rows that draw
+
+    @classmethod
+    def of(cls, rows: Rows, num_tokens: int) -> Picks:
+        """The numbers that `choice.choose` would pick with."""
+        options, rng = rows.sampling.options, rows.rng
+        drawn, starts = rows.sampling.sampled_rows.tolist(), rows.starts
+        tables: list[Tensor | None] = [None] * (len(rows) * num_tokens)
+        if not drawn:
+            return cls(options, np.empty((len(rows), num_tokens)), tables, drawn)
+        assert isinstance(rng, KeyedStreams)
+        if rows.coupled_rows is not None:
+            races = rows.coupled_rows.tolist()
+            racing, drawn = [row for row in drawn if races[row]], [row for row in drawn if not races[row]]
+            places = [list(range(starts[row], starts[row] + num_tokens)) for row in racing]
+            made = rng.select(racing).noise(places, rows.vocab_size)
+            for index, row in enumerate(racing):
+                tables[row * num_tokens : (row + 1) * num_tokens] = made[index * num_tokens : (index + 1) * num_tokens]
+        return cls(options, np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)), tables, drawn)
+
+
+class ChainLoop:
+    """The whole chain of a draft model: what `draft_model.py` does token by token, for every length."""
+
+    def __init__(self, lm: LM, run: NativeRun, vocab_size: int) -> None:
+        """`run` makes the passes of `lm`; `vocab_size`: of the tokens that are drafted, the target's."""
+        self.lm, self._run, self._vocab_size = lm, run, vocab_size
+
+    def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor] | None:
+        """Draft behind rows whose caches lack `pending`; their caches then hold all but the last token.
+
+        Tokens (B, n) and the laws (R, n + 1, V) of rows that draw, the last ones 0. None where scores are no numbers, or all
+        masked: then nothing is held, and the path token by token says more.
+        """
+        lm, kv, num_rows = self.lm, self.lm.kv, len(pending)
+        width, starts = max(map(len, pending)), np.array(kv.lengths)
+        kv.reserve(num_rows, int(starts.max()) + width + num_tokens)
+        ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
+        positions = np.minimum(starts[:, None] + np.arange(width), lm.shape.context_length - 1)
+        columns = np.array([len(tokens) - 1 for tokens in pending])
+        picks = Picks.of(rows, num_tokens)
+        laws = torch.empty(len(picks.drawn), num_tokens + 1, self._vocab_size)
+        laws[:, num_tokens] = 0
+        found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
+        laws_of: list[Tensor | None] = [None] * num_rows
+        for law, row in zip(laws, picks.drawn, strict=True):
+            laws_of[row] = law
+        tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
+        told = DraftingStruct(
+            nodes=num_tokens, vocab=self._vocab_size, last_position=lm.shape.context_length - 1, outside=OUTSIDE,
+            options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
+            **{name: ctypes.addressof(table) for name, table in tables.items()},
+        )  # fmt: skip
+        reach = int(positions.max()) + num_tokens
+        first = ids.clamp(max=lm.shape.vocab_size - 1), torch.from_numpy(positions), starts, columns
+        if not self._run.draft(*first, kv.keys, kv.values, reach, told):
+            return None
+        for row, tokens in enumerate(pending):
+            kv.advance(row, len(tokens) + num_tokens - 1)
+        return found, laws
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where tensors lie, null for None."""
+    return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
