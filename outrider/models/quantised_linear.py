@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from outrider.models.derive import Linear, weight_of
 from outrider.models.gguf.formats import own_form
+from outrider.models.huge_pages import on_huge_pages
 from outrider.models.panel import WIDTH
 
 UNIT = 16  # inputs of torch's int8 kernel and outputs of its int4 kernel come in multiples of this
@@ -49,7 +50,7 @@ class QuantisedLinear(nn.Module):
         self._padding = -self.in_features % input_unit
         blocks = [self._quantise(F.pad(rows.float(), (0, self._padding))) for rows in weight.split(ROWS_AT_ONCE)]
         for (name, dim), parts in zip(self.kept.items(), zip(*blocks, strict=True), strict=True):
-            self.register_buffer(name, torch.cat(parts, dim=dim))
+            self.register_buffer(name, on_huge_pages(torch.cat(parts, dim=dim)))
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.kv import LayerShape
+from outrider.models.huge_pages import on_huge_pages
 from outrider.models.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.matrices import Format, Matrix
@@ -130,7 +131,7 @@ class Binding:
             return
         plain = weight.t().contiguous() if op.transposed else weight
         kind, panels = packed(plain)
-        made.format, made.weight = int(kind), self._keep(panels)
+        made.format, made.weight = int(kind), self._keep(on_huge_pages(panels))
         made.N, made.K = plain.shape
 
     def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:

@@ -26,6 +26,7 @@ from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extr
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers
+from outrider.models.huge_pages import on_huge_pages
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -193,10 +194,8 @@ class _Loading:
             place, (inputs, outputs) if isinstance(layer, Conv1D) else (outputs, inputs), layer.weight.shape
         )
         blocks = torch.from_numpy(np.array(tensor.read()))
-        panels, form = (
-            panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind),
-            FORMS[tensor.kind.name],
-        )
+        form = FORMS[tensor.kind.name]
+        panels = on_huge_pages(panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind))
         made: Blocks
         if isinstance(layer, nn.Embedding):
             if type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.models.huge_pages import _anonymous_blocks, advise_huge_pages
+from outrider.models.huge_pages import _anonymous_blocks, _Space, advise_huge_pages, on_huge_pages
 
 MAPS = """\
 55a000000000-55a000400000 rw-p 00000000 00:00 0                          [heap]
@@ -31,3 +33,34 @@ def test_contents_stay() -> None:
     assert advise_huge_pages() >= 32 << 20
     assert Path("/proc/self/smaps_rollup").exists()
     assert torch.equal(weights, torch.arange(8 << 20, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_weights_moved_are_the_same(dtype: torch.dtype) -> None:
+    """Also of odd sizes, and more than one block holds; neighbours must not overlap."""
+    sizes = [(3, 5), (1000, 1001), (1,), (40, 1 << 20)]
+    weights = [torch.randint(0, 100, size).to(dtype) for size in sizes]
+    moved = [on_huge_pages(weight) for weight in weights]
+    for weight, found in zip(weights, moved, strict=True):
+        assert found.data_ptr() != weight.data_ptr()
+        assert found.data_ptr() % 64 == 0
+        assert torch.equal(found, weight)
+
+
+def test_where_the_system_has_none_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.zeros(5)
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert on_huge_pages(weight) is weight
+    assert on_huge_pages(torch.zeros(0)).numel() == 0
+
+
+def test_a_block_lives_as_long_as_its_weights() -> None:
+    """Catches memory that is given back under a weight, or kept for ever behind the last one."""
+    space = _Space()
+    first, second = space.take(100), space.take(100)
+    block = weakref.ref(space)
+    first.fill_(1)
+    second.fill_(2)
+    del space, first
+    assert block() is None
+    assert bool((second == 2).all())
