@@ -92,6 +92,8 @@ class Binding:
         made.layer, made.by_position, made.is_value = op.layer, op.by_position, op.is_value
         if op.code == Code.LINEAR:
             self._bind_linear(made, op)
+        elif op.code == Code.EXPERTS:
+            self._bind_experts(made, op)
         elif op.code == Code.EMBED:
             self._bind_table(made, op)
         elif op.code == Code.ATTENTION:
@@ -137,3 +139,14 @@ class Binding:
     def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
         made.format, made.form, made.group = int(Format.BLOCKS), matrix.form.number, matrix.form.group
         made.weight = self._keep(matrix.panels)
+
+    def _bind_experts(self, made: OpStruct, op: Op) -> None:
+        weights, panels = self._tensors[op.weight], None
+        for number, weight in enumerate(weights):
+            kind, own = packed(weight.t().contiguous() if op.transposed else weight)
+            panels = own.new_empty(len(weights), *own.shape) if panels is None else panels
+            panels[number] = own  # one at a time, so that no second copy of all lies beside them
+        assert panels is not None
+        made.format, made.weight, made.experts = int(kind), self._keep(panels), len(weights)
+        made.N, made.K = (weights.shape[2], weights.shape[1]) if op.transposed else tuple(weights.shape[1:])
+        made.bias = self._keep(self._tensors[op.bias].contiguous()) if op.bias else None

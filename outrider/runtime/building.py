@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parent / "models" / "native"
 PREBUILT = HERE / "lib"  # where a wheel or an editable install has them
 PARTS = (
-    "executor.cpp", "attend.h", "drafting.h", "functions.h", "linear.h", "picks.h", "pool.h", "program.h", "score_tiles.h",
+    "executor.cpp", "attend.h", "choices.h", "drafting.h", "experts.h", "functions.h", "linear.h", "picks.h", "pool.h",
+    "program.h", "score_tiles.h",
     "tokenwise.h",
 )  # fmt: skip
 SHARED = (  # with the kernels of compiled programs

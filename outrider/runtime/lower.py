@@ -18,9 +18,10 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import DTYPES, Block, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.events import Event
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
-from outrider.runtime.record import Event, Recording, is_rotary, record, signals_of
+from outrider.runtime.record import Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
 from outrider.runtime.strides import Strided, collapse, dense, reshape
 
@@ -40,6 +41,10 @@ def lower(module: Any) -> Program:
     return Lowering(module, recording).program()
 
 
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def _rope_types(part: Any) -> set[str]:
     found = getattr(part, "rope_type", "default")
     return {str(one) for one in (found.values() if isinstance(found, dict) else (found,))}
@@ -57,6 +62,8 @@ class Lowering:
         self._numbers: dict[float, Tensor] = {}
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
+        self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
+        self._sharing: dict[int, list[Tensor]] = {}  # known tensors by the memory that they lie in
         self._rotary: dict[object, int] = {}
 
     def program(self) -> Program:
@@ -117,6 +124,8 @@ class Lowering:
         if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
             return  # of constants alone, and so is one itself
         rule = RULES.get(event.name)
+        is_in_place = rule is None and event.name.endswith("_")
+        rule = RULES.get(event.name.removesuffix("_")) if is_in_place else rule
         try:
             if rule is None:
                 raise NotLoweredError(f"torch's '{event.name}'")
@@ -125,8 +134,13 @@ class Lowering:
             if event.name in ("attention", "rotary"):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
+        if is_in_place:
+            for other in self._sharing.get(_memory(event.outputs[0]), ()):
+                self._known[id(other)] = Unknown("a tensor whose memory is written by way of another")
         for output, known in zip(event.outputs, made, strict=True):
             self._known[id(output)] = known
+            if isinstance(output, Tensor):
+                self._sharing.setdefault(_memory(output), []).append(output)
 
     # ------------------------------------------------------------------ what the rules ask
 
@@ -148,10 +162,8 @@ class Lowering:
         number = self._constants.get(id(tensor))
         if number is None:
             dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
-            name = self._names.get(id(tensor), f"constant.{len(self._made.constants)}")
-            if id(tensor) not in self._names:
-                self._made.constants[name] = tensor.detach().to(dtype).contiguous().clone()
-            elif not tensor.is_contiguous():
+            name = self.name(tensor)
+            if name not in self._made.constants and not tensor.is_contiguous():
                 raise NotLoweredError(f"{name} is not contiguous")
             number = self._add(Value(tensor.numel(), dtype, Source.CONSTANT, name))
             self._constants[id(tensor)] = number
@@ -163,10 +175,20 @@ class Lowering:
         return (tensor, True) if plain is None else (plain, False)
 
     def name(self, weight: Tensor | None) -> str:
-        """A parameter's name; "" for none. Raises NotLoweredError for other tensors."""
-        if weight is not None and id(weight) not in self._names:
+        """The name of a parameter, or of what was made of parameters alone; "" for none. Raises NotLoweredError for others."""
+        if weight is None:
+            return ""
+        if id(weight) in self._known:
             raise NotLoweredError("a matrix product of something else than a weight")
-        return "" if weight is None else self._names[id(weight)]
+        return self._names[id(weight)] if id(weight) in self._names else self._named(weight)
+
+    def _named(self, tensor: Tensor) -> str:
+        """The name, from now on, of a constant that is no parameter."""
+        name = f"constant.{len(self._made.constants)}"
+        dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
+        self._made.constants[name] = tensor.detach().to(dtype).contiguous().clone()
+        self._names[id(tensor)] = name
+        return name
 
     def matrix(self, path: str, layer: Any) -> str:
         """The name of weights that a layer keeps in integers."""
@@ -190,6 +212,18 @@ class Lowering:
     def _add(self, value: Value) -> int:
         self._made.values.append(value)
         return len(self._made.values) - 1
+
+    def opened(self, sizes: Sequence[int], dtype: torch.dtype) -> Strided:
+        """A value that is yet to be filled, part by part."""
+        made = self.value(sizes, dtype)
+        self._unfilled[made.value] = made.count
+        return made
+
+    def fill(self, part: Strided) -> None:
+        """Before a part of such a value is written. Raises NotLoweredError where it may have been written or read before."""
+        self._unfilled[part.value] = self._unfilled.get(part.value, 0) - part.count
+        if self._unfilled[part.value] < 0 or any(view.value == part.value for op in self._ops for view in op.inputs):
+            raise NotLoweredError("a tensor that is written in place")
 
     def rotary(self, key: object, path: str, further: tuple[object, ...], which: int, like: Tensor) -> int:
         """The value of a rotary module's output, one for each way that it is called."""

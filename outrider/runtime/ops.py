@@ -6,7 +6,8 @@ ways to look at a block (`View`). Attention alone sees more than one token.
 
     LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
     ATTENTION   in[0] query                               STORE    in[0] key or value, into the cache of `layer`
-    GATHER      the rows that the output head reads       the rest (`ELEMENTWISE`, `REDUCING`) computes numbers of one token
+    GATHER      the rows that the output head reads       EXPERTS  a linear layer of each of the experts that in[1] names
+    the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
 
 Results are rounded to the dtype of the value that they are written to, as torch rounds them; arithmetic in between is fp32.
 """
@@ -32,6 +33,7 @@ class Code(IntEnum):
     STORE = 3
     GATHER = 4
     SIGNAL = 5  # in[0] is hidden state `layer` (an index among the program's signals): copied out where it is wanted
+    EXPERTS = 6  # in[0] x, a row for each expert or one for all; in[1] the experts' numbers; `weight` (experts, out, in)
     COPY = 10
     ADD = 11
     SUB = 12
@@ -49,13 +51,29 @@ class Code(IntEnum):
     RELU = 24
     RECIPROCAL = 25
     CLAMP = 26  # numbers[0] .. numbers[1]
+    EXP = 27
+    LOG = 28
+    SOFTPLUS = 29  # numbers[0] factor of x, numbers[1] where the sum of it is the number itself
+    WHERE = 30  # in[0] not 0: in[1], else in[2]
+    GREATER = 31
+    AT_LEAST = 32
+    EQUAL = 33
+    NOT = 34
+    LARGER = 35
+    SMALLER = 36
+    EXPM1 = 37
+    LOG1P = 38
     MEAN = 40
     SUM = 41
     LAYER_NORM = 42  # in[0] x, in[1] weight, in[2] bias; numbers[0] epsilon
     RMS_NORM = 43  # in[0] x, in[1] weight; numbers[0] epsilon
+    SOFTMAX = 44
+    TOP = 50  # indices of the largest of a row's numbers[0] numbers, the largest first; of equals the lowest index
+    TAKE = 51  # of a row's numbers[0] numbers those at the indices in[1]
+    PUT = 52  # in[0] of a row, with in[2] at the numbers[0] indices in[1]
 
 
-REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM})
+REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})
 
 
 class Source(IntEnum):

@@ -1,9 +1,9 @@
 """One small pass of a model, written down operation by operation: what `lower.py` makes a program of.
 
 The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch operation: 20 us for each, so that a
-model of 30 layers takes a tenth of a second and nothing need be kept on disk. Attention, rotary embeddings and layers that keep
-their weights in integers are not entered: the others' results depend on positions alone and become tables, and attention and
-such layers are operations of their own.
+model of 30 layers takes a tenth of a second and nothing need be kept on disk. Attention, the products of experts, rotary
+embeddings and layers that keep their weights in integers are not entered: rotary results depend on positions alone and become
+tables, the others are operations of their own.
 """
 
 from __future__ import annotations
@@ -16,27 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider.errors import CapabilityError
 from outrider.models.attention import NAME, _no_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.signals import AFTER_NORM, Listening
+from outrider.runtime.events import Event, Recorder
+from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
 
 RECORDING = "outrider-recording"
 ROWS, TOKENS = 2, 5  # of the pass that is recorded
-
-
-@dataclass(frozen=True)
-class Event:
-    """One call: a torch operation's name, or "attention", "rotary", "matrix" or "rows" (of a layer that keeps integers)."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: tuple[Any, ...]
 
 
 @dataclass
@@ -50,35 +41,13 @@ class Recording:
     signals: dict[int, Tensor] = field(default_factory=dict)
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, events: list[Event]) -> None:
-        super().__init__()
-        self._events, self.is_paused = events, False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not self.is_paused:
-            outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
-            self._events.append(Event(func._schema.name.removeprefix("aten::"), args, kwargs or {}, outputs))
-        return out
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What runs inside is not written down."""
-        before, self.is_paused = self.is_paused, True
-        try:
-            yield
-        finally:
-            self.is_paused = before
-
-
 def record(module: Any, signals: tuple[int, ...]) -> Recording:
     """A pass of `module` and its hidden states of these keys. Raises CapabilityError where there is no state to be heard."""
     device = next(module.parameters()).device
     ids = torch.arange(ROWS * TOKENS, device=device).view(ROWS, TOKENS) % module.config.get_text_config().vocab_size
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
     found = Recording(ids, positions)
-    recorder = _Recorder(found.events)
+    recorder = Recorder(found.events)
     AttentionInterface.register(RECORDING, partial(_attention, found.events, recorder))
     AttentionMaskInterface.register(RECORDING, _no_mask)
     try:
@@ -91,6 +60,7 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
                     stack.enter_context(_replaced(part, "rows", partial(_rows, path, part, found.events, recorder)))
                 elif keeps_integers(part):
                     stack.enter_context(_replaced(part, "forward", partial(_matrix, path, part, found.events, recorder)))
+            stack.enter_context(experts_by_event(module, recorder))
             stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
             stack.enter_context(torch.no_grad())
             if signals:
@@ -113,7 +83,7 @@ def is_rotary(part: nn.Module) -> bool:
 
 
 def _attention(
-    events: list[Event], recorder: _Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
+    events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     sliding_window: int | None = None, s_aux: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
@@ -128,7 +98,7 @@ def _attention(
 
 
 def _rotary(
-    path: str, forward: Callable[..., Any], events: list[Event], recorder: _Recorder, x: Tensor, position_ids: Tensor, *args: Any,
+    path: str, forward: Callable[..., Any], events: list[Event], recorder: Recorder, x: Tensor, position_ids: Tensor, *args: Any,
     **kwargs: Any,
 ) -> Any:  # fmt: skip
     with recorder.paused():
@@ -137,7 +107,7 @@ def _rotary(
     return out
 
 
-def _matrix(path: str, layer: Any, events: list[Event], recorder: _Recorder, x: Tensor) -> Tensor:
+def _matrix(path: str, layer: Any, events: list[Event], recorder: Recorder, x: Tensor) -> Tensor:
     """(..., out), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = x.new_zeros(*x.shape[:-1], layer.out_features)
@@ -145,7 +115,7 @@ def _matrix(path: str, layer: Any, events: list[Event], recorder: _Recorder, x: 
     return out
 
 
-def _rows(path: str, layer: BlockEmbedding, events: list[Event], recorder: _Recorder, tokens: Tensor) -> Tensor:
+def _rows(path: str, layer: BlockEmbedding, events: list[Event], recorder: Recorder, tokens: Tensor) -> Tensor:
     """(..., in), likewise."""
     with recorder.paused():
         out = torch.zeros(*tokens.shape, layer.inputs, dtype=layer.dtype)

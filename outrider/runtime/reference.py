@@ -16,10 +16,14 @@ from outrider.runtime.ops import REDUCING, Code, Op, Program, Source, View
 UNARY: dict[Code, Callable[[Tensor], Tensor]] = {
     Code.COPY: lambda x: x, Code.NEG: torch.neg, Code.SQUARE: torch.square, Code.RSQRT: torch.rsqrt, Code.SQRT: torch.sqrt,
     Code.TANH: torch.tanh, Code.SIGMOID: torch.sigmoid, Code.SILU: F.silu, Code.GELU: F.gelu, Code.RELU: F.relu,
-    Code.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"), Code.RECIPROCAL: torch.reciprocal,
+    Code.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"), Code.RECIPROCAL: torch.reciprocal, Code.EXP: torch.exp,
+    Code.LOG: torch.log, Code.EXPM1: torch.expm1, Code.LOG1P: torch.log1p, Code.NOT: lambda x: (x == 0).float(),
 }  # fmt: skip
 BINARY: dict[Code, Callable[[Tensor, Tensor], Tensor]] = {
     Code.ADD: torch.add, Code.SUB: torch.sub, Code.MUL: torch.mul, Code.DIV: torch.div,
+    Code.LARGER: torch.maximum, Code.SMALLER: torch.minimum,
+    Code.GREATER: lambda a, b: (a > b).float(), Code.AT_LEAST: lambda a, b: (a >= b).float(),
+    Code.EQUAL: lambda a, b: (a == b).float(),
 }  # fmt: skip
 
 
@@ -112,6 +116,10 @@ class _Pass:
             numbers = BINARY[op.code](*inputs)
         elif op.code == Code.CLAMP:
             numbers = inputs[0].clamp(*op.numbers)
+        elif op.code == Code.SOFTPLUS:
+            numbers = F.softplus(inputs[0], *op.numbers)
+        elif op.code == Code.WHERE:
+            numbers = torch.where(inputs[0] != 0, inputs[1], inputs[2])
         else:
             assert op.code in REDUCING
             numbers = _reduced(op, inputs)
@@ -128,6 +136,27 @@ class _Pass:
         if self._rounds and op.weight in self._program.matrices:
             x = _in_bytes(x)
         self._write(op.output, F.linear(x, weight.t() if op.transposed else weight, bias))
+
+    def experts(self, op: Op) -> None:
+        weight, bias = self._tensors[op.weight], self._tensors[op.bias] if op.bias else None
+        x, index = self.read(op.inputs[0]), self.read(op.inputs[1])[:, 0].long()
+        assert op.output is not None
+        out = x.new_zeros(*index.shape, op.output.cols)
+        for expert in index.unique().tolist():
+            own, chosen = weight[expert].t() if op.transposed else weight[expert], index == expert
+            out[chosen] = F.linear(x[chosen], own, None if bias is None else bias[expert])
+        self._write(op.output, out)
+
+    def choose(self, op: Op) -> None:
+        assert op.output is not None
+        numbers, *others = [self.read(view).float() for view in op.inputs]
+        if op.code == Code.TOP:
+            found = torch.sort(numbers, dim=-1, descending=True, stable=True)[1][..., : op.output.cols]
+        elif op.code == Code.TAKE:
+            found = numbers.gather(2, others[0].long())
+        else:
+            found = numbers.scatter(2, others[0].long(), others[1])
+        self._write(op.output, found.float())
 
     def embed(self, op: Op) -> None:
         assert op.output is not None
@@ -167,7 +196,8 @@ class _Pass:
 
 SPECIAL: dict[Code, Callable[[_Pass, Op], None]] = {
     Code.LINEAR: _Pass.linear, Code.EMBED: _Pass.embed, Code.SIGNAL: _Pass.signal, Code.GATHER: _Pass.gather,
-    Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend,
+    Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend, Code.EXPERTS: _Pass.experts,
+    Code.TOP: _Pass.choose, Code.TAKE: _Pass.choose, Code.PUT: _Pass.choose,
 }  # fmt: skip
 
 
@@ -185,6 +215,8 @@ def _reduced(op: Op, inputs: list[Tensor]) -> Tensor:
         return x.mean(-1, keepdim=True)
     if op.code == Code.SUM:
         return x.sum(-1, keepdim=True)
+    if op.code == Code.SOFTMAX:
+        return torch.softmax(x, dim=-1)
     centred = x - x.mean(-1, keepdim=True) if op.code == Code.LAYER_NORM else x
     normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + op.numbers[0])
     normed = normed * inputs[1] if len(inputs) > 1 else normed

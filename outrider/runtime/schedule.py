@@ -18,6 +18,7 @@ class Kind(IntEnum):
     TOKENWISE = 0
     LINEARS = 1
     ATTENTIONS = 2
+    EXPERTS = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def schedule(program: Program) -> Schedule:
 
 
 def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
-    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention."""
+    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention or one
+    product of experts."""
     waits, followers = _dependencies(ops)
     ready: dict[Kind, list[int]] = {kind: [] for kind in Kind}  # heaps of operations
     for index, count in enumerate(waits):
@@ -83,7 +85,8 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
 
 
 def _kind(op: Op) -> Kind:
-    return {Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS}.get(op.code, Kind.TOKENWISE)
+    kinds = {Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS}
+    return kinds.get(op.code, Kind.TOKENWISE)
 
 
 def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:

@@ -22,7 +22,7 @@ class OperandStruct(ctypes.Structure):
 class OpStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 3), ("numbers", Real * 2),
-        *_numbers("format form group"), *_pointers("weight bias"), *_numbers("K N by_position layer is_value"),
+        *_numbers("format form group"), *_pointers("weight bias"), *_numbers("K N experts by_position layer is_value"),
         *_numbers("heads kv_heads size value_size window"), ("scale", Real), ("softcap", Real),
     ]  # fmt: skip
 

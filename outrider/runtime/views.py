@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from outrider.runtime.blocks import SIZES, Block, Index, Known, NotLoweredError
+from outrider.runtime.events import Event
 from outrider.runtime.ops import Code
-from outrider.runtime.record import Event
 from outrider.runtime.strides import Strided, dense, reshape
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def view(low: Lowering, event: Event) -> list[Known]:
 
 def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The axes of a block's numbers in this shape."""
+    block = _picked(block, [dim for dim, size in enumerate(block.shape) if size > 1 or block.axes[dim]])
     axes: list[str] = []
     place = 0
     for size in shape:
@@ -186,6 +187,25 @@ def cat(low: Lowering, event: Event) -> list[Known]:
     return [Block(axes, made)]
 
 
+def opened(low: Lowering, event: Event) -> list[Known]:
+    """new_empty(x, sizes): memory to be filled part by part, for the tokens of `x`."""
+    (out,), block = event.outputs, low.block(event.args[0])
+    if out.shape[:-1] != event.args[0].shape[:-1] or block.axes[-1]:
+        raise NotLoweredError("memory of another shape than its model's")
+    sizes = [size for size, axis in zip(out.shape, block.axes, strict=True) if not axis]
+    return [Block(block.axes, low.opened(sizes, out.dtype))]
+
+
+def fill(low: Lowering, event: Event) -> list[Known]:
+    """copy_(part, numbers): what was opened is written, here once and before it is read."""
+    part, numbers = low.block(event.args[0]), low.block(event.args[1])
+    if part.axes != numbers.axes or part.own.sizes != numbers.own.sizes:
+        raise NotLoweredError("numbers copied to others of another shape")
+    low.fill(part.own)
+    low.emit(Code.COPY, [numbers.own], part.own)
+    return [part]
+
+
 def _widened(block: Block, dim: int) -> Block:
     place = sum(not axis for axis in block.axes[:dim])
     sizes, steps = list(block.own.sizes), list(block.own.steps)
@@ -199,4 +219,5 @@ VIEWS: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
     "view": view, "_unsafe_view": view, "reshape": view, "_reshape_alias": view, "transpose": permute, "permute": permute,
     "t": permute, "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "slice": cut, "select": select, "split": split,
     "split_with_sizes": split, "chunk": split, "unbind": unbind, "cat": cat, "stack": cat,
+    "new_empty": opened, "copy_": fill,
 }  # fmt: skip

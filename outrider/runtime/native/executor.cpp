@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "attend.h"
+#include "choices.h"
 #include "drafting.h"
+#include "experts.h"
 #include "linear.h"
 #include "pool.h"
 #include "program.h"
@@ -19,6 +21,7 @@ constexpr int64_t FEW = 4;  // tokens that one thread computes alone, faster tha
 // Memory that passes use one after the other.
 struct Room {
   std::vector<char> attention;   // what it leaves between two parts
+  std::vector<char> experts;     // rows side by side
   std::vector<Inputs> rounded;   // inputs of the linear layers of a phase, and where each layer's begin
   std::vector<int64_t> starts;
 };
@@ -35,6 +38,7 @@ class Execution {
       const int64_t count = phase.is_head ? outputs_ : tokens_;
       if (phase.kind == LINEARS) linears(phase, count);
       else if (phase.kind == ATTENTIONS) attention(program_.ops[phase.begin]);
+      else if (phase.kind == EXPERT_LINEARS) expert_linear(program_.ops[phase.begin], count);
       else tokenwise(phase, count);
     }
     write_logits();
@@ -102,6 +106,10 @@ class Execution {
     else attend::run<float>(op, pass_, queries, block(op.out, 0), pool_, room_.attention);
   }
 
+  void expert_linear(const Op& op, int64_t count) const {
+    experts::run(op, count, block(op.in[0], 0), block(op.in[1], 0), block(op.out, 0), pool_, room_.experts, room_.rounded);
+  }
+
   void tokenwise(const Phase& phase, int64_t count) const {
     const auto all = [&](int64_t m) {
       for (int64_t i = phase.begin; i < phase.end; ++i) token(program_.ops[i], m);
@@ -142,7 +150,13 @@ class Execution {
       }
       default: {
         const char* const in[3] = {block(op.in[0], m), block(op.in[1], m), block(op.in[2], m)};
-        tokenwise::run(op, in, block(op.out, m));
+        char* const out = block(op.out, m);
+        switch (op.code) {
+          case TOP: return choices::top(op, in, out);
+          case TAKE: return choices::take(op, in, out);
+          case PUT: return choices::put(op, in, out);
+          default: return tokenwise::run(op, in, out);
+        }
       }
     }
   }

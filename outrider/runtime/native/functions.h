@@ -4,6 +4,9 @@
 
 #include <immintrin.h>
 
+#include <cmath>
+#include <limits>
+
 #include "lanes.h"
 
 inline Floats root(Floats x) {
@@ -15,6 +18,30 @@ inline Floats root(Floats x) {
 }
 
 inline Floats negated(Floats x) { return x * floats(-1); }
+
+// e^x for any x
+inline Floats any_exponential(Floats x) {
+  const Floats small = exponential(negated(absolute(x)));
+  const Floats found = choose(is_at_least(floats(0), x), choose(is_greater(floats(-87.f), x), floats(0), small), floats(1) / small);
+  const Floats all = choose(is_greater(x, floats(87.f)), floats(std::numeric_limits<float>::infinity()), found);
+  return choose(is_no_number(x), x, all);
+}
+
+// e^x - 1; near 0, where that cancels, by its series
+inline Floats exponential_less_one(Floats x) {
+  Floats series = floats(1.f / 40320);
+  for (float c : {1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f}) series = multiply_add(series, x, floats(c));
+  return choose(is_greater(floats(0.5f), absolute(x)), series * x, any_exponential(x) - floats(1));
+}
+
+// A function of single numbers, for operations on few of them
+template <typename Function>
+Floats each(Floats x, const Function& function) {
+  alignas(64) float numbers[16];
+  store(numbers, x);
+  for (float& number : numbers) number = function(number);
+  return load(numbers);
+}
 
 // 1 / (1 + e^-x), by the exponential of what is not above 0; what is no number stays none
 inline Floats sigmoid(Floats x) {

@@ -7,9 +7,11 @@
 #include "lanes.h"
 
 enum Code : int64_t {  // as in outrider/runtime/ops.py
-  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL,
+  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL, EXPERTS,
   COPY = 10, ADD, SUB, MUL, DIV, NEG, SQUARE, RSQRT, SQRT, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU, RECIPROCAL, CLAMP,
-  MEAN = 40, SUM, LAYER_NORM, RMS_NORM
+  EXP, LOG, SOFTPLUS, WHERE, GREATER, AT_LEAST, EQUAL, NOT, LARGER, SMALLER, EXPM1, LOG1P,
+  MEAN = 40, SUM, LAYER_NORM, RMS_NORM, SOFTMAX,
+  TOP = 50, TAKE, PUT
 };
 
 enum Source : int64_t { NOTHING, BODY, HEAD, CONSTANT, ROTARY };  // where a value lies: made by the body or head, or known before
@@ -30,11 +32,11 @@ struct Op {
   int64_t rows, cols;
   Operand out, in[3];
   double numbers[2];
-  // LINEAR and EMBED; BLOCKS alone have a form, and inputs that share a scale
+  // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS alone have a form, and inputs that share a scale
   Format format;
   int64_t form, group;
   const void *weight, *bias;
-  int64_t K, N;
+  int64_t K, N, experts;
   // EMBED: `weight` is the table, N its rows, K their length; the index is `by_position` or by id, `layer` is added to it
   int64_t by_position;
   // STORE, ATTENTION: of this layer; SIGNAL: which one
@@ -44,7 +46,7 @@ struct Op {
   double scale, softcap;
 };
 
-enum Kind : int64_t { TOKENWISE, LINEARS, ATTENTIONS };  // how a phase is split among threads
+enum Kind : int64_t { TOKENWISE, LINEARS, ATTENTIONS, EXPERT_LINEARS };  // how a phase is split among threads
 
 struct Phase {
   Kind kind;

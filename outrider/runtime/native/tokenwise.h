@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <vector>
 
 #include "functions.h"
 #include "program.h"
@@ -49,6 +51,7 @@ struct Row {
       else reinterpret_cast<float*>(to)[(c + i) * step] = numbers[i];
     }
   }
+  void write_one(int64_t c, float x) const { Row{base + c * step * (is_bf16 ? 2 : 4), 1, is_bf16}.write(0, 1, floats(x)); }
 };
 
 inline Row row_of(const Operand& o, const char* block, int64_t r) {
@@ -67,6 +70,18 @@ void map(const Op& op, const char* const* in, char* out, int64_t count, const Fu
   }
 }
 
+// The second number where the first is not 0, else the third
+inline void where(const Op& op, const char* const* in, char* out) {
+  for (int64_t r = 0; r < op.rows; ++r) {
+    const Row to = row_of(op.out, out, r), asked = row_of(op.in[0], in[0], r);
+    const Row yes = row_of(op.in[1], in[1], r), no = row_of(op.in[2], in[2], r);
+    for (int64_t c = 0; c < op.cols; c += 16) {
+      const Mask some = first16(op.cols - c);
+      to.write(c, some, choose(is_equal(asked.read(c, some), floats(0)), no.read(c, some), yes.read(c, some)));
+    }
+  }
+}
+
 // Sums over columns: sixteen of them, each in order, then those.
 template <typename Function>
 float sum(int64_t cols, const Function& number) {
@@ -78,12 +93,39 @@ float sum(int64_t cols, const Function& number) {
   return sum_of(total);
 }
 
+// e^(x - most) / sum; numbers in between are kept in fp32
+inline void softmax(int64_t cols, const Row& x, const Row& to) {
+  thread_local std::vector<float> powers;
+  powers.resize(cols);
+  Floats most = floats(-std::numeric_limits<float>::infinity());
+  for (int64_t c = 0; c < cols; c += 16) {
+    const Mask some = first16(cols - c);
+    most = larger(choose(some, x.read(c, some), most), most);
+  }
+  const Floats base = floats(largest_of(most));
+  const float total = sum(cols, [&](int64_t c, Mask some) {
+    const Floats apart = x.read(c, some) - base;
+    const Floats power = choose(is_greater(floats(-87.f), apart), floats(0), exponential(apart));
+    const Floats found = choose(is_no_number(apart), apart, power);
+    store_some(some, powers.data() + c, found);
+    return found;
+  });
+  for (int64_t c = 0; c < cols; c += 16) {
+    const Mask some = first16(cols - c);
+    to.write(c, some, load_some(some, powers.data() + c) / floats(total));
+  }
+}
+
 inline void reduce(const Op& op, const char* const* in, char* out) {
   for (int64_t r = 0; r < op.rows; ++r) {
     const Row to = row_of(op.out, out, r), x = row_of(op.in[0], in[0], r);
     if (op.code == MEAN || op.code == SUM) {
       const float all = sum(op.cols, [&](int64_t c, Mask some) { return x.read(c, some); });
       to.write(0, 1, floats(op.code == MEAN ? all / float(op.cols) : all));
+      continue;
+    }
+    if (op.code == SOFTMAX) {
+      softmax(op.cols, x, to);
       continue;
     }
     const Floats middle = floats(
@@ -129,6 +171,23 @@ inline void run(const Op& op, const char* const* in, char* out) {
       const Floats least = floats(float(op.numbers[0])), most = floats(float(op.numbers[1]));
       return unary([=](Floats a) { return smaller(most, larger(least, a)); });
     }
+    case EXP: return unary(any_exponential);
+    case EXPM1: return unary(exponential_less_one);
+    case LOG: return unary([](Floats a) { return each(a, [](float x) { return std::log(x); }); });
+    case LOG1P: return unary([](Floats a) { return each(a, [](float x) { return std::log1p(x); }); });
+    case SOFTPLUS: {
+      const float factor = float(op.numbers[0]), most = float(op.numbers[1]);
+      return unary([=](Floats a) {
+        return each(a, [=](float x) { return x * factor > most ? x : std::log1p(std::exp(x * factor)) / factor; });
+      });
+    }
+    case LARGER: return binary([](Floats a, Floats b) { return choose(is_no_number(a), a, larger(a, b)); });
+    case SMALLER: return binary([](Floats a, Floats b) { return choose(is_no_number(a), a, smaller(a, b)); });
+    case GREATER: return binary([](Floats a, Floats b) { return keep(is_greater(a, b), floats(1)); });
+    case AT_LEAST: return binary([](Floats a, Floats b) { return keep(is_at_least(a, b), floats(1)); });
+    case EQUAL: return binary([](Floats a, Floats b) { return keep(is_equal(a, b), floats(1)); });
+    case NOT: return unary([](Floats a) { return keep(is_equal(a, floats(0)), floats(1)); });
+    case WHERE: return where(op, in, out);
     default: return reduce(op, in, out);
   }
 }

@@ -12,51 +12,85 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.2, "tie_word_embeddings": False,
     "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GROUPS = {**EXPERTS, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+LATENT = {  # attention over compressed keys and values
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
+    "afmoe": EXPERTS,
+    "apertus": {},
     "arcee": {},
+    "axk1": {**GROUPS, **LATENT},
     "biogpt": {},
     "bitnet": {},
     "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
+    "deepseek_v3": {**GROUPS, **LATENT},
+    "dots1": {**GROUPS, "n_shared_experts": 1},
     "ernie4_5": {"head_dim": 16},
     "exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 16},
+    "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2},
+    "exaone_moe": GROUPS,
+    "flex_olmo": EXPERTS,
     "gemma": {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
     "glm": {"head_dim": 16, "pad_token_id": 0},
     "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "glm4_moe": {**GROUPS, "head_dim": 16},
+    "glm4_moe_lite": {**GROUPS, **LATENT},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
+    "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
     "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.25},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    "granitemoe": EXPERTS,
+    "granitemoeshared": {**EXPERTS, "shared_intermediate_size": 32},
     "helium": {"head_dim": 16},
     "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {**EXPERTS, "moe_topk": 2, "head_dim": 16},
+    "hy_v3": EXPERTS,
     "hyperclovax": {},
     "internlm3": {"head_dim": 16},
     "iquestcoder": {"head_dim": 16},
     "jais2": {},
     "llama": {},
+    "kolibri1": EXPERTS,
+    "laguna": EXPERTS,
+    "mellum": EXPERTS,
+    "minicpm3": LATENT,
+    "minimax_m2": EXPERTS,
     "ministral": {"sliding_window": 16, "head_dim": 16},
     "mistral": {"sliding_window": 16, "head_dim": 16},
+    "mixtral": EXPERTS,
     "nanochat": {},
     "olmo": {},
     "olmo2": {},
     "olmo3": {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmoe": EXPERTS,
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True},
     "persimmon": {},
     "phi": {"partial_rotary_factor": 0.5},
     "phi3": {"pad_token_id": 0},
     "qwen2": {},
+    "qwen2_moe": EXPERTS,
     "qwen3": {"head_dim": 32},
+    "qwen3_moe": EXPERTS,
     "seed_oss": {"head_dim": 16},
     "smollm3": {},
+    "solar_open": {**GROUPS, "head_dim": 16},
     "starcoder2": {"sliding_window": None},
     "vaultgemma": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
+    "youtu": LATENT,
 }
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
-    "apertus": ("'where'", {}),
-    "mixtral": ("'index'", EXPERTS),
-    "qwen3_moe": ("'index'", EXPERTS),
+    "beam": ("token ids or positions", EXPERTS),
+    "deepseek_v2": ("rotary", {**GROUPS, **LATENT}),
+    "jetmoe": ("'index_add'", EXPERTS),
+    "longcat_flash": ("lists", {**EXPERTS, **LATENT, "head_dim": 8}),
+    "llama4_text": ("cannot be told apart", EXPERTS),
+    "ministral3": ("'floor'", {}),
+    "phimoe": ("'max'", EXPERTS),
 }
 
 
@@ -64,7 +98,10 @@ def make(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """A random model of this family, in eval mode."""
     changes = FAMILIES[family] if family in FAMILIES else NOT_LOWERED[family][1]
     named = {**SIZES, **changes}
-    if family in ("gpt2", "opt"):
+    if dtype == torch.bfloat16:  # in which rounding changes what a router picks: all experts, of all groups
+        named |= {key: named["num_experts"] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in named}
+        named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
+    if family in ("gpt2", "gpt_bigcode", "opt"):
         named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}
         if family == "opt":
             named |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}

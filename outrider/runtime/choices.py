@@ -1,0 +1,91 @@
+"""Rules of lowering for what routers choose: the largest of a row's numbers, numbers at indices, and numbers put there.
+
+An index is a number of the token like any other, in fp32, which holds the indices of any row exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outrider.runtime.blocks import Block, Known, NotLoweredError
+from outrider.runtime.events import Event
+from outrider.runtime.ops import Code, Op, View
+from outrider.runtime.strides import collapse, dense
+
+if TYPE_CHECKING:
+    from outrider.runtime.lower import Lowering
+
+INDICES = torch.float32
+
+
+def top(low: Lowering, event: Event) -> list[Known]:
+    """topk(x, k, dim, largest, sorted): the numbers and their indices, sorted in any case."""
+    tensor, count, dim, largest, _ = (*event.args, *(-1, True, True)[len(event.args) - 2 :])
+    block = _last(low, tensor, dim)
+    if not largest:
+        raise NotLoweredError("the smallest numbers")
+    rows, sizes = _rows(low, block), (*block.own.sizes[:-1], count)
+    indices, numbers = low.value(sizes, INDICES), low.value(sizes, event.outputs[0].dtype)
+    picked = View(indices.value, rows.rows, count, 0, count)
+    low.add(Op(Code.TOP, (rows,), picked, (float(rows.cols),)))
+    low.add(Op(Code.TAKE, (rows, picked), View(numbers.value, rows.rows, count, 0, count), (float(rows.cols),)))
+    return [Block(block.axes, numbers), Block(block.axes, indices)]
+
+
+def take(low: Lowering, event: Event) -> list[Known]:
+    """gather(x, dim, index)"""
+    tensor, dim, index = event.args[:3]
+    block, places = _last(low, tensor, dim), low.block(index)
+    _check(block, places)
+    made = low.value(places.own.sizes, event.outputs[0].dtype)
+    rows, at = _rows(low, block), _rows(low, places)
+    low.add(Op(Code.TAKE, (rows, at), View(made.value, at.rows, at.cols, 0, at.cols), (float(rows.cols),)))
+    return [Block(places.axes, made)]
+
+
+def put(low: Lowering, event: Event) -> list[Known]:
+    """scatter(x, dim, index, numbers or one number)"""
+    tensor, dim, index, source = event.args[:4]
+    block, places = _last(low, tensor, dim), low.block(index)
+    _check(block, places)
+    if event.kwargs or len(event.args) > 4:
+        raise NotLoweredError("numbers put together with those that are there")
+    rows, at = _rows(low, block), _rows(low, places)
+    if isinstance(source, Tensor) and source.dim():
+        numbers = low.block(source)
+        if numbers.axes != places.axes or numbers.own.sizes != places.own.sizes:
+            raise NotLoweredError("more numbers to put than places")
+        new = _rows(low, numbers)
+    else:
+        new = View(low.block(source).own.value, at.rows, at.cols, 0, 0, 0)
+    made = low.value(block.own.sizes, event.outputs[0].dtype)
+    low.add(Op(Code.PUT, (rows, at, new), View(made.value, rows.rows, rows.cols, 0, rows.cols), (float(at.cols),)))
+    return [Block(block.axes, made)]
+
+
+def _last(low: Lowering, tensor: Tensor, dim: Any) -> Block:
+    block = low.block(tensor)
+    if dim % tensor.dim() != tensor.dim() - 1 or block.axes[-1]:
+        raise NotLoweredError("a choice along something else than the last dimension")
+    return block
+
+
+def _check(block: Block, places: Block) -> None:
+    if block.axes != places.axes or block.own.sizes[:-1] != places.own.sizes[:-1]:
+        raise NotLoweredError("a choice among other numbers than a row's")
+
+
+def _rows(low: Lowering, block: Block) -> View:
+    """All numbers, the last dimension in a row."""
+    found = collapse([block.own], keep_last=True)
+    if found is None:
+        found = collapse([dense(low.copied(block.own).value, block.own.sizes)], keep_last=True)
+    assert found is not None
+    return found[0]
+
+
+CHOICES: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {"topk": top, "gather": take, "scatter": put}

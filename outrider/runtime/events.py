@@ -1,0 +1,44 @@
+"""What a model does in a pass, call by call: seen by a dispatch mode of torch, or told by a part that is not entered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call: a torch operation's name, or "attention", "experts", "rotary", or "matrix" and "rows" of a layer in integers."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Any, ...]
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down torch's operations as they are called."""
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__()
+        self.events, self.is_paused = events, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.is_paused:
+            outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
+            self.events.append(Event(func._schema.name.removeprefix("aten::"), args, kwargs or {}, outputs))
+        return out
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not written down."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before

@@ -1,0 +1,56 @@
+"""Mixtures of experts in a recorded pass: transformers' common interface for them, with a function of ours behind it.
+
+A router's choice is recorded operation by operation, and so are the gate and the sum of what the chosen experts give. Only their
+products are not: each token multiplies with other weights, which is one operation of the native runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from outrider.runtime.events import Event, Recorder
+
+RECORDING = "outrider-recording"
+
+
+@contextmanager
+def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
+    """Experts' products are one event each while this lasts."""
+    ALL_EXPERTS_FUNCTIONS.register(RECORDING, partial(_forward, recorder))
+    configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "has_gate")}
+    before = {key: config._experts_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._experts_implementation = RECORDING
+        yield
+    finally:
+        for key, config in configs.items():
+            config._experts_implementation = before[key]
+
+
+def _forward(
+    recorder: Recorder, part: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """(tokens, hidden size), as transformers' `batched_mm` gives it, summed in the order of the choice."""
+
+    def product(x: Tensor, name: str) -> Tensor:
+        weight, bias = getattr(part, name), getattr(part, f"{name}_bias") if part.has_bias else None
+        with recorder.paused():
+            out = x.new_zeros(*top_k_index.shape, weight.shape[2 if part.is_transposed else 1])
+        told = {"transposed": part.is_transposed}
+        recorder.events.append(Event("experts", (x, top_k_index, weight, bias), told, (out,)))
+        return out
+
+    inner = part._apply_gate(product(hidden_states, "gate_up_proj")) if part.has_gate else part.act_fn(
+        product(hidden_states, "up_proj")
+    )
+    found = product(inner, "down_proj")
+    if getattr(part, "has_post_expert_norm", False):
+        found = part.post_expert_norm(found)
+    return (found * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)
