@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -144,8 +145,14 @@ def _dtype_of(layer: Any, lm: LM) -> torch.dtype:
 
 def _in_passes(layer: nn.Module, x: Tensor, width: int, count: int) -> Tensor:
     """(tokens, outputs) of at least `count` tokens, `width` at a time."""
-    parts = [layer(x[:, start : start + width])[0, :, :MAX_COLUMNS] for start in range(0, count, width)]
+    parts = [_product(layer, x[:, start : start + width])[0, :, :MAX_COLUMNS] for start in range(0, count, width)]
     return torch.cat(parts)
+
+
+def _product(layer: Any, x: Tensor) -> Tensor:
+    """Of a router that is a linear layer and picks experts as well (Phi MoE) the product alone."""
+    out = layer(x)
+    return out if isinstance(out, Tensor) else F.linear(x, layer.weight, layer.bias)
 
 
 def experts_keep_bits(module: Any, lm: LM) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.models import attention
+
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.2, "tie_word_embeddings": False,
@@ -15,7 +17,8 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GROUPS = {**EXPERTS, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 LATENT = {  # attention over compressed keys and values
-    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "afmoe": EXPERTS,
@@ -96,6 +99,7 @@ NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our ca
 
 def make(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """A random model of this family, in eval mode."""
+    attention.register()  # which `lower` ends with
     changes = FAMILIES[family] if family in FAMILIES else NOT_LOWERED[family][1]
     named = {**SIZES, **changes}
     if dtype == torch.bfloat16:  # in which rounding changes what a router picks: all experts, of all groups

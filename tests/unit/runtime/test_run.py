@@ -28,7 +28,7 @@ from tests.unit.runtime.samples import NativeAttention
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 CAPTURE = (AFTER_NORM, 0, 1, 2)
-FEW = ("llama", "gemma2")  # of whom more is asked
+FEW = ("llama", "gemma2", "deepseek_v3")  # of whom more is asked
 
 
 def on_executor(family: str, dtype: torch.dtype, path: Path) -> tuple[LM, LM]:
