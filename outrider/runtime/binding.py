@@ -141,12 +141,12 @@ class Binding:
         made.weight = self._keep(matrix.panels)
 
     def _bind_experts(self, made: OpStruct, op: Op) -> None:
-        weights, panels = self._tensors[op.weight], None
+        weights, panels = self._tensor(op.weight), torch.empty(0)
         for number, weight in enumerate(weights):
             kind, own = packed(weight.t().contiguous() if op.transposed else weight)
-            panels = own.new_empty(len(weights), *own.shape) if panels is None else panels
+            panels = panels if number else own.new_empty(len(weights), *own.shape)
             panels[number] = own  # one at a time, so that no second copy of all lies beside them
-        assert panels is not None
-        made.format, made.weight, made.experts = int(kind), self._keep(panels), len(weights)
-        made.N, made.K = (weights.shape[2], weights.shape[1]) if op.transposed else tuple(weights.shape[1:])
-        made.bias = self._keep(self._tensors[op.bias].contiguous()) if op.bias else None
+            made.format = int(kind)
+        made.weight, made.experts = self._keep(panels), len(weights)
+        made.N, made.K = (weights.shape[2], weights.shape[1]) if op.transposed else (weights.shape[1], weights.shape[2])
+        made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None

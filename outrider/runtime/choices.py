@@ -24,7 +24,8 @@ INDICES = torch.float32
 
 def top(low: Lowering, event: Event) -> list[Known]:
     """topk(x, k, dim, largest, sorted): the numbers and their indices, sorted in any case."""
-    tensor, count, dim, largest, _ = (*event.args, *(-1, True, True)[len(event.args) - 2 :])
+    tensor, count = event.args[:2]
+    dim, largest = (*event.args[2:], *(-1, True)[len(event.args[2:]) :])[:2]
     block = _last(low, tensor, dim)
     if not largest:
         raise NotLoweredError("the smallest numbers")

@@ -136,6 +136,10 @@ def differ(low: Lowering, first: Any, second: Any, out: Tensor) -> list[Known]:
     return [Block(equal.axes, made)]
 
 
+def not_equal(low: Lowering, event: Event) -> list[Known]:
+    return differ(low, event.args[0], event.args[1], event.outputs[0])
+
+
 def negated(low: Lowering, event: Event) -> list[Known]:
     if event.outputs[0].dtype != torch.bool:
         raise NotLoweredError("bits turned around")
@@ -164,7 +168,7 @@ ELEMENTWISE: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
     "softplus": softplus, "where": where, "masked_fill": masked_fill, "logical_not": negated, "bitwise_not": negated,
     "gt": partial(compared, Code.GREATER), "lt": partial(compared, Code.GREATER, reversed_=True),
     "ge": partial(compared, Code.AT_LEAST), "le": partial(compared, Code.AT_LEAST, reversed_=True),
-    "eq": partial(compared, Code.EQUAL), "ne": lambda low, event: differ(low, *event.args[:2], event.outputs[0]),
+    "eq": partial(compared, Code.EQUAL), "ne": not_equal,
     "minimum": partial(binary, Code.SMALLER), "maximum": partial(binary, Code.LARGER),
     "zeros_like": partial(filled, 0.0), "ones_like": partial(filled, 1.0), "full_like": partial(filled, None),
 }  # fmt: skip
