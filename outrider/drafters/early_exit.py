@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.self_speculation import SelfDrafter
+from outrider.drafters.self_speculation import SelfDrafter, own_lm
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
-from outrider.models.derive import derived_lm, own_module, with_replaced
+from outrider.models.derive import own_module, with_replaced
 from outrider.models.exit_search import find_exit
 from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
@@ -63,13 +63,13 @@ class EarlyExitDrafter(SelfDrafter):
     needs = "nothing; best with a model trained for early exits"
     Settings = EarlyExitSettings
 
-    def __init__(self, lm: LM, setup: DraftSetup, note: str) -> None:
+    def __init__(self, lm: LM, setup: DraftSetup, notes: list[str]) -> None:
         super().__init__(lm, setup, "exit")
-        self._note = note
+        self._notes = notes
 
     @property
     def notes(self) -> list[str]:
-        return [self._note]
+        return self._notes
 
     @classmethod
     def heads_of(cls, settings: EarlyExitSettings) -> tuple[tuple[type[Drafter], str], ...]:
@@ -90,8 +90,9 @@ class EarlyExitDrafter(SelfDrafter):
         module = layers.without(skipped)
         if head is not None:
             module = _reading(module, head, target.lm.device)
-        lm = derived_lm(module, target.lm, f"'{target.name}' without layers {', '.join(map(str, skipped))}")
-        return cls(lm, setup, note)
+        notes = [note]
+        lm = own_lm(module, target.lm, f"'{target.name}' without layers {', '.join(map(str, skipped))}", notes)
+        return cls(lm, setup, notes)
 
 
 def _trained_head(setup: DraftSetup, count: int) -> ExitHead:

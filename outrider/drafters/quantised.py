@@ -7,14 +7,22 @@ Self-speculation by quantisation: e.g. QuantSpec (Tiwari et al. 2502.10424), ML-
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
 
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.self_speculation import SelfDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derive import derived_lm, own_module
 from outrider.models.lm import LM
+from outrider.models.load import LoadedModel
 from outrider.models.memory import available_memory
 from outrider.models.quantise import BITS, GROUP_SIZES, added_bytes, check_kernels, estimated_bytes, quantised_copy
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.derived import native_derived_lm
+from outrider.runtime.run import NativeRun
 from outrider.settings import setting
 
 MIB = 1 << 20
@@ -44,15 +52,16 @@ class QuantisedDrafter(SelfDrafter):
     needs = "nothing but memory for a second, smaller copy of the weights (CPU)"
     Settings = QuantisedSettings
 
-    def __init__(self, lm: LM, setup: DraftSetup, num_bytes: int) -> None:
+    def __init__(self, lm: LM, setup: DraftSetup, num_bytes: int, notes: list[str]) -> None:
         self.bits = setup.settings.bits
         self.added_bytes = num_bytes  # weights alone; keys and values are the target's
+        self._notes = [f"the int{self.bits} draft takes {num_bytes / MIB:.1f} MiB beside the target", *notes]
         super().__init__(lm, setup, f"int{self.bits}")
 
     @property
     def notes(self) -> list[str]:
         """For a person, one line each."""
-        return [f"the int{self.bits} draft takes {self.added_bytes / MIB:.1f} MiB beside the target"]
+        return self._notes
 
     @classmethod
     def default_num_draft_tokens(cls, settings: QuantisedSettings) -> int:
@@ -65,11 +74,30 @@ class QuantisedDrafter(SelfDrafter):
         module = own_module(target.module, "quantised")
         group_size = settings.group_size or GROUP_SIZES[0]
         _check_memory(estimated_bytes(module, settings.bits, group_size, head=settings.quantise_head), target.lm, settings)
-        draft = quantised_copy(
-            module, settings.bits, group_size, head=settings.quantise_head, native=target.lm.native, name=target.name
+        notes: list[str] = []
+        lm, num_bytes = _draft_of(module, target, settings, notes)
+        return cls(lm, setup, num_bytes, notes)
+
+
+def _draft_of(module: Any, target: LoadedModel, settings: QuantisedSettings, notes: list[str]) -> tuple[LM, int]:
+    """The copy, and the bytes that it takes. Our own kernels serve bf16, torch's all else."""
+    name, group_size = f"the int{settings.bits} copy of '{target.name}'", settings.group_size or GROUP_SIZES[0]
+
+    def copy(*, native: bool) -> nn.Module:
+        return quantised_copy(
+            module, settings.bits, group_size, head=settings.quantise_head, native=native, name=target.name
         )
-        lm = derived_lm(draft, target.lm, f"the int{settings.bits} copy of '{target.name}'")
-        return cls(lm, setup, added_bytes(draft))
+
+    if isinstance(target.lm.run, NativeRun):
+        try:
+            if target.lm.dtype != torch.bfloat16:
+                raise NotLoweredError("weights in 4 and 8 bits multiply bfloat16 there")
+            draft = copy(native=True)
+            return native_derived_lm(draft, target.lm, name), added_bytes(draft)
+        except NotLoweredError as error:
+            notes.append(f"{name} runs without the native runtime: {error}")
+    draft = copy(native=target.lm.native)
+    return derived_lm(draft, target.lm, name), added_bytes(draft)
 
 
 def _check_memory(needed: int, target: LM, settings: QuantisedSettings) -> None:

@@ -10,28 +10,33 @@ al. 2502.10424).
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.programs import ProgramLoop
+from outrider.drafters.programs import Loop, ProgramLoop
 from outrider.kv.view import KVView
-from outrider.models.derive import derived_loop
+from outrider.models.derive import derived_lm, derived_loop
 from outrider.models.lm import LM
 from outrider.rows import Rows
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.derived import native_derived_lm
+from outrider.runtime.drafting import ChainLoop
+from outrider.runtime.run import NativeRun
 from outrider.types import Draft, TargetOutput, Verdict
 
 
 class SelfDrafter(ModelDrafter):
-    """Chains from a model derived from the target."""
+    """Chains from a model derived from the target (`own_lm`)."""
 
     needs_draft = False
     needs_module = True
     reads_texts = False  # the target has
 
     def __init__(self, lm: LM, setup: DraftSetup, purpose: str) -> None:
-        """`lm`: as `derived_lm` made it, its cache about to be replaced; `purpose`: see `derived_loop`."""
+        """`lm`: as `own_lm` made it, its cache about to be replaced; `purpose`: see `derived_loop`."""
         lm.kv = self._view = KVView(setup.target.lm.kv)
-        loop = derived_loop(lm, setup.target, setup.workshop, purpose)
-        super().__init__(lm, None if loop is None else ProgramLoop(loop))
+        super().__init__(lm, _loop_of(lm, setup, purpose))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self._view.follow()
@@ -40,3 +45,20 @@ class SelfDrafter(ModelDrafter):
         """The target has just caught up, so only the pending token is missing."""
         self._view.follow()
         return super()._catch_up(rows)
+
+
+def own_lm(module: Any, target: LM, name: str, notes: list[str]) -> LM:
+    """An `LM` around a module derived from the target's, on the native runtime where the target is; a note says why it is not."""
+    if isinstance(target.run, NativeRun):
+        try:
+            return native_derived_lm(module, target, name)
+        except NotLoweredError as error:
+            notes.append(f"{name} runs without the native runtime: {error}")
+    return derived_lm(module, target, name)
+
+
+def _loop_of(lm: LM, setup: DraftSetup, purpose: str) -> Loop | None:
+    if isinstance(lm.run, NativeRun):
+        return ChainLoop(lm, lm.run, setup.target.lm.shape.vocab_size)
+    loop = derived_loop(lm, setup.target, setup.workshop, purpose)
+    return None if loop is None else ProgramLoop(loop)

@@ -92,12 +92,18 @@ def derived_lm(module: nn.Module, target: LM, name: str) -> LM:
     No check against the plain model: a draft that computes something else costs speed, not truth. Raises CapabilityError
     when its logits are no numbers, which would leave broken keys behind.
     """
-    shape = dataclasses.replace(target.shape, num_parameters=num_weights(module))
-    lm = LM(module_run(module), shape, target.dtype, target.device)
-    lm.native = target.native
+    lm = plain_lm(module, target)
     finish(lm, module, pack=False)
     if not torch.isfinite(probe_logits(lm)).all():
         raise CapabilityError(f"{name} gives NaN or infinite logits, so it cannot draft. Use another drafter.")
+    return lm
+
+
+def plain_lm(module: nn.Module, target: LM) -> LM:
+    """An `LM` around a module derived from the target's, with its own empty cache; its pass limits are not known."""
+    shape = dataclasses.replace(target.shape, num_parameters=num_weights(module))
+    lm = LM(module_run(module), shape, target.dtype, target.device)
+    lm.native = target.native
     return lm
 
 

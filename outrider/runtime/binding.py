@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from outrider.kv import LayerShape
 from outrider.models.huge_pages import on_huge_pages
@@ -29,6 +31,23 @@ def packed(weight: Tensor) -> tuple[Format, Tensor]:
         raise NotLoweredError(f"a weight of {inputs} inputs in {str(weight.dtype).removeprefix('torch.')}")
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % WIDTH))
     return Format.PANELS_FP32, padded.view(-1, WIDTH, inputs).transpose(1, 2).contiguous()
+
+
+# Panels of plain weights, as long as both are in use: models made from one module share them, and so do heads with their target.
+_shared: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def shared_panels(weight: Tensor, *, transposed: bool) -> tuple[Format, Tensor]:
+    """`packed` of a module's own weight, made once."""
+    key = (transposed, None if weight.is_inference() else weight._version)
+    known = _shared.get(weight)
+    panels = known[2]() if known is not None and known[0] == key else None
+    if panels is not None:
+        return known[1], panels
+    kind, panels = packed(weight.t().contiguous() if transposed else weight)
+    panels = on_huge_pages(panels)
+    _shared[weight] = (key, kind, ref(panels))
+    return kind, panels
 
 
 class Binding:
@@ -131,10 +150,9 @@ class Binding:
             made.N, made.K = weight.shape
             self._bind_blocks(made, weight)
             return
-        plain = weight.t().contiguous() if op.transposed else weight
-        kind, panels = packed(plain)
-        made.format, made.weight = int(kind), self._keep(on_huge_pages(panels))
-        made.N, made.K = plain.shape
+        kind, panels = shared_panels(weight, transposed=op.transposed)
+        made.format, made.weight = int(kind), self._keep(panels)
+        made.N, made.K = weight.shape[::-1] if op.transposed else weight.shape
 
     def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
         made.format, made.form, made.group = int(Format.BLOCKS), matrix.form.number, matrix.form.group

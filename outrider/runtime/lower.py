@@ -28,14 +28,17 @@ from outrider.runtime.strides import Strided, collapse, dense, reshape
 DYNAMIC_ROPES = ("dynamic", "longrope")  # tables that change with the longest position of a pass
 
 
-def lower(module: Any) -> Program:
-    """The program of one pass of `module`, whose linear layers are still plain. Raises NotLoweredError naming the obstacle."""
+def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
+    """The program of one pass of `module`, whose linear layers are still plain. Raises NotLoweredError naming the obstacle.
+
+    `signals`: the hidden states that it gives, what the output head reads among them; None: all of them.
+    """
     for part in module.modules():
         if is_rotary(part) and _rope_types(part) & set(DYNAMIC_ROPES):
             raise NotLoweredError("rotary embeddings change with a text's length")
     num_layers = module.config.get_text_config().num_hidden_layers
     try:
-        recording = record(module, signals_of(num_layers))
+        recording = record(module, signals_of(num_layers) if signals is None else signals)
     except CapabilityError as error:
         raise NotLoweredError(str(error)) from error
     return Lowering(module, recording).program()

@@ -104,8 +104,8 @@ class NativeRun:
 
     def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:
         named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
-        tensors = {name: tensor.detach() for name, tensor in named.items() if name in _named(program)}
-        self._rotary = _Rotary(module, program)
+        tensors = {name: tensor for name, tensor in named.items() if name in _named(program)}
+        self.path, self._rotary = path, _Rotary(module, program)
         self.executor = Executor(program, {**tensors, **program.matrices}, lm.shape.layers, lm.dtype, path)
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
