@@ -9,9 +9,12 @@ One process decodes the same greedy prompts in turn, forwards and backwards, wit
 
 The wire is tests/network: a network namespace for each side, and a process between them that holds packets back. Everything has
 one thread: the service stands for another machine, so it must not take the target's processor, nor lend it one. All texts must be
-equal. Needs Linux and root.
+equal. Needs Linux and root. `ngram` looks at a text alone; `suffix` and `ngram-cache` remember answers, and since every prompt is
+decoded several times, they know what comes.
 
     python benchmarks/services.py                  the demo pair, its target widened to 100M parameters
+    python benchmarks/services.py --target FILE.gguf --drafter ngram --workload embedded:rag    a real model, a look-up service
+    python benchmarks/services.py --target FOLDER --draft MODEL --workload embedded:chat        a real model, a real draft
     python benchmarks/services.py --render benchmarks/results/services-DATE.json
 """
 
@@ -24,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -54,6 +58,7 @@ from tests.network.parts import DRAFT_PORT, Part
 PLAIN, LOCAL, REMOTE, AHEAD = "plain", "co-located", "remote", "remote, ahead"
 NAMES = (PLAIN, LOCAL, REMOTE, AHEAD)
 ROUND_TRIPS_MS = "0,1,10,50"
+MODEL, LONGEST = "draft-model", 2048  # tokens of prompt and answer
 
 
 class Worker:
@@ -82,32 +87,43 @@ class Worker:
         return answer
 
 
+@dataclass(frozen=True)
+class Setup:
+    """Which model is decoded, and who drafts for it."""
+
+    target: Path
+    drafter: str  # draft-model, or a look-up
+    draft: Path | None  # of draft-model
+    k: int
+    compiled: str
+
+    @property
+    def service(self) -> list[str]:
+        """What starts the draft service, behind `outrider`."""
+        hosted = ["--drafter", self.drafter, "--model", str(self.target)] if self.draft is None else [str(self.draft)]
+        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--compile", self.compiled]
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """The same drafts in the target's process."""
+        draft = {} if self.draft is None else {"draft": str(self.draft)}
+        return {"drafter": self.drafter, "num_draft_tokens": self.k, **draft}
+
+
 @contextmanager
-def deployment(target: Path, draft: Path, k: int, compiled: str) -> Iterator[tuple[Network, Worker]]:
+def deployment(setup: Setup) -> Iterator[tuple[Network, Worker]]:
     """The draft service at one end of the wire, the process that runs the steps at the other."""
     with tempfile.TemporaryDirectory() as folder, Network("steps", "drafts") as network:
-        command = [
-            "service",
-            "draft",
-            str(draft),
-            "--host",
-            "0.0.0.0",
-            "--port",
-            str(DRAFT_PORT),
-            "--compile",
-            compiled,
-        ]
-        service = Part(network, "drafts", command, DRAFT_PORT, Path(folder) / "draft.log").start().wait()
-        remote = {"drafter": "remote", "num_draft_tokens": k}
+        service = Part(network, "drafts", setup.service, DRAFT_PORT, Path(folder) / "draft.log").start().wait()
+        remote = {"drafter": "remote", "num_draft_tokens": setup.k}
         configurations: dict[str, Any] = {
             PLAIN: {"drafter": "none"},
-            LOCAL: {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": k},
+            LOCAL: setup.beside,
             REMOTE: {**remote, "drafter_options": {"endpoint": service.address, "outcomes": False}},
             AHEAD: {**remote, "drafter_options": {"endpoint": service.address, "outcomes": True}},
         }
-        worker = Worker(
-            network, "steps", {"target": str(target), "compile": compiled, "configurations": configurations}
-        )
+        loaded = {"target": str(setup.target), "compile": setup.compiled, "configurations": configurations}
+        worker = Worker(network, "steps", loaded)
         try:
             yield network, worker
         finally:
@@ -187,11 +203,40 @@ def table(result: dict[str, Any]) -> Table:
     return found
 
 
+def setup_of(target: Path | None, draft: Path | None, drafter: str, pair: str, k: int, compiled: str) -> Setup:
+    """A model of one's own, or a pair. Raises typer's error for what does not go together."""
+    if target is None:
+        if draft is not None or drafter != MODEL:
+            raise typer.BadParameter("--draft and --drafter are for a --target of your own")
+        target, draft = model_pair(pair)
+        return Setup(target, MODEL, draft, k, compiled)
+    if (draft is not None) != (drafter == MODEL):
+        raise typer.BadParameter("give --draft MODEL, or --drafter ngram|suffix|ngram-cache without one")
+    return Setup(target, drafter, draft, k, compiled)
+
+
+def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list[int]]:
+    """A workload's first prompts, in the model's chat template where they are conversations."""
+    from outrider.lab.workload.load import load_workload
+    from outrider.lab.workload.prompts import prepare
+    from outrider.models.load import load_tokenizer
+
+    chosen = load_workload(workload, limit=limit, on_bad="refuse", data=None)
+    prepared = prepare(chosen, load_tokenizer(str(model)), context=LONGEST, max_tokens=tokens)
+    return [one.tokens for one in prepared.prompts[:limit]]
+
+
 def main(
     pair: Annotated[str, typer.Option(help="demo, shared, or a folder with `target` and `draft`.")] = "demo",
     mlp: Annotated[
-        int, typer.Option(help="Widen the target's MLPs to this, which changes no token; 0: as it is.")
+        int, typer.Option(help="Widen the MLPs of the pair's target to this, which changes no token; 0: as it is.")
     ] = 10368,
+    target: Annotated[Path | None, typer.Option(help="Instead of a pair: a model folder or .gguf file, as it is.")] = None,
+    draft: Annotated[Path | None, typer.Option(help="Its draft model, for --target.")] = None,
+    drafter: Annotated[str, typer.Option(help="For --target without --draft: ngram, suffix or ngram-cache.")] = MODEL,
+    workload: Annotated[
+        str | None, typer.Option(help="A workload's prompts (docs/workloads.md), in the chat template; else GSM8K's questions.")
+    ] = None,
     k: Annotated[int, typer.Option(help="Draft tokens a step.", min=1)] = 4,
     limit: Annotated[int, typer.Option(help="Prompts.", min=1)] = 4,
     rounds: Annotated[int, typer.Option(help="Times that each prompt is decoded.", min=1)] = 2,
@@ -209,15 +254,23 @@ def main(
     reason = why_not()
     if reason is not None:
         raise typer.BadParameter(f"no wire on this machine: {reason}")
-    target, draft = model_pair(pair)
-    folder, widened = inflated(target, mlp, 0)
-    prompts = encode(prompt_texts(limit), target)
-    with deployment(folder, draft, k, compile) as (network, worker):
+    setup, widened = setup_of(target, draft, drafter, pair, k, compile), None
+    if target is None:
+        folder, widened = inflated(setup.target, mlp, 0)
+        setup = replace(setup, target=folder)
+    if workload is None and target is not None:
+        raise typer.BadParameter("--target needs --workload: GSM8K's plain questions are for the pairs trained on them")
+    texts = prompt_texts(limit) if workload is None else []
+    prompts = encode(texts, setup.target) if workload is None else prompts_of(workload, setup.target, limit, tokens)
+    with deployment(setup) as (network, worker):
         runs = measured(network, worker, prompts, [float(part) for part in round_trips.split(",")], rounds, tokens)
     content = {
-        "outrider": __version__, "target": model_name(folder), "draft": model_name(draft), "widened": widened, "k": k,
-        "tokens": tokens, "compile": compile, "summary": summary(runs), "runs": runs,
-        "notes": [note.replace(f"{REPOSITORY}/", "") for note in worker.loaded["notes"]],
+        "outrider": __version__, "target": model_name(setup.target),
+        "draft": setup.drafter if setup.draft is None else model_name(setup.draft), "workload": workload or "gsm8k",
+        "widened": widened, "k": k, "tokens": tokens, "compile": compile, "summary": summary(runs), "runs": runs,
+        "notes": {
+            name: [note.replace(f"{REPOSITORY}/", "") for note in notes] for name, notes in worker.loaded["notes"].items()
+        },
     }  # fmt: skip
     if out:
         screen.print(f"written: {write_result('services', content, 1).name}")

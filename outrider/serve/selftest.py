@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from outrider.build import REMOTE
 from outrider.control.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.engine.request import Finish, Listener, Request, Speculation, Update
@@ -231,7 +232,7 @@ def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
     has_model, stats, found = _has_model(engine, name), run.stats, []
     if not stats.drafted:
         message = f"drafter '{name}' drafted nothing on {len(run.tokens)} prompts: {_why_unused(name, has_model=has_model)}"
-        return [Finding("draft-unused", message, "warning" if has_model else "note", name)]
+        return [Finding("draft-unused", message, "warning" if has_model or name == REMOTE else "note", name)]
     if stats.tested >= LEAST_TESTED and (stats.alpha or 0.0) < NEAR_ZERO:
         message = (
             f"drafter '{name}': {stats.accepted} of {stats.tested} tested draft tokens were accepted (alpha {stats.alpha:.3f}); "
@@ -253,6 +254,8 @@ def _why_unused(name: str, *, has_model: bool) -> str:
         return "its draft is loaded but unused, and only costs memory"
     if drafter_class.takes_prediction(drafter_class.Settings()):
         return "it drafts for requests that bring a prediction"
+    if name == REMOTE:
+        return "none came in time from the draft service; the log says why where it does not answer, else its line is too long"
     return "it needs texts that repeat themselves"
 
 

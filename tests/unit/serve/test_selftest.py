@@ -191,6 +191,14 @@ def test_drafter_that_waits_for_predictions_is_no_look_up() -> None:
     assert "that bring a prediction" in found.message
 
 
+def test_a_draft_service_that_sent_nothing_in_time_is_no_look_up() -> None:
+    engine = Scripted(drafted=0, accepted=0, drafter="remote", draft=None)
+    engine.drafters = ["remote"]
+    found = only(self_test(engine))
+    assert (found.code, found.severity) == ("draft-unused", "warning")
+    assert "none came in time from the draft service" in found.message
+
+
 def test_other_text_than_plain_is_told_as_bad_as_it_is() -> None:
     engine = Scripted()
     engine.text = [8]
