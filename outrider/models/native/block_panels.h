@@ -166,26 +166,30 @@ inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const F
 }
 
 // Up to ROWS rows (of inputs (rows, blocks)) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
+//
+// For one row the hardware's prefetch is the best there is. While several are multiplied memory would rest, so that each of them
+// fetches its share of the block that comes AHEAD.
 template <class F>
 void multiply(
     const Inputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
   std::memset(sums, 0, rows * PANEL * sizeof(float));
   Factors<F> factors;
   Bytes codes[VECTORS];
+  const int64_t lines = (F::FACTORS + F::STEPS + F::CODES) / 64, each = fetch && rows > 1 ? (lines + rows - 1) / rows : 0;
   for (int64_t block = 0; block < blocks; ++block) {
     if (block % per_group == 0) {
-      if (fetch)
-        for (int64_t line = 0; line < F::FACTORS; line += 64) _mm_prefetch(at + AHEAD + line, _MM_HINT_T0);
       factors.read_group(at);
       at += F::FACTORS;
     }
-    if (fetch)
-      for (int64_t line = 0; line < F::STEPS + F::CODES; line += 64) _mm_prefetch(at + AHEAD + line, _MM_HINT_T0);
     factors.read_block(at);
     at += F::STEPS;
     read_codes<F::BITS>(at, codes);
     at += F::CODES;
-    for (int64_t m = 0; m < rows; ++m) multiply_row<F>(x[m * blocks + block], codes, factors, sums + m * PANEL);
+    const uint8_t* next = at + AHEAD;
+    for (int64_t m = 0; m < rows; ++m) {
+      for (int64_t line = 0; line < each; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+      multiply_row<F>(x[m * blocks + block], codes, factors, sums + m * PANEL);
+    }
   }
 }
 

@@ -11,7 +11,7 @@
 
 constexpr int64_t BLOCK = 32;                    // inputs whose products add up as integers
 constexpr int64_t VECTORS = BLOCK * PANEL / 64;  // of a block's codes, one byte each: [BLOCK / 4][2]
-constexpr int64_t AHEAD = 8192;                  // bytes; the hardware's own prefetch stops at pages
+constexpr int64_t AHEAD = 8192;                  // bytes
 
 // 32 inputs of a row: x = code * scale.
 struct Inputs {

@@ -18,7 +18,7 @@
 
 namespace linear {
 
-constexpr int64_t PIECE = 96 << 10;  // bytes of weights at least, that is some microseconds
+constexpr int64_t PIECE = 32 << 10;  // bytes of weights at least, that is a microsecond or two
 
 inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
 inline int64_t panel_bytes(const Op& op) {
