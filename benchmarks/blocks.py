@@ -1,6 +1,6 @@
 """A GGUF file beside a bf16 folder of the same model: seconds to load, tokens/s of plain greedy decoding, memory.
 
-    python benchmarks/blocks.py FILE.gguf FOLDER [--compile off|auto|on] [--max-new-tokens N]
+    python benchmarks/blocks.py FILE.gguf FOLDER [--runtime eager|auto|on] [--max-new-tokens N]
 
 Each model loads in a process of its own; runs take turns, and the fastest of `--repeats` counts, because a machine is only ever
 slowed down by others.
@@ -18,12 +18,12 @@ import time
 PROMPT = "The history of the lighthouse begins with"
 
 
-def measure(name: str, compile_mode: str, max_tokens: int, repeats: int) -> dict[str, float]:
+def measure(name: str, runtime: str, max_tokens: int, repeats: int) -> dict[str, float]:
     """One model in this process: seconds to load, best tokens/s, peak memory in MiB."""
     from outrider import LLM, SamplingParams
 
     start, busy = time.perf_counter(), time.process_time()
-    llm = LLM(name, drafter="none", compile=compile_mode)
+    llm = LLM(name, drafter="none", runtime=runtime)
     load, load_cpu = time.perf_counter() - start, time.process_time() - busy
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     best = 0.0
@@ -39,15 +39,15 @@ def main() -> None:
     """Measure every model named, in turn, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--compile", default="off", choices=("off", "auto", "on"))
+    parser.add_argument("--runtime", default="auto", choices=("auto", "native", "eager"))
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.models[0], given.compile, given.max_new_tokens, given.repeats)))
+        print(json.dumps(measure(given.models[0], given.runtime, given.max_new_tokens, given.repeats)))
         return
-    options = ["--compile", given.compile, "--max-new-tokens", str(given.max_new_tokens), "--repeats", str(given.repeats)]
+    options = ["--runtime", given.runtime, "--max-new-tokens", str(given.max_new_tokens), "--repeats", str(given.repeats)]
     for name in given.models:
         done = subprocess.run([sys.executable, __file__, name, *options, "--one"], stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])

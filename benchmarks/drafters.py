@@ -167,14 +167,14 @@ def prompt_ids(workload: str, count: int, model: Path, skip: int = 0) -> list[li
 class Bench:
     """One pair of models, and decoders around them, each with caches of its own, which are empty between runs."""
 
-    def __init__(self, target: Path, draft: Path, threads: int, compile_mode: str, *, module: bool) -> None:
-        fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
+    def __init__(self, target: Path, draft: Path, threads: int, runtime: str, *, module: bool) -> None:
+        fixed = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
         options, parts = choose(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
         built = assemble(load_models(options, Needs.of(parts)), parts)  # with the drafting programs of all fixed lengths
         self._built, self.target, self.draft, self.folder = built, built.target, built.draft, target
         if module:  # only a drafter that runs on the target's weights makes `build` keep them
             self.target = build(Options(str(target), drafter="quantised", **fixed)).target
-        self.about = {"compile": built.options.compile, "exact_trees": self.target.lm.limits.exact_trees}
+        self.about = {"runtime": built.options.runtime, "exact_trees": self.target.lm.limits.exact_trees}
         self._kept: dict[str, tuple[LM, Drafter]] = {}
         self._prompt: list[int] = []
         self._stores: list[torch.Tensor] = []
@@ -306,7 +306,7 @@ class Plan:
     gain_seeds: int
     threads: int
     mlp: int
-    compile: str
+    runtime: str
     verifier: str  # of all configurations of the cells; "auto": each its own
     skip: int = 0  # prompts of each workload that come before those measured
     again: dict[str, list[str]] = field(default_factory=dict)  # these cells only -> configurations; none given: all there are
@@ -437,7 +437,7 @@ def main(
     gain_seeds: Annotated[int, typer.Option(min=1, help="Seeds per prompt of each sampled known gain.")] = 4,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
-    compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
+    runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
     verifier: Annotated[
         str, typer.Option(help="Of all configurations; with 'gumbel' every length writes the same sampled text, too.")
     ] = "auto",
@@ -459,7 +459,7 @@ def main(
     plan = Plan(
         _named("pair", pairs, PAIRS), _named("workload", workloads, WORKLOADS), [float(t) for t in temperatures.split(",")],
         _named("configuration", configs, CONFIGURATIONS), bool(configs), prompts, max_tokens, rounds, gain_prompts, gain_seeds,
-        threads, mlp, compile, verifier,
+        threads, mlp, runtime, verifier,
     )  # fmt: skip
     if again is not None:
         plan = repeated(plan, read_result(again))
@@ -487,7 +487,7 @@ def repeated(plan: Plan, result: dict[str, Any]) -> Plan:
     if not cells:
         raise typer.BadParameter("no auto of this result is below a floor")
     names = [name for name in CONFIGURATIONS if any(name in chosen for chosen in cells.values())]
-    kept = ("pairs", "workloads", "temperatures", "max_tokens", "threads", "mlp", "compile", "verifier")
+    kept = ("pairs", "workloads", "temperatures", "max_tokens", "threads", "mlp", "runtime", "verifier")
     skip = theirs.get("skip", 0) + theirs["prompts"]
     for workload in theirs["workloads"]:
         left = len(prompt_texts(workload, plan.prompts, skip))
@@ -527,7 +527,7 @@ def _measure_cells(plan: Plan, unfinished: Unfinished, pair: str, cells: list, p
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, plan.mlp, 0)
     from_target = any(CONFIGURATIONS[name].drafter == "quantised" for name in plan.configurations)
-    bench = Bench(wide, draft, plan.threads, plan.compile, module=from_target)
+    bench = Bench(wide, draft, plan.threads, plan.runtime, module=from_target)
     failures = unfinished.content["failures"]
     models = {"target": model_name(target), "draft": model_name(draft), "inflation": inflation}
     unfinished.content["pairs"][pair] = models | bench.about
@@ -562,7 +562,7 @@ def _warm_up(bench: Bench, plan: Plan, failures: dict[str, str], pair: str) -> d
 
 
 def _measure_gains(plan: Plan, unfinished: Unfinished, pair: str, names: list[str], progress: Progress, task: Any) -> None:
-    bench = Bench(*model_pair(pair), plan.threads, plan.compile, module=False)
+    bench = Bench(*model_pair(pair), plan.threads, plan.runtime, module=False)
     for name in names:
         progress.update(task, description=f"{pair} {name}")
         found = measure_gain(bench, name, plan, lambda: progress.advance(task))

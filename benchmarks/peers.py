@@ -78,7 +78,7 @@ def main(
     warmup: Annotated[int, typer.Option(min=0, help="Unmeasured runs of each worker.")] = 2,
     max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.08,
     repeats: Annotated[int, typer.Option(help="How often a disturbed run is repeated.")] = 4,
-    compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
+    runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "peers",
 ) -> None:
     """Compare decoding speed with peers on the same weights."""
@@ -87,7 +87,7 @@ def main(
     workload = Workload(prompts, max_tokens, threads, rounds, warmup, max_other_cpu, repeats)
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, mlp, extra_layers)
-    load = {"target": str(wide), "threads": threads, "compile": compile, "max_model_len": MAX_MODEL_LEN}
+    load = {"target": str(wide), "threads": threads, "runtime": runtime, "max_model_len": MAX_MODEL_LEN}
     configurations = [Configuration(peer, length) for peer in names for length in (0, *map(int, k.split(",")))]
     race = start(configurations, {**load, "cache": str(PEERS / "models")}, draft, out)
     try:

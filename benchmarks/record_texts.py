@@ -76,7 +76,7 @@ def main(
     for pair in pairs.split(","):
         target, draft = model_pair(pair)
         models[pair] = {"target": model_name(target), "draft": model_name(draft)}
-        bench = Bench(target, draft, threads, "on", module=False)
+        bench = Bench(target, draft, threads, "native", module=False)
         wanted = [(d, float(t), w) for d in DRAFTERS for t in temperatures.split(",") for w in WORKLOADS]
         for drafter, temperature, workload in track(wanted, description=pair, console=console()):
             cell: dict[str, Any] = {"pair": pair, "drafter": drafter, "workload": workload, "temperature": temperature}

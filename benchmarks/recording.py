@@ -109,7 +109,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=1)] = 12,
     repeats: Annotated[int, typer.Option(min=1)] = 10,
     max_tokens: Annotated[int, typer.Option(min=8)] = 160,
-    compile: Annotated[str, typer.Option(help="on, off or auto.")] = "on",
+    runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 2,
     folder: Annotated[Path, typer.Option(help="Where the result goes.")] = RESULTS,
 ) -> None:
@@ -122,7 +122,7 @@ def main(
     target, draft = model_pair(pair)
     wanted = parse_configurations([configurations])
     needs_draft = any(one.parts().wants_draft for one in wanted)
-    options = Options(str(target), draft=str(draft) if needs_draft else None, compile=compile, threads=threads)
+    options = Options(str(target), draft=str(draft) if needs_draft else None, runtime=runtime, threads=threads)
     runner = Runner(options, wanted, console().print)
     asked = encode(prompt_texts(prompts), target)
     params = SamplingParams(max_tokens=max_tokens)
@@ -138,7 +138,7 @@ def main(
             f"{one['other_cpu']:.0%}", "yes" if one["overhead"] <= FLOOR else "NO",
         )  # fmt: skip
     console().print(table)
-    settings = {"prompts": prompts, "repeats": repeats, "max_tokens": max_tokens, "compile": compile, "floor": FLOOR}
+    settings = {"prompts": prompts, "repeats": repeats, "max_tokens": max_tokens, "runtime": runtime, "floor": FLOOR}
     content = {"target": model_name(target), "draft": model_name(draft), "settings": settings, "configurations": found}
     console().print(f"written: {write_result('recording', content, threads, folder)}")
 

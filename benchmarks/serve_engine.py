@@ -63,7 +63,7 @@ def engine_part(
     target: Path, draft: Path, prompts: list[list[int]], tokens: int, threads: int, repeats: int = 5
 ) -> dict[str, Any]:
     """Ratios of the engine to `LLM.generate` one request at a time, and the shares of a busy engine's time."""
-    how = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "compile": "on"}
+    how = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "runtime": "native"}
     llm = LLM(target, **how)  # type: ignore[arg-type]
     phases = Phases()
     options = Options(target=str(target), **how)  # type: ignore[arg-type]

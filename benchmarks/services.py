@@ -95,13 +95,13 @@ class Setup:
     drafter: str  # draft-model, or a look-up
     draft: Path | None  # of draft-model
     k: int
-    compiled: str
+    runtime: str
 
     @property
     def service(self) -> list[str]:
         """What starts the draft service, behind `outrider`."""
         hosted = ["--drafter", self.drafter, "--model", str(self.target)] if self.draft is None else [str(self.draft)]
-        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--compile", self.compiled]
+        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--runtime", self.runtime]
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def deployment(setup: Setup) -> Iterator[tuple[Network, Worker]]:
             REMOTE: {**remote, "drafter_options": {"endpoint": service.address, "outcomes": False}},
             AHEAD: {**remote, "drafter_options": {"endpoint": service.address, "outcomes": True}},
         }
-        loaded = {"target": str(setup.target), "compile": setup.compiled, "configurations": configurations}
+        loaded = {"target": str(setup.target), "runtime": setup.runtime, "configurations": configurations}
         worker = Worker(network, "steps", loaded)
         try:
             yield network, worker
@@ -203,16 +203,16 @@ def table(result: dict[str, Any]) -> Table:
     return found
 
 
-def setup_of(target: Path | None, draft: Path | None, drafter: str, pair: str, k: int, compiled: str) -> Setup:
+def setup_of(target: Path | None, draft: Path | None, drafter: str, pair: str, k: int, runtime: str) -> Setup:
     """A model of one's own, or a pair. Raises typer's error for what does not go together."""
     if target is None:
         if draft is not None or drafter != MODEL:
             raise typer.BadParameter("--draft and --drafter are for a --target of your own")
         target, draft = model_pair(pair)
-        return Setup(target, MODEL, draft, k, compiled)
+        return Setup(target, MODEL, draft, k, runtime)
     if (draft is not None) != (drafter == MODEL):
         raise typer.BadParameter("give --draft MODEL, or --drafter ngram|suffix|ngram-cache without one")
-    return Setup(target, drafter, draft, k, compiled)
+    return Setup(target, drafter, draft, k, runtime)
 
 
 def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list[int]]:
@@ -242,7 +242,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Times that each prompt is decoded.", min=1)] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=16)] = 64,
     round_trips: Annotated[str, typer.Option(help="Milliseconds, with commas.")] = ROUND_TRIPS_MS,
-    compile: Annotated[str, typer.Option(help="off, on or auto, of every model.")] = "on",
+    runtime: Annotated[str, typer.Option(help="Outrider's --runtime, of every model.")] = "auto",
     out: Annotated[bool, typer.Option("--out/--no-out", help="Write the result file.")] = True,
     render: Annotated[Path | None, typer.Option(help="Print the table of a stored result, and nothing else.")] = None,
 ) -> None:
@@ -254,7 +254,7 @@ def main(
     reason = why_not()
     if reason is not None:
         raise typer.BadParameter(f"no wire on this machine: {reason}")
-    setup, widened = setup_of(target, draft, drafter, pair, k, compile), None
+    setup, widened = setup_of(target, draft, drafter, pair, k, runtime), None
     if target is None:
         folder, widened = inflated(setup.target, mlp, 0)
         setup = replace(setup, target=folder)
@@ -267,7 +267,7 @@ def main(
     content = {
         "outrider": __version__, "target": model_name(setup.target),
         "draft": setup.drafter if setup.draft is None else model_name(setup.draft), "workload": workload or "gsm8k",
-        "widened": widened, "k": k, "tokens": tokens, "compile": compile, "summary": summary(runs), "runs": runs,
+        "widened": widened, "k": k, "tokens": tokens, "runtime": runtime, "summary": summary(runs), "runs": runs,
         "notes": {
             name: [note.replace(f"{REPOSITORY}/", "") for note in notes] for name, notes in worker.loaded["notes"].items()
         },

@@ -14,10 +14,10 @@ from outrider import LLM, SamplingParams
 
 
 def main() -> None:
-    """Read `{"target", "compile", "configurations": {name: options}}`, then `{"name", "prompt", "max_tokens"}` to the end."""
+    """Read `{"target", "runtime", "configurations": {name: options}}`, then `{"name", "prompt", "max_tokens"}` to the end."""
     out, sys.stdout = sys.stdout, sys.stderr
     wanted = json.loads(sys.stdin.readline())
-    shared = {"compile": wanted["compile"], "threads": 1}
+    shared = {"runtime": wanted["runtime"], "threads": 1}
     models = {name: LLM(wanted["target"], **shared, **options) for name, options in wanted["configurations"].items()}
     print(json.dumps({"notes": {name: llm.notes for name, llm in models.items()}}), file=out, flush=True)
     for line in sys.stdin:

@@ -94,7 +94,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=16)] = 96,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     max_other_cpu: Annotated[float, typer.Option(help="Repeat a run beside busier neighbours.")] = 0.08,
-    compile: Annotated[str, typer.Option(help="Outrider's --compile.")] = "on",
+    runtime: Annotated[str, typer.Option(help="Outrider's --runtime.")] = "auto",
     name: Annotated[str, typer.Option(help="Result: benchmarks/results/NAME-DATE.json.")] = "step",
 ) -> None:
     """Measure a step's parts and compare the speedup with its prediction."""
@@ -103,8 +103,8 @@ def main(
     wide, inflation = inflated(target, mlp, extra_layers)
     ids = encode(prompt_texts(prompts), wide)
     lengths = [0, *map(int, k.split(","))]
-    built = {length: _build(wide, draft, length, threads, compile) for length in lengths}
-    tree = _build(wide, draft, TREE_NODES, threads, compile, **TREE)
+    built = {length: _build(wide, draft, length, threads, runtime) for length in lengths}
+    tree = _build(wide, draft, TREE_NODES, threads, runtime, **TREE)
     with tempfile.TemporaryDirectory() as scratch:
         arithmetic = Arithmetic(Path(scratch), threads) if Arithmetic.is_possible() else None
         found = measure(built, tree, ids, max_tokens, rounds, max_other_cpu, arithmetic)
@@ -135,10 +135,10 @@ def main(
     out.print(f"written to benchmarks/results/{path.name}")
 
 
-def _build(target: Path, draft: Path, length: int, threads: int, compile_mode: str, **tree: Any) -> Built:
+def _build(target: Path, draft: Path, length: int, threads: int, runtime: str, **tree: Any) -> Built:
     drafting = {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": length, "drafter_options": tree}
     options = drafting if length else {"drafter": "none"}
-    fixed = {"dtype": "bfloat16", "threads": threads, "compile": compile_mode, "max_num_seqs": 1}
+    fixed = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
     return build(Options(str(target), **options, **fixed))
 
 

@@ -147,10 +147,10 @@ def main(
     prompts: Annotated[int, typer.Option(help="That tuning and the exhaustive search see.")] = 16,
     fresh: Annotated[int, typer.Option(help="That nobody has seen.")] = 16,
     max_tokens: Annotated[int, typer.Option()] = 48,
-    own_weights: Annotated[bool, typer.Option(help="Also quantised and early-exit drafts, each a program to compile.")] = False,
+    own_weights: Annotated[bool, typer.Option(help="Also quantised and early-exit drafts, made on loading.")] = False,
     mlp: Annotated[int, typer.Option(help="Inflate the target's MLPs to this width; 0: leave them.")] = 10368,
     threads: Annotated[int, typer.Option()] = 2,
-    compile: Annotated[str, typer.Option()] = "on",
+    runtime: Annotated[str, typer.Option()] = "auto",
     rehearse: Annotated[int, typer.Option(help="Only tune so many simulated machines, greedy and sampled.")] = 0,
     render: Annotated[Path | None, typer.Option(exists=True, help="Only print the table of this result.")] = None,
 ) -> None:
@@ -163,7 +163,7 @@ def main(
         return
     target, draft = model_pair(pair)
     wide, inflation = inflated(target, mlp, 0)
-    options = Options(str(wide), draft=str(draft), dtype="bfloat16", threads=threads, compile=compile)
+    options = Options(str(wide), draft=str(draft), dtype="bfloat16", threads=threads, runtime=runtime)
     cells = [
         measure(options, workload, float(t), prompts, fresh, max_tokens, own_weights=own_weights)
         for t in temperatures.split(",")

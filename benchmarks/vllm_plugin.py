@@ -176,7 +176,7 @@ def followed(
     """Outrider's own acceptance with this drafter, along the texts that vLLM wrote with it."""
     llm = LLM(
         str(model), drafter=name, drafter_options=DRAFTERS[name], num_draft_tokens=k, dtype="bfloat16", threads=threads,
-        compile="off", max_num_seqs=1,
+        runtime="eager", max_num_seqs=1,
     )  # fmt: skip
     following = Following(llm, k)
     departed = sum(

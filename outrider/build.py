@@ -1,4 +1,4 @@
-"""From options to a decoder that has passed every check: names resolved, memory weighed, models loaded, probed, compiled.
+"""From options to a decoder that has passed every check: names resolved, memory weighed, models loaded, probed.
 
 Everything that can be refused is refused here, before the first token, in the order that costs the user least time:
 names and combinations first, then configs and tokenizers, then memory, then weights.
@@ -27,7 +27,6 @@ from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.load import LoadedModel, load_config, resolve_device
 from outrider.models.memory import MemoryReport
 from outrider.models.unsupported import why_rows_differ
-from outrider.models.workshop import Workshop
 from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
@@ -47,7 +46,6 @@ class Models:
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
-    workshop: Workshop | None = None  # of programs for heads; None where the target runs uncompiled
     status: Callable[[str], None] = lambda line: None  # told what takes long while drafters are made
 
 
@@ -63,7 +61,6 @@ class Built:
     context: int  # tokens a row may hold, prompt and answer
     draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
-    workshop: Workshop | None = None  # as in `Models`
     takes_prediction: bool = False  # the drafter looks at what rows predict
 
     def config(self) -> dict[str, Any]:
@@ -147,7 +144,7 @@ def embedded_heads(target: str) -> dict[str, str]:
 
 
 def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
-    """Target and, where needed, draft: weighed, loaded, probed, compiled. `options` of drafting play no part here."""
+    """Target and, where needed, draft: weighed, loaded, probed, on their runtime. `options` of drafting play no part here."""
     asked = options
     options = _resolve_names(options, needs)
     if options.threads is not None:
@@ -158,19 +155,18 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     memory = loader.weigh()
     status(memory.one_line())
     target = loader.load(options.target)
-    workshop = loader.workshop()
     loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
     context = loader.context(target)
     if draft is not None:
         loader.notes += shorter_draft(draft.lm.shape.context_length, context, labels[options.draft])
-    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, workshop, status)
+    return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, status)
 
 
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
     target, draft = models.target, models.draft
-    drafter = parts.make_drafter(target, draft if parts.wants_draft else None, models.workshop, models.status)
+    drafter = parts.make_drafter(target, draft if parts.wants_draft else None, models.status)
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
@@ -178,7 +174,7 @@ def assemble(models: Models, parts: Parts) -> Built:
     if not target.lm.limits.exact_rows:
         notes.append(f"exact up to rounding here, not to the bit: {why_rows_differ(target.config, target.lm.device)}")
     if parts.draws_trees and not target.lm.limits.exact_trees:
-        notes.append("trees are exact up to rounding here, not to the bit (--compile on with bfloat16 makes them so)")
+        notes.append("trees are exact up to rounding here, not to the bit (--runtime native makes them so)")
     options = replaced(
         models.options,
         drafter=parts.drafter_name,
@@ -188,8 +184,7 @@ def assemble(models: Models, parts: Parts) -> Built:
         verifier_options=asdict(parts.verifier_settings),
     )
     return Built(
-        decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes, models.workshop,
-        parts.takes_prediction,
+        decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes, parts.takes_prediction,
     )  # fmt: skip
 
 

@@ -1,21 +1,18 @@
-"""Loads the models of a decoder: config, tokenizer, weights, probes, then the fast path; keeps what to tell the user of it."""
+"""Loads the models of a decoder: config, tokenizer, weights, probes, then their runtime; keeps what to tell the user of it."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
+from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
-from outrider.models import native
 from outrider.models.adapter import merged_note
-from outrider.models.compile import cache_folder
-from outrider.models.compiled import CompiledModel, why_uncompiled
 from outrider.models.context import check_asked, held_context
-from outrider.models.gguf.linear import block_layers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graphs import use_graphs
@@ -33,8 +30,7 @@ from outrider.models.load import (
 from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.own_code import ignored_code
 from outrider.models.vocabulary import never_draft, tokens_of_one
-from outrider.models.workshop import Workshop
-from outrider.options import NATIVE, Needs, Options, replaced
+from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.run import use_native_run
 
@@ -50,9 +46,8 @@ class ModelLoader:
         self._labels: dict[str | None, str] = labels  # what the user called each model
         self.notes: list[str] = []
         self._tokenizer: Any = None  # the target's, once it is loaded
-        self._compiled = device.type == "cpu" and options.compile != NATIVE
-        self._native = False  # the target's passes run on the native runtime
-        self._recorded = False  # CUDA graphs
+        self._runtime = EAGER  # of the target
+        self._refuse_elsewhere()
 
     def _names(self) -> list[str]:
         return [name for name in (self.options.target, self.options.draft) if name is not None]
@@ -75,11 +70,6 @@ class ModelLoader:
             num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
         )  # fmt: skip
 
-    def workshop(self) -> Workshop | None:
-        """Keeper of the heads' compiled programs; None where the target, which must be loaded, runs uncompiled."""
-        mode: Literal["on", "auto"] = "on" if self.options.compile == "on" else "auto"
-        return Workshop(mode, self.status, self.notes) if self._compiled else None
-
     def load(self, name: str, loop_vocab: int | None = None) -> LoadedModel:
         """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary."""
         options = self.options
@@ -91,87 +81,70 @@ class ModelLoader:
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
         self.notes += merged_note(self._labels[name], name)
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
-        is_whole = self._is_target(name) or self._limit(module, tokenizer, self._labels[name])
+        if not self._is_target(name):
+            self._limit(module, tokenizer, self._labels[name])
         lm = build_lm(module, name, dtype, self.device)
         generation_config = getattr(module, "generation_config", None)
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
         loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=generation_config)
-        can_help = is_whole and not options.trust_remote_code
-        compiled = not self._record(loaded, module, loop_vocab) and self._compile(loaded, module, loop_vocab, can_help)
-        if not self._use_native(loaded, module):
-            finish(lm, module, pack=not compiled)
+        runtime = self._put_on_runtime(loaded, module, loop_vocab)
+        if runtime != NATIVE:
+            finish(lm, module)
         if (file := gguf_in(name)) is not None:
             self.notes += gguf_notes(file, module, self._labels[name])
         if self._is_target(name):
-            self._tokenizer = tokenizer
+            self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
             loaded.module = module
-        if self._is_target(name) and (self.needs.tables or not compiled):  # uncompiled they are there anyway
+        if self._is_target(name) and (self.needs.tables or runtime != NATIVE):  # eagerly they are there anyway
             loaded.tables = Tables.of(module)
         del module
-        gc.collect()  # a compiled program holds its own packed weights
+        gc.collect()  # the native runtime holds its own packed weights
         return loaded
 
-    def _limit(self, module: Any, tokenizer: Any, label: str) -> bool:
-        """Keep a draft from tokens that its tokenizer or the target's lacks. False where it was changed."""
+    def _limit(self, module: Any, tokenizer: Any, label: str) -> None:
+        """Keep a draft from tokens that its tokenizer or the target's lacks."""
         if self._tokenizer is None or tokenizer is None or not (lacking := tokens_of_one(self._tokenizer, tokenizer)):
-            return True
+            return
         if not hasattr(module.get_output_embeddings(), "bias"):
-            return True
+            return
         never_draft(module, lacking)
         few = ", ".join(repr(text) for text in list(lacking.values())[:3]) + (", ..." if len(lacking) > 3 else "")
         self.notes.append(f"the draft '{label}' and the target differ in {len(lacking)} tokens ({few}): these are never drafted")
-        return False
 
-    def _compile(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None, can_help: bool) -> bool:
-        """Switch the model to its compiled programs when asked for (on) or already there (auto)."""
-        self._compiled = self._compiled and self.options.compile != "off"
-        if not self._compiled:
-            return False
-        if any(True for _ in block_layers(module)) and not native.is_supported(loaded.lm.device, loaded.lm.dtype):
-            self._compiled = False  # a program would hold the weights widened
-            if self.options.compile == "on":
-                raise CapabilityError(
-                    f"'{self._labels[loaded.name]}' has its weights in blocks, which compile in bfloat16 alone, on the native "
-                    "kernels (AVX2 or AVX-512). Use --dtype bfloat16 or --compile off."
-                )
-            return False
-        model = CompiledModel(loaded, module, self._is_target(loaded.name), self.needs.loop_lengths, loop_vocab, can_help)
-        if model.missing():
-            if self.options.compile == "auto":
-                self._compiled = False
-                self.notes.append(why_uncompiled(model.other_threads()))
-                return False
-            self.status(f"compiling {self._labels[loaded.name]}: once per model and machine, a minute or so")
-        model.use()
-        return True
+    def _refuse_elsewhere(self) -> None:
+        """Raises CapabilityError for a runtime that this device has not."""
+        home = {NATIVE: "cpu", GRAPHS: "cuda"}.get(self.options.runtime, self.device.type)
+        if home != self.device.type:
+            where = "on a CPU" if home == "cpu" else "on a CUDA device"
+            raise CapabilityError(
+                f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --runtime auto, or "
+                f"--device {home}."
+            )
 
-    def _use_native(self, loaded: LoadedModel, module: nn.Module) -> bool:
-        """Run the model's passes on the native runtime where that was asked for; whether they do. A note says why they do not."""
-        if self.options.compile != NATIVE:
-            return False
+    def _put_on_runtime(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> str:
+        """Run the model's passes, and its drafting loop, as was asked for; how they run now.
+
+        'auto' falls back to eager passes, and a note says why. Raises CapabilityError where another runtime was insisted on."""
+        asked, fast = self.options.runtime, NATIVE if self.device.type == "cpu" else GRAPHS
+        if asked == EAGER:
+            return EAGER
         try:
-            use_native_run(loaded.lm, module, loaded.name, cache_folder())
+            if fast == NATIVE:
+                self._use_native(loaded, module, loop_vocab)
+            else:
+                use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
         except CapabilityError as error:
-            self.notes.append(f"{self._labels[loaded.name]} runs without the native runtime: {error}")
-            return False
+            label, reason = self._labels[loaded.name], str(error).rstrip(".")
+            if asked != AUTO:
+                raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --runtime eager.") from error
+            self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
+            return EAGER
+        return fast
+
+    def _use_native(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> None:
+        use_native_run(loaded.lm, module, cache_folder())
         loaded.lm.limits = find_native_limits(loaded.lm)
-        self._native = self._native or self._is_target(loaded.name)
-        return True
-
-    def _record(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> bool:
-        """Replay passes and the drafting loop as CUDA graphs where that is possible and wanted; whether it is done."""
-        if self.device.type != "cuda" or self.options.compile in ("off", NATIVE):
-            return False
-        try:
-            use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
-        except CapabilityError as error:
-            if self.options.compile == "on":
-                raise
-            self.notes.append(f"running without CUDA graphs: {error}")
-            return False
-        self._recorded = True
-        return True
 
     def context(self, target: LoadedModel) -> int:
         """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""
@@ -185,6 +158,6 @@ class ModelLoader:
             dtype=str(target.lm.dtype).removeprefix("torch."),
             device=str(self.device),
             threads=torch.get_num_threads(),
-            compile=NATIVE if self._native else "on" if self._compiled or self._recorded else "off",
+            runtime=self._runtime,
             max_model_len=context,
         )

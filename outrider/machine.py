@@ -127,8 +127,6 @@ def unavailable() -> list[dict[str, str]]:
             "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
         )
         say("CUDA", why, "on a machine with an NVIDIA GPU: pip install torch with CUDA, check nvidia-smi")
-    if compiler() is None:
-        say("compiled passes (--compile on)", "no C++ compiler found", "install g++, or set CXX")
     if not torch.backends.mkldnn.is_available():
         say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch")
     flags = cpu_flags()

@@ -11,8 +11,7 @@ from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
 from outrider.parts import Parts
 
-COMPILE_MODES = ("auto", "on", "off")
-NATIVE = "native"  # a further mode, not yet told of: passes on the native runtime, no compiled programs
+AUTO, NATIVE, GRAPHS, EAGER = RUNTIMES = ("auto", "native", "graphs", "eager")  # how passes run
 DEMO = "demo"  # the name of the embedded pair, as target and as draft
 
 
@@ -32,15 +31,15 @@ class Options:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
-    compile: str = "auto"
+    runtime: str = AUTO
     max_num_seqs: int = 8
     max_model_len: int | None = None
     trust_remote_code: bool = False
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.compile not in (*COMPILE_MODES, NATIVE):
-            raise ConfigError(f"compile must be one of auto, on, off; got '{self.compile}'.")
+        if self.runtime not in RUNTIMES:
+            raise ConfigError(f"runtime must be one of {', '.join(RUNTIMES)}; got '{self.runtime}'.")
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
         if self.threads is not None and self.threads < 1:

@@ -12,7 +12,6 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.load import LoadedModel
-from outrider.models.workshop import Workshop
 from outrider.settings import parse_settings
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
@@ -31,12 +30,12 @@ class Parts:
     any_length: bool = False  # steps may ask for any number up to `length.most`, whoever decides it
 
     def make_drafter(
-        self, target: LoadedModel, draft: LoadedModel | None, workshop: Workshop | None = None,
-        status: Callable[[str], None] = lambda line: None,
-    ) -> Drafter:  # fmt: skip
+        self, target: LoadedModel, draft: LoadedModel | None, status: Callable[[str], None] = lambda line: None
+    ) -> Drafter:
         """The drafter for this target. `status` is told what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
-        return self.drafter.build(DraftSetup(target, draft, length.most, settings, self.head, workshop, self._varies, status))
+        setup = DraftSetup(target, draft, length.most, settings, self.head, any_length=self._varies, status=status)
+        return self.drafter.build(setup)
 
     @property
     def head(self) -> str | None:

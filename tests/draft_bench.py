@@ -34,7 +34,7 @@ def save_draft(folder: Path, **changes: Any) -> Path:
 
 def hosted_model(folder: Path, **changes: Any) -> HostedDrafter:
     """A service's drafter from this model."""
-    return load_drafter(DrafterOptions(draft=str(folder), dtype="float32", compile="off", **changes))
+    return load_drafter(DrafterOptions(draft=str(folder), dtype="float32", runtime="eager", **changes))
 
 
 @dataclass

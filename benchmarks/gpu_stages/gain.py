@@ -80,11 +80,11 @@ def run(context: Context) -> dict[str, Any]:
 
 def _run(context: Context, target: Path, size: Size) -> dict[str, Any]:
     configurations, notes = wanted(target, size)
-    runner, compile_mode, more = opened(context, target, configurations, max(size.batches))
+    runner, runtime, more = opened(context, target, configurations, max(size.batches))
     notes += more
     contenders, failures = everyone(runner, configurations, context)
     facts = json.loads((target / WIDENING).read_text(encoding="utf-8"))
-    context.keep({"target": facts, "compile": compile_mode, "notes": notes, "failures": failures, "judged": context.on_cuda})
+    context.keep({"target": facts, "runtime": runtime, "notes": notes, "failures": failures, "judged": context.on_cuda})
     prompts = prompt_tokens(runner.tokenizer, max(size.prompts))
     cells: dict[str, Any] = {}
     timed: dict[tuple[str, int], dict[int, float]] = {}
@@ -193,16 +193,16 @@ def opened(
     """The models with CUDA graphs and heads; without what cannot be had, and why. Raises the last reason where nothing goes."""
     notes: list[str] = []
     while True:
-        for compile_mode in ("on", "off") if context.on_cuda else ("off",):
+        for runtime in ("graphs", "eager") if context.on_cuda else ("eager",):
             options = Options(
                 str(target), draft=str(demo_paths().draft), dtype="bfloat16", device=str(context.device),
-                compile=compile_mode, max_num_seqs=rows,
+                runtime=runtime, max_num_seqs=rows,
             )  # fmt: skip
             try:
-                return Runner(options, list(configurations.values()), context.say), compile_mode, notes
+                return Runner(options, list(configurations.values()), context.say), runtime, notes
             except OutriderError as error:
                 reason = error
-                notes.append(f"compile {compile_mode}, {len(configurations)} configurations: {error}")
+                notes.append(f"runtime {runtime}, {len(configurations)} configurations: {error}")
         heads = [name for name in ("eagle3", "block") if name in configurations]
         if not heads:
             raise reason

@@ -105,9 +105,9 @@ def run(context: Context) -> dict[str, Any]:
 def _run(context: Context, target: Path) -> dict[str, Any]:
     prompts, max_tokens = prompts_of_one_length(target, 2 if context.tiny else 4), 16 if context.tiny else 64
     race = Race(context, prompts, {})
-    ours, compile_mode, notes = our_decoders(context, target, max_tokens)
+    ours, runtime, notes = our_decoders(context, target, max_tokens)
     result: dict[str, Any] = {
-        "judged": context.on_cuda, "failures": race.failures, "max_tokens": max_tokens, "compile": compile_mode, "notes": notes,
+        "judged": context.on_cuda, "failures": race.failures, "max_tokens": max_tokens, "runtime": runtime, "notes": notes,
     }  # fmt: skip
     model, draft = (hf_model(folder, context.device) for folder in (target, demo_paths().draft))
     eager = {**ours, **hf_decoders(EAGER, model, draft, max_tokens)}
@@ -160,16 +160,16 @@ def prompts_of_one_length(target: Path, count: int) -> list[list[int]]:
 
 
 def our_decoders(context: Context, target: Path, max_tokens: int) -> tuple[dict[str, Decode], str, list[str]]:
-    """Plain decoding and the draft model on models that are loaded once; how they are compiled; notes."""
+    """Plain decoding and the draft model on models that are loaded once; their runtime; notes."""
     configurations = {OURS: Configuration(), OURS_DRAFTED: Configuration("draft-model", DRAFTED)}
-    runner, compile_mode, notes = opened(context, target, configurations, rows=1)
+    runner, runtime, notes = opened(context, target, configurations, rows=1)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
     def decoder(configuration: Configuration) -> Decode:
         contender = runner.open(configuration)
         return lambda prompt: contender.run([prompt], params)[0].completion.token_ids
 
-    return {name: decoder(configuration) for name, configuration in configurations.items()}, compile_mode, notes
+    return {name: decoder(configuration) for name, configuration in configurations.items()}, runtime, notes
 
 
 def hf_model(folder: Path, device: torch.device) -> Any:

@@ -114,7 +114,7 @@ def server(context: Context) -> dict[str, Any]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "outrider", "serve", "demo", "--device", str(context.device), "--port", str(port),
-        *(["--compile", "off", "--no-self-test"] if context.tiny else []),
+        *(["--runtime", "eager", "--no-self-test"] if context.tiny else []),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(

@@ -37,26 +37,26 @@ TOKENS, TINY_TOKENS = 64, 12
 SAMPLES, TINY_SAMPLES = 2000, 32
 
 
-def demo(context: Context, device: Any, parts: list[Parts], compile_mode: str, dtype: str = "float32") -> Models:
+def demo(context: Context, device: Any, parts: list[Parts], runtime: str, dtype: str = "float32") -> Models:
     """The demo target, its draft where one of the parts wants it, once for all of them."""
-    return load_models(options(device, compile_mode, "none", dtype), Needs.of_all(parts))
+    return load_models(options(device, runtime, "none", dtype), Needs.of_all(parts))
 
 
-def options(device: Any, compile_mode: str, drafter: str, dtype: str = "float32") -> Options:
+def options(device: Any, runtime: str, drafter: str, dtype: str = "float32") -> Options:
     draft = "demo" if drafter == "universal" else None
     return Options(
         target="demo", drafter=drafter, draft=draft, drafter_options=REQUIRED.get(drafter, {}), dtype=dtype,
-        device=str(device), compile=compile_mode,
+        device=str(device), runtime=runtime,
     )  # fmt: skip
 
 
 def parts_of(names: tuple[str, ...], device: Any) -> dict[str, Parts]:
-    return {name: choose(options(device, "off", name))[1] for name in names}
+    return {name: choose(options(device, "eager", name))[1] for name in names}
 
 
 def mode_of(context: Context) -> str:
-    """Graphs on the device; on a CPU no compiled programs, which take a minute to make."""
-    return "on" if context.on_cuda else "off"
+    """Graphs on the device; on a CPU the eager reference."""
+    return "graphs" if context.on_cuda else "eager"
 
 
 def said(context: Context, models: Models, parts: Parts, kind: str) -> list[list[int]]:
@@ -70,7 +70,7 @@ def texts(context: Context) -> dict[str, Any]:
     """Every drafter in fp32, greedy and drawn, against the same on the CPU, which for greedy text is plain decoding's."""
     names = TINY_DRAFTERS if context.tiny else tuple(name for name in DRAFTERS.names() if name not in WITHOUT_HEAD)
     parts = parts_of(names, context.device)
-    here = demo(context, "cpu", list(parts.values()), "off")
+    here = demo(context, "cpu", list(parts.values()), "eager")
     there = demo(context, context.device, list(parts.values()), mode_of(context))
     plain = said(context, here, parts["none"], "greedy")
     found: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def graphs(context: Context) -> dict[str, Any]:
     if not context.on_cuda:
         return {"right": None, "told": "not asked: a CPU has no CUDA graphs"}
     parts = parts_of(("none", "draft-model", "eagle3"), context.device)
-    on, off = (demo(context, context.device, list(parts.values()), mode) for mode in ("on", "off"))
+    on, off = (demo(context, context.device, list(parts.values()), mode) for mode in ("graphs", "eager"))
     assert isinstance(on.target.lm.run, GraphedPass)
     assert not isinstance(off.target.lm.run, GraphedPass)
     found = {

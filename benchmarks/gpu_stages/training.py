@@ -94,7 +94,7 @@ def prepared(context: Context, folder: Path) -> Bench:
     target = str(demo_paths().target)
     options = Options(
         target, draft=str(demo_paths().draft), drafter="draft-model", device=str(context.device),
-        compile="auto" if context.on_cuda else "off", max_num_seqs=64,
+        runtime="auto" if context.on_cuda else "eager", max_num_seqs=64,
     )  # fmt: skip
     plan = ResponsePlan(max_new_tokens=24 if context.tiny else 160)
     tokenizer, config = load_tokenizer(target), load_config(target)
@@ -172,7 +172,7 @@ def at_work(bench: Bench, kind: Any, head: Path) -> dict[str, Any]:
     parsed = Configuration.parse(kind.drafter)
     options = {name: str(head) if value == "{folder}" else value for name, value in parsed.drafter_options.items()}
     configuration = Configuration(parsed.drafter, parsed.num_draft_tokens, options)
-    runner = Runner(Options(str(demo_paths().target), device=str(context.device), compile="off"), [configuration])
+    runner = Runner(Options(str(demo_paths().target), device=str(context.device), runtime="eager"), [configuration])
     prompts = list(dict.fromkeys(tuple(text.prompt) for text in bench.held_out))[: 1 if context.tiny else 16]
     params = SamplingParams(temperature=0.0, max_tokens=16 if context.tiny else 128)
     traces = runner.open(configuration).run([list(prompt) for prompt in prompts], params, 4)

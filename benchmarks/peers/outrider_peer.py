@@ -1,4 +1,4 @@
-"""Worker: Outrider, drafter "none" or "draft-model". Settings: bf16 as the checkpoint has it, compiled, block
+"""Worker: Outrider, drafter "none" or "draft-model". Settings: bf16 as the checkpoint has it, native runtime, block
 verifier.
 """
 
@@ -19,9 +19,9 @@ class OutriderWorker:
             drafting = {"drafter": "draft-model", "draft": command["draft"], "num_draft_tokens": length}
         self._llm = LLM(
             command["target"], **drafting, dtype="bfloat16", threads=command["threads"],
-            compile=command["compile"], max_model_len=command["max_model_len"], max_num_seqs=1,
+            runtime=command["runtime"], max_model_len=command["max_model_len"], max_num_seqs=1,
         )  # fmt: skip
-        settings = {name: self._llm.config[name] for name in ("dtype", "compile", "verifier", "exact")}
+        settings = {name: self._llm.config[name] for name in ("dtype", "runtime", "verifier", "exact")}
         return {"versions": self._llm.versions, "settings": settings}
 
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:

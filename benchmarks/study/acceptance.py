@@ -122,7 +122,7 @@ def _rows(one: Workload, head: Path) -> list[dict[str, Any]]:
     path = WORK / f"acceptance-{one.name}.jsonl"
     plan = {"tasks": one.tasks, "tokens": MEASURED_TOKENS, "most": one.most, "versions": versions()}
     journal = Journal.open(path, plan, resume=path.exists())
-    runner = Runner(Options(str(one.pair / "target"), draft=str(one.pair / "draft"), threads=1, compile="off"), wanted)
+    runner = Runner(Options(str(one.pair / "target"), draft=str(one.pair / "draft"), threads=1, runtime="eager"), wanted)
     texts = held_out(one.tasks, one.pair / "target")
     found = []
     for temperature in TEMPERATURES:

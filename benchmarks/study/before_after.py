@@ -105,7 +105,7 @@ def _regions(one: Contestant, temperature: float) -> dict[str, Any]:
         return [Question(text.prompt, text.id, text.task) for text in held_out(EXPLAINED, TARGET)]
 
     result, journal = explain(
-        Options(str(TARGET), draft=draft, threads=1, compile="off"), configuration, questions, params,
+        Options(str(TARGET), draft=draft, threads=1, runtime="eager"), configuration, questions, params,
         WORK / "explain.jsonl", max_shown=0,
     )  # fmt: skip
     journal.close()

@@ -65,7 +65,7 @@ def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max
     (out / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     outrider(
         "train", "draft-model", "--target", target, "--prompts", out / "prompts.jsonl", "--out", out, "--only-responses",
-        "--drafter", "draft-model", "--draft", draft, "--compile", "off", "--threads", 1, "--max-new-tokens", max_new_tokens,
+        "--drafter", "draft-model", "--draft", draft, "--runtime", "eager", "--threads", 1, "--max-new-tokens", max_new_tokens,
         "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
     )  # fmt: skip
     done.touch()
@@ -89,7 +89,7 @@ def demo_answers() -> Path:
     if not done.exists():
         outrider(
             "train", "medusa", "--target", "demo", "--prompts", f"demo:{DEMO_PROBLEMS}", "--out", out, "--only-responses",
-            "--compile", "off", "--threads", 1, "--max-new-tokens", 160, "--max-num-seqs", 16,
+            "--runtime", "eager", "--threads", 1, "--max-new-tokens", 160, "--max-num-seqs", 16,
             *(["--resume"] if (out / "config.json").exists() else []),
         )  # fmt: skip
         done.touch()
@@ -104,7 +104,7 @@ def train(
     out = WORK / name
     if not (out / "result.json").exists():
         resume = ["--resume"] if (out / "config.json").exists() else []
-        shared = ["--compile", "off", "--threads", 1, "--measure-prompts", 0]
+        shared = ["--runtime", "eager", "--threads", 1, "--measure-prompts", 0]
         outrider("train", kind, "--target", target, "--out", out, *shared, *words, *resume, plugin=plugin)
     result = read_result(out / "result.json")
     assert isinstance(result, TrainResult)

@@ -48,7 +48,7 @@ def record(log: Path) -> Path:
     log.parent.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command = [
-        sys.executable, "-m", "outrider", "serve", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--compile", "off",
+        sys.executable, "-m", "outrider", "serve", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--runtime", "eager",
         "--threads", "1", "--max-num-seqs", str(CLIENTS), "--port", str(port), "--log-requests", str(log), "--no-self-test",
         "--served-model-name", "pair",
     ]  # fmt: skip

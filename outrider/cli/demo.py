@@ -1,8 +1,4 @@
-"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then every drafter is measured.
-
-The first answers run uncompiled, so that they appear at once. The table is made compiled where that is
-possible (once about a minute, then cached), because that is how one would run it; `--compile off` skips it.
-"""
+"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then every drafter is measured."""
 
 from __future__ import annotations
 
@@ -14,9 +10,9 @@ from rich.console import Console
 
 from outrider.cli import session
 from outrider.cli.lab import INTERRUPTED, shown_progress
-from outrider.cli.options import AsJson, CompileMode, ModelOptions
+from outrider.cli.options import AsJson, ModelOptions, RuntimeName
 from outrider.cli.stream import MarkedText, Printer, Silent, run_stream
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import ConfigError
 from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line, to_json
 
@@ -27,9 +23,7 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 160
 FEW_PROBLEMS = 8  # below it an interval is rough
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
-Compile = Annotated[
-    CompileMode, typer.Option(help="For the table: auto compiles where a C++ compiler is found.")
-]
+Runtime = Annotated[RuntimeName, typer.Option(help="How passes run; auto takes the fastest that this machine allows.")]
 Questions = Annotated[int, typer.Option(help="Problems answered before the table.", min=0, max=6)]
 Problems = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
 Rounds = Annotated[int, typer.Option(help="Interleaved rounds; the median is reported.", min=1)]
@@ -40,7 +34,7 @@ DraftPair = Annotated[str | None, typer.Option("--draft", help="Its draft model.
 
 
 def demo(
-    compile: Compile = "auto",
+    runtime: Runtime = "auto",
     threads: Threads = None,
     questions: Questions = 3,
     problems: Problems = 12,
@@ -52,13 +46,13 @@ def demo(
     """Answer a few problems with the embedded model pair, then measure every drafter on it."""
     if target != "demo" and draft is None:
         raise ConfigError("--target needs its --draft here.")
-    eager = ModelOptions(drafter="draft-model", draft=draft, threads=threads, compile="off")
-    llm = session.load_llm(target, eager)
+    options = ModelOptions(drafter="draft-model", draft=draft, threads=threads, runtime=runtime)
+    llm = session.load_llm(target, options)
     answers, interrupted = _answer(llm, questions, as_json)
     found: dict[str, Any] = {"answers": answers, "rows": []}
     if problems and not interrupted:
         try:
-            found |= _measure(target, eager, compile, problems, rounds)
+            found |= _measure(target, options, problems, rounds)
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before all drafters had answered a problem: there is no table yet\n")
             return INTERRUPTED
@@ -103,14 +97,12 @@ def _as_dict(prompt: str, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _measure(
-    target: str, options: ModelOptions, compile: CompileMode, count: int, rounds: int
-) -> dict[str, Any]:
+def _measure(target: str, options: ModelOptions, count: int, rounds: int) -> dict[str, Any]:
     from outrider.cli.demo_runs import disturbed, held_out_problems, measure
     from outrider.machine import cpu_name
     from outrider.sampling.params import SamplingParams
 
-    series, notes = _open_all(target, options, compile)
+    series, notes = _open_all(target, options), list[str]()
     with shown_progress() as progress:
         progress.stage("measuring", rounds * count * len(series))
         params = SamplingParams(max_tokens=MAX_NEW_TOKENS)
@@ -120,33 +112,24 @@ def _measure(
     if (sentence := disturbed(rows)) is not None:
         notes.append(sentence)
     config = series[0].llm.config
-    measured_on = {key: config[key] for key in ("threads", "dtype", "device", "compile")}
+    measured_on = {key: config[key] for key in ("threads", "dtype", "device", "runtime")}
     return {"rows": rows, "measured_on": {"cpu": cpu_name(), **measured_on}, "notes": notes, "interrupted": interrupted}
 
 
-def _open_all(target: str, options: ModelOptions, compile: CompileMode) -> tuple[list[Series], list[str]]:
-    """One engine per drafter, all compiled or none. 'auto' falls back to uncompiled, with a note."""
+def _open_all(target: str, options: ModelOptions) -> list[Series]:
+    """One engine per drafter, all on one runtime."""
     from outrider.cli.demo_runs import CONTENDERS, Series
     from outrider.drafters import DRAFTERS
 
-    def open_with(mode: CompileMode) -> list[Series]:
-        opened = []
-        for one in CONTENDERS:
-            wanted = ModelOptions(
-                drafter=one.drafter, draft=options.draft if one.drafter in ("draft-model", "composite") else None,
-                drafter_option=list(one.options), num_draft_tokens=one.num_draft_tokens, threads=options.threads, compile=mode,
-            )  # fmt: skip
-            opened.append(Series(one.label, session.load_llm(target, wanted), DRAFTERS.load(one.drafter).learns))
-        return opened
-
-    if compile == "off":
-        return open_with("off"), []
-    try:
-        return open_with("on"), []
-    except CapabilityError as error:
-        if compile == "on":
-            raise
-        return open_with("off"), [f"not compiled: {error}"]
+    opened = []
+    for one in CONTENDERS:
+        wanted = ModelOptions(
+            drafter=one.drafter, draft=options.draft if one.drafter in ("draft-model", "composite") else None,
+            drafter_option=list(one.options), num_draft_tokens=one.num_draft_tokens, threads=options.threads,
+            runtime=options.runtime,
+        )  # fmt: skip
+        opened.append(Series(one.label, session.load_llm(target, wanted), DRAFTERS.load(one.drafter).learns))
+    return opened
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -154,11 +137,10 @@ def _show(found: dict[str, Any]) -> None:
 
     rows, on = found["rows"], found["measured_on"]
     first = rows[0]
-    compiled = "compiled" if on["compile"] == "on" else "not compiled"
     title = f"Greedy, {_counted(first['num_problems'], 'held-out problem')}, median of {_counted(first['num_rounds'], 'round')}"
     few = " (few: rough)" if first["num_problems"] < FEW_PROBLEMS else ""
     caption = (
-        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {compiled}; of drafters that learn, the first round\n"
+        f"{on['cpu']}, {on['threads']} threads, {on['dtype']}, {on['runtime']} runtime; of drafters that learn, the first round\n"
         f"tokens/s, speedup: after the first step · in brackets: 95 % interval over the problems{few}; plain: its rounds\n"
         f"time to first token, median: {_span([1000 * row['ttft_s'] for row in rows])} ms, reading the prompt included\n"
         "τ: tokens per target pass, the target's own one included · α: accepted / tested draft tokens\n"

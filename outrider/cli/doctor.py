@@ -26,10 +26,8 @@ def examine() -> dict[str, Any]:
     import torch
 
     from outrider import machine
-    from outrider.models import native
-    from outrider.models.compile import cache_folder
+    from outrider.cache import cache_folder
     from outrider.models.memory import available_memory
-    from outrider.runtime import library as runtime
 
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:
@@ -40,17 +38,41 @@ def examine() -> dict[str, Any]:
         "python_path": machine.python_path(),
         "cpu": machine.cpu_name(),
         "cpu_flags": machine.cpu_flags(),
-        "native_kernels": native.instructions() if native.compiler() else None,
-        "native_runtime": runtime.why_missing() or "available",
+        "runtime": _runtime(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": machine.cores(),
         "threads": torch.get_num_threads(),
         "memory_available_bytes": available_memory(torch.device("cpu")),
         "cuda_devices": machine.cuda_devices(),
         "compiler": machine.compiler(),
-        "compiled_cache": machine.folder_size(cache_folder()),
+        "cache": machine.folder_size(cache_folder()),
         "unavailable": unavailable,
     }
+
+
+def _runtime() -> dict[str, Any]:
+    """Which runtime models get here, with which instructions, and why not a faster one."""
+    import torch
+
+    from outrider.models import native
+    from outrider.runtime import library
+
+    kind, why_not = native.instructions(), library.why_missing()
+    return {
+        "name": "graphs" if torch.cuda.is_available() else "eager" if why_not else "native",
+        "instructions": None if why_not else kind,
+        "matrix_tiles": why_not is None and library.has_tiles(),
+        "why_not_native": why_not,
+    }
+
+
+def _runtime_in_words(found: Mapping[str, Any]) -> str:
+    if found["name"] == "native":
+        tiles = ", with matrix tiles (AMX)" if found["matrix_tiles"] else ""
+        return f"native, by {found['instructions'].upper()} instructions{tiles}: a pass is one call of our own library"
+    if found["name"] == "graphs":
+        return "graphs: passes are recorded and replayed as CUDA graphs"
+    return f"eager, which is slower: PyTorch's own modules, since the native runtime is missing ({found['why_not_native']})"
 
 
 def _why_no_pair() -> str | None:
@@ -68,7 +90,7 @@ def _why_no_pair() -> str | None:
 def _show(findings: Mapping[str, Any]) -> None:
     from outrider.report.tables import facts_table, show
 
-    cores, cache = findings["cores"], findings["compiled_cache"]
+    cores, cache = findings["cores"], findings["cache"]
     devices = [
         f"{d['name']}, {amount(d['free_bytes'])} of {amount(d['total_bytes'])} free"
         for d in findings["cuda_devices"]
@@ -78,15 +100,14 @@ def _show(findings: Mapping[str, Any]) -> None:
         "python": findings["python_path"],
         "cpu": findings["cpu"],
         "instruction sets": findings["cpu_flags"] or "unknown",
-        "our kernels use": (findings["native_kernels"] or "").upper() or "nothing: torch's own serve",
-        "native runtime": findings["native_runtime"],
+        "passes run": _runtime_in_words(findings["runtime"]),
         "torch uses": findings["torch_cpu_capability"],
         "cores": f"{cores['usable']} usable of {cores['logical']}",
         "threads": findings["threads"],
         "memory available": amount(findings["memory_available_bytes"]),
         "CUDA": devices or "none",
         "C++ compiler": findings["compiler"] or "none",
-        "compiled programs": f"{cache['num_files']} files, {amount(cache['num_bytes'])} in {cache['path']}",
+        "cache": f"{cache['num_files']} files, {amount(cache['num_bytes'])} in {cache['path']}",
     }
     show(facts_table("machine", facts))
     if findings["unavailable"]:

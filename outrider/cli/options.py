@@ -26,8 +26,7 @@ DRAFTING = "Drafting"
 MODEL = "Model and machine"
 SAMPLING = "Sampling"
 
-CompileMode = Literal["off", "on", "auto"]
-AnyCompileMode = Literal["off", "on", "auto", "native"]  # the last one is not yet told of
+RuntimeName = Literal["auto", "native", "graphs", "eager"]
 Target = Annotated[str, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id.", show_default=False)]
 ServerTarget = Annotated[
     str,
@@ -69,13 +68,12 @@ class MachineOptions:
     dtype: Annotated[str, option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
     device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
-    compile: Annotated[
-        AnyCompileMode,
+    runtime: Annotated[
+        RuntimeName,
         option(
             MODEL,
-            "on: compile the passes, once per model and machine (minutes). auto: use what was compiled before. On CUDA both "
-            "replay passes as CUDA graphs.",
-            metavar="[off|on|auto]",
+            "How passes run: native (one call of our own library, on a CPU), graphs (CUDA graphs), eager (PyTorch's modules, "
+            "the reference); auto takes the first that this device and model allow.",
         ),
     ] = "auto"
     max_model_len: Annotated[

@@ -125,7 +125,7 @@ def _settings(
         drafter=DrafterOptions(
             model=target, draft=draft_model, drafter=drafter, drafter_options=options,
             max_draft_tokens=limits.max_draft_tokens, dtype=machine.dtype, device=machine.device, threads=machine.threads,
-            compile=machine.compile, max_model_len=machine.max_model_len, revision=machine.revision,
+            runtime=machine.runtime, max_model_len=machine.max_model_len, revision=machine.revision,
             trust_remote_code=machine.trust_remote_code,
         ),
         limits=limits.limits(), listen=listening.listen(),

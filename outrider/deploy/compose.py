@@ -42,7 +42,7 @@ def _project(deployment: Deployment, command: list[str], places: Places, setting
         "ports": [f"{deployment.host}:{deployment.port}:{deployment.port}"],
         "volumes": [*mounts, {"type": "volume", "source": "cache", "target": CACHE}],
         "read_only": True,
-        "tmpfs": ["/tmp:exec"],  # compiled programs are linked here before they move to the cache
+        "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "healthcheck": {

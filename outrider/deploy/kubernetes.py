@@ -69,7 +69,7 @@ def _deployment(deployment: Deployment, command: list[str], settings: str, has_m
     volumes: list[dict[str, Any]] = [
         {"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}},
         {"name": "cache", "emptyDir": {}},
-        {"name": "scratch", "emptyDir": {}},  # compiled programs are linked here before they move to the cache
+        {"name": "scratch", "emptyDir": {}},
     ]
     if has_models:
         claim = {"claimName": deployment.models_claim, "readOnly": True}

@@ -70,7 +70,7 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter
         if drafter.learns:  # what it learned from this text is no user's
-            drafter = parts.make_drafter(built.target, built.draft if parts.wants_draft else None, built.workshop)
+            drafter = parts.make_drafter(built.target, built.draft if parts.wants_draft else None)
         trial = Decoder(decoder.target, drafter, decoder.verifier, control)
         costs.add(1, _times(trial, built, None, 1, _sizes(control, 1), BUDGET_ALONE_S))
     control.learn_costs(1, costs.seconds.get(1, {}))

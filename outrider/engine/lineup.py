@@ -65,7 +65,7 @@ class Lineup:
         models = self._models
         built = assemble(models, self._main)
         others = {
-            name: parts.make_drafter(models.target, models.draft if parts.wants_draft else None, models.workshop, models.status)
+            name: parts.make_drafter(models.target, models.draft if parts.wants_draft else None, models.status)
             for name, parts in list(self._parts.items())[1:]
         }
         given, drafter = built.decoder, built.decoder.drafter

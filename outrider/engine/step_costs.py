@@ -1,6 +1,6 @@
 """What steps take on this machine, kept from one start to the next: a control that knows need not find out at its user's expense.
 
-One small JSON file for each combination of machine, model and drafter, beside the compiled programs. A file whose facts differ,
+One small JSON file for each combination of machine, model and drafter, in the cache folder. A file whose facts differ,
 of another version or with anything strange in it is as good as none: then steps are timed anew, and the file is replaced.
 Files are written whole or not at all, so processes that start together do no harm.
 """
@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from outrider.build import Options
+from outrider.cache import cache_folder
 from outrider.machine import cores, cpu_name
 from outrider.models import native
-from outrider.models.compile import cache_folder, fingerprint
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
+from outrider.runtime import building
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.engine")
@@ -86,14 +87,13 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
     device = torch.device(options.device)
     facts = {
         "outrider": __version__,
-        "programs": fingerprint(),  # with torch's version
-        "kernels": native.fingerprint(),
+        "kernels": (native.fingerprint(), building.fingerprint()),  # the first with torch's version
         "loop_lengths": parts.loop_lengths,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": cores()["usable"],
         "threads": options.threads,
         "dtype": options.dtype,
-        "compile": options.compile,
+        "runtime": options.runtime,
         "target": _shape_of(target),
         "draft": _shape_of(draft) if draft is not None and parts.wants_draft else None,
         "drafter": parts.drafter_name,
@@ -116,7 +116,7 @@ def _path(facts: dict[str, Any]) -> Path:
 
 def folder() -> Path:
     """Where the files are."""
-    return cache_folder().parent / "step-costs"
+    return cache_folder() / "step-costs"
 
 
 def _drop_old(place: Path) -> None:

@@ -27,11 +27,10 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.export import Dim
 
+from outrider import cache
 from outrider.errors import CapabilityError
 from outrider.models import native
-from outrider.models.attention import QUERY_BLOCK, PassPlan
 from outrider.models.lm import LM
 from outrider.models.ops import C_SHIMS
 
@@ -49,27 +48,6 @@ MODEL_SOURCES = (
 HEAD_SOURCES = ("workshop.py", "quantised_linear.py", "truncate.py")  # of the programs of `workshop.py`, beside heads/
 
 
-class PassProgram(nn.Module):
-    """One pass with the plan spread over plain arguments, as torch.export wants them."""
-
-    def __init__(self, lm: LM, module: nn.Module, signals: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.module = module  # registered, so that its parameters become constants of the program
-        self._run, self._native, self._signals = lm.run, lm.native, signals
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor],
-        places: Tensor, masks: list[Tensor], columns: Tensor,
-    ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """Logits in fp32, which NumPy reads; with signals a tuple: the logits, then one tensor of hidden states for each."""
-        near = masks[1] if len(masks) > 1 else None
-        plan = PassPlan(keys, values, places.flatten(), masks[0], near, self._native)
-        if not self._signals:
-            return self._run(ids, positions, plan, columns).float()
-        logits, hidden = self._run.with_hidden(ids, positions, plan, columns, self._signals)
-        return (logits.float(), *(states.clone() for states in hidden))  # one tensor may be two signals, which export refuses
-
-
 def cannot_compile() -> str | None:
     """None when compilation works here, else the reason in a few words."""
     if native.compiler() is None:
@@ -78,9 +56,8 @@ def cannot_compile() -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where compiled programs live: $OUTRIDER_CACHE, else the user's cache folder."""
-    base = os.environ.get("OUTRIDER_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "outrider"
-    return Path(base).expanduser() / "compiled"
+    """Where compiled programs live."""
+    return cache.cache_folder() / "compiled"
 
 
 def package_path(lm: LM, module: Any, purpose: str = "pass") -> Path:
@@ -122,23 +99,12 @@ def _stored(stem: str, facts: tuple[object, ...], tensors: Mapping[str, Tensor])
     return file
 
 
-def native_path() -> Path:
-    """Where the native kernels are, once built."""
-    return cache_folder() / f"native-{native.fingerprint()}.so"
-
-
-def compile_pass(lm: LM, module: nn.Module, path: Path, signals: tuple[int, ...] = ()) -> None:
-    """Make the program of one pass, with these hidden states beside the logits, and store it at `path`."""
-    inputs, dynamic = _example(lm)
-    compile_program(PassProgram(lm, module, signals), inputs, dynamic, path)
-
-
 def compile_program(
     program: nn.Module, inputs: tuple, dynamic: tuple, path: Path, options: dict[str, Any] | None = None
 ) -> None:
     """Export, compile (`options` on top of `OPTIONS`), store. Raises CapabilityError naming the cause when that is impossible."""
     if (reason := cannot_compile()) is not None:
-        raise CapabilityError(f"cannot compile: {reason}. Use --compile off.")
+        raise CapabilityError(f"cannot compile: {reason}. Use --runtime eager.")
     from torch._inductor.cpu_vec_isa import pick_vec_isa  # seconds, and only who compiles needs it
     from torch._inductor.utils import fresh_cache
 
@@ -152,7 +118,7 @@ def compile_program(
                 made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{scratch}/program.pt2")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CapabilityError(f"torch could not compile this model ({first}). Use --compile off.") from error
+            raise CapabilityError(f"torch could not compile this model ({first}). Use --runtime eager.") from error
         os.replace(made, path)  # atomic: a reader sees the whole file or none
     drop_old(path.parent)
 
@@ -165,28 +131,6 @@ def drop_old(folder: Path, limit_bytes: int = MAX_CACHE_BYTES) -> None:
         oldest = files.pop(0)
         total -= oldest.stat().st_size
         oldest.unlink(missing_ok=True)
-
-
-def _example(lm: LM) -> tuple[tuple, tuple]:
-    """Example inputs of a two-row pass and which of their dimensions stay symbolic."""
-    kv, num_rows, num_tokens, num_keys = lm.kv, 2, 6, 1024
-    kv.reserve(num_rows + 1, 3 * 512)
-    ids = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=lm.device)
-    positions = torch.arange(num_tokens, device=lm.device).expand(num_rows, -1).contiguous()
-    places = positions + torch.arange(num_rows, device=lm.device)[:, None] * kv.capacity
-    mask = torch.zeros(num_rows, 1, 2 * QUERY_BLOCK, num_keys, dtype=lm.dtype, device=lm.device)
-    masks = [mask] if lm.shape.sliding_window is None else [mask, mask.clone()]
-    columns = torch.arange(3, device=lm.device)
-    rows, tokens = Dim("rows", min=1, max=4096), Dim("tokens", min=2, max=65536)
-    store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=512, max=1 << 24)}
-    mask_dims = {0: rows, 2: Dim("queries", min=8, max=65544), 3: Dim("keys", min=512, max=1 << 24)}
-    per_token = {0: rows, 1: tokens}
-    inputs = (ids, positions, kv.keys, kv.values, places, masks, columns)
-    dynamic = (
-        per_token, per_token, [store] * len(kv.keys), [store] * len(kv.values), per_token,
-        [mask_dims] * len(masks), {0: Dim("columns", min=1, max=65536)},
-    )  # fmt: skip
-    return inputs, dynamic
 
 
 def _source_fingerprint(names: tuple[str, ...]) -> str:

@@ -5,8 +5,8 @@ the host most of the time. A graph is recorded once for each combination of shap
 copied to where the recording read them, one launch, results copied out before the next replay overwrites them.
 
 A shape is recorded the second time it comes: prompts bring many lengths that never come again, decoding brings few that always
-do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (`--compile off`); what a
-loaded model's graphs give is compared with it before the first token (`probe.check_compiled`), and
+do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (`--runtime eager`); what a
+loaded model's graphs give is compared with it before the first token (`probe.check_same_logits`), and
 `tests/unit/models/test_graphs.py` does so on simulated devices.
 """
 
@@ -26,7 +26,7 @@ from outrider.models.attention import PassPlan
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.lm import PREFILL_CHUNK, Run
 from outrider.models.load import LoadedModel, first_line
-from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.probe import check_same_logits, probe_logits
 
 log = logging.getLogger("outrider.models")
 # Of a pass, rows times tokens. Chunks of a prompt hide their launches, and each cache length comes twice a prompt: recording them
@@ -50,11 +50,11 @@ def use_graphs(loaded: LoadedModel, module: nn.Module, loop_lengths: Sequence[in
     lm.run = GraphedPass(plain)
     try:
         probe_logits(lm)  # two passes of one shape: the second is recorded
-        check_compiled(lm, loaded.name, expected)
+        check_same_logits(lm, expected)
     except (CapabilityError, RuntimeError) as error:
         lm.run = plain
         reason = first_line(_first(error)).rstrip(".")
-        raise CapabilityError(f"{loaded.name} does not run as CUDA graphs: {reason}. Use --compile off.") from error
+        raise CapabilityError(f"its passes cannot be recorded as CUDA graphs: {reason}") from error
     if loops:
         loaded.draft_loop = DraftLoop(lm, loops)
 

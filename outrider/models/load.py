@@ -21,7 +21,6 @@ from transformers.utils import logging as hf_logging
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models import attention, hub, native, ops
 from outrider.models.adapter import adapter_in, told_of
-from outrider.models.compile import native_path
 from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.gguf.config import gguf_config
@@ -278,7 +277,7 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -
 def _multiply_blocks(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Put weights in blocks on their kernel, before the first pass: each would widen all of them."""
     if any(True for _ in block_layers(module)) and native.can_serve(device, dtype):
-        library = native_path()
+        library = native.library_path()
         if not library.exists():
             native.build(library)
         ops.enable(library)
@@ -301,7 +300,7 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
     if pack and not in_blocks and can_pack(lm.device, lm.dtype):
         pack_linears(module)
     elif pack and native.can_serve(lm.device, lm.dtype):
-        use_native(lm, module, native_path())
+        use_native(lm, module, native.library_path())
     lm.limits = find_pass_limits(lm, module, is_compiled=not pack)
 
 

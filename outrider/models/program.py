@@ -16,9 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.errors import CapabilityError
-from outrider.models.attention import PassPlan
-
 Program = Callable[..., tuple[Any, ...]]
 
 
@@ -64,27 +61,3 @@ def _delete_unpacked(package: Path) -> None:
             shutil.rmtree(mapped.parent, ignore_errors=True)
 
 
-class CompiledPass:
-    """The compiled pass as a `Run`. `signals`: the hidden states it was compiled with, other ones it does not have."""
-
-    def __init__(self, program: Program, signals: tuple[int, ...] = ()) -> None:
-        self._program, self._signals = program, signals
-
-    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
-        return self._call(ids, positions, plan, columns)[0]
-
-    def with_hidden(
-        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The logits, and the hidden states (B, T, H) of these layers. Raises CapabilityError for one it lacks."""
-        if missing := sorted(set(layers) - set(self._signals)):
-            raise CapabilityError(
-                f"the compiled target gives the hidden states of layers {list(self._signals)}, but {missing} are wanted. "
-                "Use --compile off, or load it for this drafter."
-            )
-        logits, *hidden = self._call(ids, positions, plan, columns)
-        return logits, [hidden[self._signals.index(layer)] for layer in layers]
-
-    def _call(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> tuple[Tensor, ...]:
-        masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
-        return self._program(ids, positions, plan.keys, plan.values, plan.places.view_as(ids), masks, columns)

@@ -166,5 +166,5 @@ def _subtitle(result: BenchResult) -> str:
     words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
     if (target := result.target) is not None:
         words += [str(result.machine.get("cpu", "")), f"{target.dtype} on {target.device}, {target.threads} threads"]
-        words += ["compiled" if target.compiled else "not compiled", f"{result.seconds / 60:.1f} minutes of measuring"]
+        words += [f"{target.runtime} runtime", f"{result.seconds / 60:.1f} minutes of measuring"]
     return " · ".join(words)

@@ -199,8 +199,8 @@ def _always(result: ReasoningResult) -> Iterator[str]:
         "forecasts rest on that recording and on step costs timed on runs of their own; they were made before any other length "
         "ran, for the same problems: they say nothing about other workloads"
     )
-    if result.compiled:
-        yield "chains are drafted by one compiled loop; trees and stop rules go level by level, which is part of their price"
+    if result.runtime != "eager":
+        yield "chains are drafted by one loop of calls; trees and stop rules go level by level, which is part of their price"
     yield "speeds count behind each text's first step, one problem at a time, all configurations in turn on every problem"
 
 
@@ -231,5 +231,5 @@ def _notes(result: ReasoningResult) -> Iterator[str]:
 
 def _subtitle(result: ReasoningResult) -> str:
     draft = f" with draft {result.draft}" if result.draft else ""
-    machine = [f"{result.dtype} on {result.device}, {result.threads} threads", "compiled" if result.compiled else "not compiled"]
+    machine = [f"{result.dtype} on {result.device}, {result.threads} threads", f"{result.runtime} runtime"]
     return f"{result.target}{draft} · {origin(result, *machine, f'{result.seconds / 60:.1f} minutes')}"

@@ -10,6 +10,7 @@ import ctypes
 import functools
 from pathlib import Path
 
+from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
 from outrider.models import native
 from outrider.runtime.building import PREBUILT, build, compiler, file_name
@@ -38,6 +39,11 @@ def why_missing() -> str | None:
     if (PREBUILT / file_name(kind)).exists() or compiler() is not None:
         return None
     return "not in this installation, and no C++ compiler found (install g++)"
+
+
+def has_tiles() -> bool:
+    """Whether the library, which is in the package or the cache, multiplies by matrix tiles (AMX) on this CPU."""
+    return bool(load(find(cache_folder())).outrider_runtime_has_tiles())
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM
-from outrider.models.probe import check_compiled, probe_logits
+from outrider.models.probe import check_same_logits, probe_logits
 from outrider.runtime import library
 from outrider.runtime.binding import Binding
 from outrider.runtime.blocks import DTYPES, NotLoweredError
@@ -181,7 +181,7 @@ class _Rotary:
         return self._tables
 
 
-def use_native_run(lm: LM, module: Any, name: str, cache: Path) -> NativeRun:
+def use_native_run(lm: LM, module: Any, cache: Path) -> NativeRun:
     """Run the model's passes on the executor from now on. Raises CapabilityError, with `lm` as it was, where that cannot be."""
     if lm.device.type != "cpu" or lm.dtype not in DTYPES:
         dtype = str(lm.dtype).removeprefix("torch.")
@@ -194,7 +194,7 @@ def use_native_run(lm: LM, module: Any, name: str, cache: Path) -> NativeRun:
     run = NativeRun(lm, module, program, path)
     lm.run = run
     try:
-        check_compiled(lm, name, expected)
+        check_same_logits(lm, expected)
     except CapabilityError:
         lm.run = before
         raise

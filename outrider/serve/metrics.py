@@ -29,7 +29,7 @@ from outrider.serve.metrics_totals import ModelTotals
 from outrider.serve.selftest import SelfTest
 from outrider.version import __version__
 
-SHOWN_CONFIG = ("drafter", "num_draft_tokens", "verifier", "dtype", "device", "compile")  # labels of model_info; never a path
+SHOWN_CONFIG = ("drafter", "num_draft_tokens", "verifier", "dtype", "device", "runtime")  # labels of model_info; never a path
 
 
 class Watched(Protocol):

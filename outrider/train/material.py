@@ -85,7 +85,7 @@ def gather(
     with LLM(
         options.target, drafter=options.drafter, draft=options.draft, num_draft_tokens=options.num_draft_tokens,
         drafter_options=options.drafter_options, dtype=options.dtype, device=options.device, threads=options.threads,
-        compile=options.compile, max_num_seqs=options.max_num_seqs, max_model_len=options.max_model_len,
+        runtime=options.runtime, max_num_seqs=options.max_num_seqs, max_model_len=options.max_model_len,
         trust_remote_code=options.trust_remote_code, revision=options.revision, status=progress.say,
     ) as llm:  # fmt: skip
         context = llm.config["max_model_len"]

@@ -59,7 +59,7 @@ def _one(
 ) -> list[Measured]:  # fmt: skip
     configuration = _with_folder(Configuration.parse(kind.drafter), folder)
     draft = str(folder) if getattr(kind, "uses_draft", False) else beside
-    runner = Runner(replace(options, draft=draft, compile="off"), [configuration])
+    runner = Runner(replace(options, draft=draft, runtime="eager"), [configuration])
     shown = kind.drafter.replace("{folder}", "DIR")
     found = []
     for temperature in plan.temperatures:

@@ -258,6 +258,6 @@ def test_refused_by_name(name: str, tmp_path: Path) -> None:
     module = refused_module(*REFUSED[name])
     folder = save_checkpoint(tmp_path / name, module, word_tokenizer(VOCAB))
     with pytest.raises(CapabilityError) as caught:
-        LLM(folder, drafter="none", dtype="float32", compile="off", threads=1)
+        LLM(folder, drafter="none", dtype="float32", runtime="eager", threads=1)
     assert str(folder) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

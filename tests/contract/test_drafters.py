@@ -113,7 +113,7 @@ class Bench:
 
     root: Path
     device: str = "cpu"
-    compile: str = "off"
+    runtime: str = "eager"
     built: dict[tuple[str | None, int, bool], Built] = field(default_factory=dict)
     plain_rows: dict[tuple[int, str], Row] = field(default_factory=dict)
     predictions: list[list[int]] = field(default_factory=list)  # by prompt: what every row carries, whoever drafts
@@ -125,7 +125,7 @@ class Bench:
             name = "draft-model" if draft else "early-exit" if module else "none"
             path = None if draft is None else str(self.root / draft)
             options = Options(
-                target=str(self.root / "target"), dtype="float32", device=self.device, compile=self.compile, threads=1,
+                target=str(self.root / "target"), dtype="float32", device=self.device, runtime=self.runtime, threads=1,
                 drafter=name, draft=path,
             )  # fmt: skip
             self.built[draft, copy, module] = build(options)

@@ -44,7 +44,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, B
     threads = torch.get_num_threads()
     here = Bench(root)
     here.predict()
-    there = Bench(root, device="cuda", compile="on", predictions=here.predictions)
+    there = Bench(root, device="cuda", runtime="graphs", predictions=here.predictions)
     yield here, there
     torch.set_num_threads(threads)
 
@@ -87,7 +87,7 @@ def test_a_drafting_loop_is_one_launch(benches: tuple[Bench, Bench]) -> None:
     """Two replays a step, whatever the draft's length: the loop and the target's pass."""
     here, _ = benches
     with SimulatedCuda() as cuda:
-        fresh = Bench(here.root, device="cuda", compile="on", predictions=here.predictions)
+        fresh = Bench(here.root, device="cuda", runtime="graphs", predictions=here.predictions)
         fresh.prompt(0)
         fresh.models("near")
         before, recorded = _replays(cuda), len(cuda.graphs)

@@ -23,12 +23,12 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Benc
     threads = torch.get_num_threads()
     here = Bench(root)
     here.predict()
-    there = {mode: Bench(root, device="cuda:0", compile=mode, predictions=here.predictions) for mode in ("on", "off")}
+    there = {mode: Bench(root, device="cuda:0", runtime=mode, predictions=here.predictions) for mode in ("graphs", "eager")}
     yield {"cpu": here, **there}
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("mode", ["graphs", "eager"])
 @pytest.mark.parametrize("case", CASES, ids=map(name_of, CASES))
 def test_texts_are_those_of_the_cpu(benches: dict[str, Bench], case: Case, mode: str) -> None:
     expected, found = batch(benches["cpu"], case), batch(benches[mode], case)
@@ -41,11 +41,11 @@ def test_passes_are_recorded_with_graphs_alone(benches: dict[str, Bench]) -> Non
     for bench in benches.values():
         batch(bench, PLAIN)
     runs = {mode: bench.models(None).target.lm.run for mode, bench in benches.items()}
-    assert isinstance(runs["on"], GraphedPass)
-    assert len(runs["on"].graphs) > 0
-    assert not isinstance(runs["off"], GraphedPass)
+    assert isinstance(runs["graphs"], GraphedPass)
+    assert len(runs["graphs"].graphs) > 0
+    assert not isinstance(runs["eager"], GraphedPass)
 
 
 def test_what_runs_on_the_cpu_alone_says_so(benches: dict[str, Bench]) -> None:
     with pytest.raises(CapabilityError, match="quantised drafts run on CPU kernels"):
-        benches["on"].decoder(("quantised", None, 0))
+        benches["graphs"].decoder(("quantised", None, 0))

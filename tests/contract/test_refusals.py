@@ -62,7 +62,7 @@ def test_the_reason_is_true_of_the_model(name: str, tmp_path: Path) -> None:
     """Catches "keeps no keys and values" of a model that keeps them, ALiBi where there is none, and a bare traceback."""
     folder = save_checkpoint(tmp_path / name, refused_module(*FAMILIES[name]), word_tokenizer(VOCAB))
     with pytest.raises(CapabilityError) as caught:
-        LLM(folder, drafter="none", dtype="float32", compile="off", threads=1)
+        LLM(folder, drafter="none", dtype="float32", runtime="eager", threads=1)
     said = str(caught.value)
     assert all(words in said for words in SAID[name]), said
     for other in (OWN_CODE, STATE, BIASES):
@@ -136,11 +136,11 @@ def test_layers_of_several_shapes_are_weighed_one_by_one(tmp_path: Path) -> None
     numbers = sum(layer.num_kv_heads * (layer.key_size + layer.value_size) for layer in layers)
     assert kv_bytes_per_token(module.config, torch.bfloat16) == 2 * numbers
     folder = save_checkpoint(tmp_path, make_module("Gemma4", GEMMA4), word_tokenizer(VOCAB))
-    assert LLM(folder, drafter="none", compile="off").generate([[3, 4]])[0].token_ids
+    assert LLM(folder, drafter="none", runtime="eager").generate([[3, 4]])[0].token_ids
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_layers_still_tell_their_weight(dtype: str, tmp_path: Path) -> None:
     """HunYuan's router asks its linear layer for the dtype of its weight, which packing takes away."""
     folder = save_checkpoint(tmp_path, make_module("HunYuanMoEV1", HUNYUAN), word_tokenizer(VOCAB))
-    assert LLM(folder, drafter="none", dtype=dtype, compile="off").generate([[3, 4]])[0].token_ids
+    assert LLM(folder, drafter="none", dtype=dtype, runtime="eager").generate([[3, 4]])[0].token_ids

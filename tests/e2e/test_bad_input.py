@@ -57,7 +57,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 
 def load(target: Path | str, **options: Any) -> LLM:
-    return LLM(target, **{"drafter": "ngram", "dtype": "float32", "compile": "off", "threads": 1, **options})
+    return LLM(target, **{"drafter": "ngram", "dtype": "float32", "runtime": "eager", "threads": 1, **options})
 
 
 def refusal(kind: type[OutriderError], action: Callable[[], object]) -> str:
@@ -237,7 +237,7 @@ def test_unknown_names(good: Path, option: str, typo: str, meant: str) -> None:
     ("option", "value"),
     [
         ("num_draft_tokens", 0), ("num_draft_tokens", 65), ("max_num_seqs", 0), ("threads", 0), ("max_model_len", 1),
-        ("compile", "maybe"), ("dtype", "float31"), ("device", "tpu"),
+        ("runtime", "maybe"), ("dtype", "float31"), ("device", "tpu"),
     ],
 )  # fmt: skip
 def test_options_out_of_range(good: Path, option: str, value: object) -> None:

@@ -20,7 +20,7 @@ from outrider.lab.result import read_result
 SMALL = (
     "--drafters", "draft-model k=4, suffix k=auto", "--prompts", "2", "--max-new-tokens", "12", "--rounds", "1",
     "--max-rounds", "1",
-    "--max-other-cpu", "2", "--compile", "off", "--threads", "1",
+    "--max-other-cpu", "2", "--runtime", "eager", "--threads", "1",
 )  # fmt: skip
 TIMEOUT_S = 240
 

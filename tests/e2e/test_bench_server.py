@@ -16,7 +16,7 @@ from outrider.lab.server.result import ServerResult
 from tests.live_server import KEY, live_server
 
 SMALL = ("--prompts", "2", "--max-new-tokens", "16", "--concurrency", "1,2", "--api-key-env", "BENCH_KEY")
-QUICK = ("--compile", "off", "--threads", "1", "--no-self-test")
+QUICK = ("--runtime", "eager", "--threads", "1", "--no-self-test")
 
 
 @pytest.fixture(scope="module")

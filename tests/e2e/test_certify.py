@@ -29,7 +29,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyResult:
-    subject = Subject.open(Options(target="demo", compile="off", threads=1, **options))
+    subject = Subject.open(Options(target="demo", runtime="eager", threads=1, **options))
     workload = load_workload("demo", limit=prompts)
     return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
 

@@ -24,7 +24,7 @@ import torch
 from outrider.cli import app
 
 TIMEOUT_S = 240
-PLAIN = ("--compile", "off", "--threads", "1")  # quick to start, and no quarrel over cores with other tests
+PLAIN = ("--runtime", "eager", "--threads", "1")  # quick to start, and no quarrel over cores with other tests
 PROMPT = "Once upon a time"
 QUESTION = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"

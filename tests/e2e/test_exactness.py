@@ -133,7 +133,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     threads = torch.get_num_threads()
     built = {
         key: build(Options(
-            target=str(target), drafter="draft-model", draft=str(path), dtype=dtype, compile="off", threads=1))
+            target=str(target), drafter="draft-model", draft=str(path), dtype=dtype, runtime="eager", threads=1))
         for key, path in drafts.items()
     }  # fmt: skip
     tokenizer = built["stranger"].target.tokenizer
@@ -216,11 +216,11 @@ def test_compiled(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     threads = torch.get_num_threads()
-    options = {"dtype": dtype, "compile": "on", "threads": 2}
+    options = {"dtype": dtype, "runtime": "native", "threads": 2}
     prompts, demo = list(WORD_PROBLEMS), demo_paths()
     plain = LLM(demo.target, drafter="none", **options).generate(prompts, WITHOUT_END)
     llm = LLM(demo.target, draft=demo.draft, num_draft_tokens=3, **options)
-    assert llm.config["compile"] == "on"
+    assert llm.config["runtime"] == "on"
     together = llm.generate(prompts, WITHOUT_END)
     alone = [llm.generate(prompt, WITHOUT_END)[0] for prompt in prompts]
     for done in (together, alone):

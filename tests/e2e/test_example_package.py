@@ -34,7 +34,7 @@ from outrider import LLM, SamplingParams
 
 target, phrases = sys.argv[1:]
 params, prompts = SamplingParams(max_tokens=40), ["w3 w1", "w2 w5 w8", "w4"]
-quiet = {"dtype": "float32", "compile": "off", "threads": 1}
+quiet = {"dtype": "float32", "runtime": "eager", "threads": 1}
 
 def answers(**options):
     return LLM(target, **options, **quiet).generate(prompts, params)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.errors import CapabilityError
 from outrider.models import native
 from outrider.models.load import load_config, load_module, load_tokenizer
 from tests.e2e.test_cli import start
@@ -29,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tiny: Path) -> list[list[int]]:
-    return [list(done.token_ids) for done in LLM(str(tiny), drafter="none", compile="off").generate(PROMPTS, GREEDY)]
+    return [list(done.token_ids) for done in LLM(str(tiny), drafter="none", runtime="eager").generate(PROMPTS, GREEDY)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_greedy_text_with_speculation_is_greedy_text(
 ) -> None:
     """Also for drafts derived from blocks, and with a GGUF file as the draft."""
     draft = str(tiny) if drafter == "draft-model" else None
-    llm = LLM(str(tiny), draft=draft, drafter=drafter, drafter_options=options, compile="off")
+    llm = LLM(str(tiny), draft=draft, drafter=drafter, drafter_options=options, runtime="eager")
     done = llm.generate(PROMPTS, GREEDY)
     assert [list(one.token_ids) for one in done] == plain
     if native.can_serve(torch.device("cpu"), torch.bfloat16):
@@ -53,14 +52,8 @@ def test_greedy_text_with_speculation_is_greedy_text(
         assert sum(one.stats.accepted for one in done) > 0
 
 
-def test_blocks_are_not_compiled_as_widened_weights(tiny: Path) -> None:
-    """A program of fp32 would hold all of them, four times the file, without a word."""
-    with pytest.raises(CapabilityError, match="has its weights in blocks, which compile in bfloat16 alone"):
-        LLM(str(tiny), drafter="none", dtype="float32", compile="on")
-
-
 def test_the_command_line_takes_a_file(tiny: Path) -> None:
-    with start("generate", str(tiny), "the 1 cat", "--max-new-tokens", "4", "--compile", "off") as process:
+    with start("generate", str(tiny), "the 1 cat", "--max-new-tokens", "4", "--runtime", "eager") as process:
         _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert "keeps its weights in their blocks (Q4_0, Q8_0)" in said

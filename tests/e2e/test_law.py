@@ -131,7 +131,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         draft=str(root / "draft"),
         drafter="draft-model",
         dtype="float32",
-        compile="off",
+        runtime="eager",
         threads=1,
     )
     built = build(options)

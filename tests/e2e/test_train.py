@@ -85,7 +85,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
 def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(
-        "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"), "--compile", "off",
+        "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"), "--runtime", "eager",
         "--max-new-tokens", "48", "--epochs", "4", "--init-layers", "4",
         "--set", "batch_size=4", "--measure-prompts", "2", "--measure-tokens", "16", "--json",
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     }
     answer = outrider(
         "generate", "demo", "Question: Sam has 3 lemons.\nAnswer:", "--draft", str(tmp_path / "run" / "drafter"),
-        "--drafter", "draft-model", "--compile", "off", "--max-new-tokens", "8", "--json",
+        "--drafter", "draft-model", "--runtime", "eager", "--max-new-tokens", "8", "--json",
     )  # fmt: skip
     assert demo_paths().target.is_dir()
     subprocess.run(answer, check=True, env=environment(), capture_output=True, timeout=200)

@@ -14,7 +14,7 @@ from outrider.lab.tune.result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
-COMMAND = "tune demo --drafters draft-model,ngram --prompts 5 --max-new-tokens 24 --load 2 --threads 1 --compile off"
+COMMAND = "tune demo --drafters draft-model,ngram --prompts 5 --max-new-tokens 24 --load 2 --threads 1 --runtime eager"
 
 
 def tune(folder: Path, *more: str) -> TuneResult:
@@ -37,7 +37,7 @@ def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureF
     assert "Tuning demo" in capsys.readouterr().out
     assert not (tmp_path / "tune.unfinished.jsonl").exists(), "finished"
     options = read_settings(settings).options
-    llm = LLM("demo", compile="off", **options)
+    llm = LLM("demo", runtime="eager", **options)
     assert llm.config["drafter"] == options["drafter"]
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
@@ -47,7 +47,7 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     settings = tmp_path / "settings.json"
     command = f"tune demo --drafters eagle3,medusa,block,ngram --prompts 5 --max-new-tokens 32 --load 2 --settings-out {settings}"
     out = tmp_path / "tune.json"
-    assert run([*command.split(), "--threads", "1", "--compile", "off", "--out", str(out)]) == 0
+    assert run([*command.split(), "--threads", "1", "--runtime", "eager", "--out", str(out)]) == 0
     result = read_result(out)
     assert isinstance(result, TuneResult)
     families = {one.family: one.failure for one in result.families}
@@ -58,7 +58,7 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     assert tau["eagle3 k=7"] > tau["medusa k=4"] > tau["ngram k=4"]
     for one in result.confirmed:
         assert one.identical == one.texts, "greedy texts are plain decoding's"
-    llm = LLM("demo", compile="off", **read_settings(settings).options)
+    llm = LLM("demo", runtime="eager", **read_settings(settings).options)
     assert llm.generate("Question: 1 + 1?\nAnswer:", SamplingParams(max_tokens=4))[0].token_ids
 
 

@@ -107,7 +107,7 @@ def test_texts_stay_what_they_are(target: Path) -> None:
 @contextlib.contextmanager
 def draft_service(address: str, log: Path) -> Iterator[None]:
     """`outrider service draft demo` at an address, ready."""
-    command = [sys.executable, "-m", "outrider", "service", "draft", "demo", "--host", address, "--compile", "off"]
+    command = [sys.executable, "-m", "outrider", "service", "draft", "demo", "--host", address, "--runtime", "eager"]
     with log.open("w") as lines, subprocess.Popen(command, stdout=lines, stderr=lines, cwd=REPOSITORY) as service:
         try:
             deadline = time.monotonic() + 120

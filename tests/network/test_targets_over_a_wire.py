@@ -80,10 +80,10 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     target, draft = demo_paths()
     anywhere = ["--host", "0.0.0.0", "--port"]
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
-        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--compile", "off"]
+        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--runtime", "eager"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
         command = ["service", "target", str(target), *anywhere, str(TARGET_PORT)]
-        command += ["--compile", "off", "--verifier", "gumbel", "--no-self-test", "--metrics-port", str(METRICS_PORT)]
+        command += ["--runtime", "eager", "--verifier", "gumbel", "--no-self-test", "--metrics-port", str(METRICS_PORT)]
         environment = {"DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [
             Part(network, place, command, TARGET_PORT, folder / f"{place}.log", environment).start()
@@ -92,7 +92,7 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets), "MODEL": f"demo={target}"}
         command = ["service", "coordinator", *anywhere, str(HTTP_PORT)]
         coordinator = Part(network, "front", command, HTTP_PORT, folder / "coordinator.log", environment).start()
-        llm = LLM(str(target), drafter="none", verifier="gumbel", compile="off")
+        llm = LLM(str(target), drafter="none", verifier="gumbel", runtime="eager")
         for part in (service, *targets, coordinator):
             part.wait()
         yield Deployment(network, targets, coordinator, requests(), llm)

@@ -21,6 +21,7 @@ from outrider.lab.bench.result import TargetInfo
 from outrider.lab.estimate.sizes import EXPERTS
 from outrider.lab.runner import Contender
 from outrider.machine import memory_bandwidth
+from outrider.options import NATIVE
 
 COPY_BYTES = 1 << 30
 COPIES = 10
@@ -31,7 +32,7 @@ def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
     memory, lm = models.memory.target, models.target.lm
     return TargetInfo(
         name=name, draft=draft, dtype=str(lm.dtype).removeprefix("torch."), device=str(lm.device),
-        compiled=models.options.compile == "on", threads=torch.get_num_threads(), context=models.context,
+        runtime=models.options.runtime, threads=torch.get_num_threads(), context=models.context,
         weights_bytes=memory.weights_bytes or None, pass_bytes=pass_bytes(memory.weights_bytes, models.target.config, lm.dtype),
         kv_bytes_per_token=memory.kv_bytes_per_token, bandwidth_bytes_per_s=bandwidth(lm.device),
     )  # fmt: skip
@@ -66,7 +67,7 @@ def added_memory(contender: Contender) -> tuple[int | None, int | None]:
     counted: a few bytes for each token they have seen.
 
     Early exit drafts with the target's own weights and writes into the target's own cache, so it adds nothing, but where the
-    target runs compiled: that program has weights of its own, and those as they were loaded are kept for the draft alone."""
+    target runs natively: the runtime has weights of its own, and those as they were loaded are kept for the draft alone."""
     drafter, draft = contender.built.decoder.drafter, contender.built.memory.draft
     parts, built = contender.configuration.parts(lossy=not contender.built.decoder.verifier.lossless), contender.built
     if isinstance(drafter, QuantisedDrafter):
@@ -75,7 +76,7 @@ def added_memory(contender: Contender) -> tuple[int | None, int | None]:
     heads = [kind.weigh_head(head, built.target.config, dtype) for kind, head in parts.drafter.heads_of(parts.drafter_settings)]
     weights, kv = sum(head.weights_bytes for head in heads), sum(head.kv_bytes_per_token for head in heads)
     if isinstance(drafter, EarlyExitDrafter):
-        kept = built.memory.target.weights_bytes if built.options.compile == "on" else 0
+        kept = built.memory.target.weights_bytes if built.options.runtime == NATIVE else 0
         return weights + kept, kv
     if parts.wants_draft and draft is not None:
         return (weights + draft.weights_bytes) or None, kv + draft.kv_bytes_per_token

@@ -242,7 +242,7 @@ class TargetInfo(Record):
     draft: str | None = None
     dtype: str
     device: str
-    compiled: bool
+    runtime: str  # native, graphs or eager
     threads: int
     context: int  # tokens that prompt and answer may have together
     weights_bytes: int | None

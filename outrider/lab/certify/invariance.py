@@ -79,4 +79,4 @@ def _others(subject: Subject, own: Configuration) -> list[Configuration]:
 
 def _models(subject: Subject) -> Models:
     built = subject.built
-    return Models(built.target, built.draft, built.options, built.memory, built.context, [], built.workshop)
+    return Models(built.target, built.draft, built.options, built.memory, built.context, [])

@@ -137,7 +137,7 @@ def _drafting_costs(found: Findings) -> Iterator[Advice]:
             title="Acceptance is fine: the cost of drafting is the problem", tone="caution",
             evidence=f"{found.alpha:.0%} of tested draft tokens are kept, but drafting takes {share:.0%} of a step "
             f"({found.times.draft_level_s * 1e3:.2f} ms a level against {found.times.rest_s * 1e3:.2f} ms for everything else). "
-            "A smaller or quantised draft, --compile on, or fewer tokens help; a better draft does not.",
+            "A smaller or quantised draft, --runtime native, or fewer tokens help; a better draft does not.",
         )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ class ReasoningResult(Result):
     problems: int
     max_new_tokens: int
     longest: int  # γ of the recordings
-    compiled: bool
+    runtime: str  # native, graphs or eager
     dtype: str
     device: str
     threads: int

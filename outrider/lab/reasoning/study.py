@@ -117,7 +117,7 @@ def run_study(
     return ReasoningResult(
         target=options.target, draft=options.draft,
         workload=WorkloadInfo(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)),
-        problems=len(prompts), max_new_tokens=plan.max_tokens, longest=plan.longest, compiled=resolved.compile == "on",
+        problems=len(prompts), max_new_tokens=plan.max_tokens, longest=plan.longest, runtime=resolved.runtime,
         dtype=str(runner.models.target.lm.dtype).removeprefix("torch."), device=str(runner.models.target.lm.device),
         threads=torch.get_num_threads(), studies=studies, example=study.example, seconds=time.perf_counter() - began,
         notes=[*runner.models.notes, *notes, *_left_out(plan, studies)], interrupted=_is_cut(plan, studies),

@@ -6,7 +6,7 @@ for large matrices; on AVX2 they have no bf16 at all. Linear layers, by vectors 
 page each, take what memory gives (numbers in docs/architecture.md). The rest is what follows a pass: laws, coins, noise and
 the verdict on a draft, together one call (`verdicts.cpp`, by way of `verifiers/kernels.py`). All are written once, in the
 words of `lanes.h`, for both instruction sets.
-Wherever they cannot be had (another CPU, another dtype, no compiler, `--compile off`), torch's own do the same work; `--compile
+Wherever they cannot be had (another CPU, another dtype, no compiler, `--runtime eager`), torch's own do the same work; `--compile
 off` takes the linears and attention all the same on a CPU where torch has no fast bf16.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
 from outrider.instructions import INSTRUCTIONS
 
@@ -37,7 +38,7 @@ _SAMPLING = (
 )  # fmt: skip
 SOURCES = tuple(_HERE / name for name in (*_MODEL, *_SAMPLING))
 PANEL_KERNELS = ("outrider_panel_linear_vectors", "outrider_panel_linear_tiles")  # `outrider_panel_linear` takes the best
-REMEDY = "Use --compile off, or --dtype float32."  # the second where a CPU without AVX-512 takes them uncompiled, too
+REMEDY = "Use --runtime eager, or --dtype float32."  # the second where a CPU without AVX-512 takes them uncompiled, too
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
 
 
@@ -57,7 +58,7 @@ def flags(kind: str | None = None) -> tuple[str, ...]:
     """What the compiler is told, for the best of INSTRUCTIONS or those of `kind`. Raises CapabilityError: the CPU has none."""
     kind = kind or instructions()
     if kind is None:
-        raise CapabilityError("the CPU has neither AVX2 nor AVX-512 with bf16, which the CPU kernels need. Use --compile off.")
+        raise CapabilityError("the CPU has neither AVX2 nor AVX-512 with bf16, which the CPU kernels need. Use --runtime eager.")
     return (*FLAGS, *INSTRUCTIONS[kind])
 
 
@@ -78,12 +79,17 @@ def fingerprint(*, of_programs: bool = False) -> str:
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
+def library_path() -> Path:
+    """Where the kernels are, once built."""
+    return cache_folder() / f"native-{fingerprint()}.so"
+
+
 def build(path: Path, kind: str | None = None) -> None:
     """Compile to `path` (a few seconds), for the best of INSTRUCTIONS or those of `kind`. Raises CapabilityError with the
     compiler's first complaint, and where the CPU has none of them."""
     tool = compiler()
     if tool is None:
-        raise CapabilityError("no C++ compiler found (install g++). Use --compile off.")
+        raise CapabilityError("no C++ compiler found (install g++). Use --runtime eager.")
     home = Path(torch.__file__).parent
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

@@ -52,7 +52,7 @@ class DrafterOptions:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
-    compile: str = "auto"
+    runtime: str = "auto"
     max_model_len: int | None = None  # longest text; None: as the models have it
     revision: str | None = None  # of the target
     trust_remote_code: bool = False
@@ -155,12 +155,12 @@ def load_drafter(options: DrafterOptions, status: Callable[[str], None] = lambda
 def _load_draft(
     options: DrafterOptions, parts: Parts, device: torch.device, status: Callable[[str], None]
 ) -> tuple[LoadedModel, list[str]]:
-    """The draft model as it is loaded beside a target: weighed, probed, compiled where that is asked for or there."""
+    """The draft model as it is loaded beside a target: weighed, probed, on the runtime that was asked for."""
     assert options.draft is not None
     name = str(demo_paths().draft) if options.draft == DEMO else options.draft
     elsewhere = Options(
         target="the target, elsewhere", draft=name, dtype=options.dtype, device=options.device, threads=options.threads,
-        compile=options.compile, trust_remote_code=options.trust_remote_code,
+        runtime=options.runtime, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     config = load_config(name, options.trust_remote_code)
     dtype = resolve_dtype(options.dtype, config, device)

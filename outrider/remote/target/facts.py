@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from outrider.build import Built
+from outrider.cache import cache_folder
 from outrider.models.adapter import adapter_in
-from outrider.models.compile import cache_folder
 from outrider.models.lm import LM
 from outrider.models.probe import probe_tokens
 
@@ -85,7 +85,7 @@ def _file_hash(file: Path, known: dict[str, str]) -> str:
 
 
 def _place() -> Path:
-    return cache_folder().parent / "weight-hashes.json"
+    return cache_folder() / "weight-hashes.json"
 
 
 def _remembered() -> dict[str, str]:

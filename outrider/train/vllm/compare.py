@@ -95,7 +95,7 @@ def _task(out: Path, target: Target, how: Comparing) -> dict[str, Any]:
 def _outrider(kind: str, source: Path, target: Target, how: Comparing) -> LLM:
     return LLM(
         target.name, drafter=kind, draft=source, num_draft_tokens=how.method.num_draft_tokens, dtype=target.dtype,
-        threads=how.threads, compile="off", max_num_seqs=1,
+        threads=how.threads, runtime="eager", max_num_seqs=1,
     )  # fmt: skip
 
 

@@ -27,13 +27,13 @@ def regret(workload: str, best: float, plain: float, name: str = "ngram auto") -
 def result(*regrets: dict[str, Any], skip: int = 0) -> dict[str, Any]:
     plan = {
         "pairs": ["demo"], "workloads": ["gsm8k", "rag", "mt"], "temperatures": [0.7], "prompts": 16, "max_tokens": 64,
-        "threads": 2, "mlp": 0, "compile": "on", "verifier": "gumbel", "skip": skip,
+        "threads": 2, "mlp": 0, "runtime": "native", "verifier": "gumbel", "skip": skip,
     }  # fmt: skip
     return {"regrets": [*regrets], "plan": plan}
 
 
 def plan(bench: Any, prompts: int) -> Any:
-    return bench.Plan(["shared"], ["code"], [0.0], ["none"], True, prompts, 32, 2, 24, 4, 1, 10368, "off", "auto")
+    return bench.Plan(["shared"], ["code"], [0.0], ["none"], True, prompts, 32, 2, 24, 4, 1, 10368, "eager", "auto")
 
 
 def test_cells_below_either_floor_with_their_rivals_only(bench: Any) -> None:

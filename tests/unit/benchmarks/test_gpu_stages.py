@@ -174,7 +174,7 @@ def test_peers_with_static_caches(stage: Any, monkeypatch: pytest.MonkeyPatch) -
     def ours(context: Any, target: Path, max_tokens: int) -> tuple[dict[str, Any], str, list[str]]:
         model = peers.hf_model(target, context.device)
         decode = peers.hf_decoders("plain", model, model, max_tokens)["plain"]
-        return {peers.OURS: decode}, "off", []
+        return {peers.OURS: decode}, "eager", []
 
     monkeypatch.setattr(peers, "our_decoders", ours)
     result = peers.run(Stand(on_cuda=True))

@@ -28,7 +28,7 @@ def test_every_length_meets_what_was_recorded(recording: Any, tmp_path: Path, te
     """Catches a place that is one off, a token that is not the text's, and lengths of which one writes another text."""
     folder = save_checkpoint(tmp_path, tiny_llama(257), byte_tokenizer())
     threads = torch.get_num_threads()
-    fixed = {"drafter": "ngram", "dtype": "float32", "compile": "off", "threads": 1, "verifier": "gumbel"}
+    fixed = {"drafter": "ngram", "dtype": "float32", "runtime": "eager", "threads": 1, "verifier": "gumbel"}
     params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS + recording.MOST, ignore_eos=True)
     prompt = [5, 6, 7, 5, 6, 7, 5]
     decoder = recording.OneByOne(build(Options(target=str(folder), num_draft_tokens=recording.MOST, **fixed)).decoder)

@@ -57,7 +57,7 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
         "--batch-sizes", "1,4,4", "--context-lengths", "128,256", "--grid", "--prompts", "5", "--max-new-tokens", "40",
         "--top-k", "9", "--seed", "3",
         "--ignore-eos", "--rounds", "1", "--max-rounds", "4", "--budget", "0.5", "--precision", "0.1", "--max-other-cpu", "0.3",
-        "--draft", "demo", "--threads", "1", "--compile", "off", "--workload", "embedded:code", "--raw", "--on-bad",
+        "--draft", "demo", "--threads", "1", "--runtime", "eager", "--workload", "embedded:code", "--raw", "--on-bad",
         "skip", "--json",
     )  # fmt: skip
     assert found.code == 0, found.err
@@ -68,7 +68,7 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     assert (plan.prompts, plan.seed, plan.rounds, plan.max_rounds, plan.budget_s) == (5, 3, 1, 4, 30)
     assert (plan.precision, plan.max_other_cpu) == (0.1, 0.3)
     assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (40, 9, True)
-    assert asked[0]["options"] == Options(target="demo", draft="demo", threads=1, compile="off")
+    assert asked[0]["options"] == Options(target="demo", draft="demo", threads=1, runtime="eager")
     assert (asked[0]["chat_template"], asked[0]["on_bad"], asked[0]["workload"].name) == (
         False,
         "skip",

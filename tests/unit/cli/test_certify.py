@@ -18,7 +18,7 @@ from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.report.test_certify import certificate
 
 Cli = Callable[..., Any]
-SMALL = ("--prompts", "1", "--max-new-tokens", "6", "--samples", "80", "--compile", "off", "--threads", "1")
+SMALL = ("--prompts", "1", "--max-new-tokens", "6", "--samples", "80", "--runtime", "eager", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], 
 
 def test_quick_and_its_absence(cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any]) -> None:
     """Defaults, and numbers that win over --quick."""
-    base = [*arguments(models)[:6], "--compile", "off"]
+    base = [*arguments(models)[:6], "--runtime", "eager"]
     plans = []
     for more in ([], ["--quick"], ["--quick", "--samples", "123", "--max-new-tokens", "9"]):
         assert cli(*base, *more).code == 0

@@ -14,7 +14,6 @@ from outrider.cli import demo_runs
 from outrider.cli.demo_runs import CONTENDERS, Series, disturbed, held_out_problems, measure
 from outrider.cli.options import ModelOptions
 from outrider.demo.problems import is_held_out
-from outrider.errors import CapabilityError
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
@@ -198,9 +197,7 @@ def test_demo_streams_then_stops_without_a_table(cli: Callable[..., Any], fake: 
     assert result.code == 0
     assert result.out.count("‹Paris› is‹ the capital›.") == 2
     assert "tokens per target pass" in result.out
-    assert [options.compile for _, options in fake.asked] == ["off"], (
-        "the first answer must not wait for a compiler"
-    )
+    assert [options.runtime for _, options in fake.asked] == ["auto"]
 
 
 def test_demo_json(cli: Callable[..., Any], fake: Any) -> None:
@@ -209,17 +206,15 @@ def test_demo_json(cli: Callable[..., Any], fake: Any) -> None:
     assert found["rows"] == []
 
 
-def test_without_a_compiler_auto_falls_back_and_on_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--compile on` must not silently measure something else."""
+def test_every_drafter_is_measured_on_the_runtime_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of another runtime than the one named would be a silent one."""
+    asked: list[ModelOptions] = []
 
     def load(target: str, options: ModelOptions) -> object:
-        if options.compile == "on":
-            raise CapabilityError("cannot compile: no C++ compiler found")
+        asked.append(options)
         return object()
 
     monkeypatch.setattr(demo_module.session, "load_llm", load)
-    series, notes = demo_module._open_all("demo", ModelOptions(), "auto")
+    series = demo_module._open_all("demo", ModelOptions(runtime="eager"))
     assert [one.drafter for one in series] == [one.label for one in CONTENDERS]
-    assert "no C++ compiler" in notes[0]
-    with pytest.raises(CapabilityError):
-        demo_module._open_all("demo", ModelOptions(), "on")
+    assert {options.runtime for options in asked} == {"eager"}

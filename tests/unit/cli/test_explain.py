@@ -37,7 +37,7 @@ def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]],
     found = cli(
         "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6", "--tree", "2x2",
         "--verifier", "multi-round", "--temperature", "0.7", "--top-p", "0.9", "--seed", "4", "--max-new-tokens", "33",
-        "--threads", "1", "--compile", "off", "--workload", "demo", "--prompts", "3", "--show-tokens", "77", "--resume",
+        "--threads", "1", "--runtime", "eager", "--workload", "demo", "--prompts", "3", "--show-tokens", "77", "--resume",
         "--out", str(tmp_path / "e.json"),
     )  # fmt: skip
     assert found.code == 130
@@ -95,7 +95,7 @@ def test_a_trained_head_is_explained_greedily(cli: Cli, asked: list[dict[str, An
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(
-        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:", "--compile", "off",
+        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:", "--runtime", "eager",
         "--max-new-tokens", "40", "--json", "--out", "e.json", "--html", "e.html",
     )  # fmt: skip
     assert found.code == 0, found.err

@@ -104,7 +104,7 @@ def test_ours_follows_the_text_of_vllm(models: Path, tmp_path: Path, export: Run
     acceptance that is measured on another text."""
     texts = greedy(models)
     texts[1][5] = (texts[1][5] + 1) % 257
-    with LLM(models / "target", drafter="none", compile="off") as llm:
+    with LLM(models / "target", drafter="none", runtime="eager") as llm:
         tail = llm.generate([ids(PROMPTS[1]) + texts[1][:6]], SamplingParams(max_tokens=6, ignore_eos=True))[0].token_ids
     texts[1][6:] = tail
     export(*compared(models, "--vllm", str(python(tmp_path, answering(COUNTED, texts)))))
@@ -114,7 +114,7 @@ def test_ours_follows_the_text_of_vllm(models: Path, tmp_path: Path, export: Run
 
 def greedy(models: Path) -> list[list[int]]:
     """What the target answers by itself."""
-    with LLM(models / "target", drafter="none", compile="off") as llm:
+    with LLM(models / "target", drafter="none", runtime="eager") as llm:
         done = llm.generate([ids(text) for text in PROMPTS], SamplingParams(max_tokens=12, ignore_eos=True))
     return [list(one.token_ids) for one in done]
 

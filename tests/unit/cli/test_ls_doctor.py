@@ -77,6 +77,7 @@ def test_doctor_json_says_why_things_are_unavailable(cli: Callable[..., Any]) ->
         "threads",
         "memory_available_bytes",
         "compiler",
-        "compiled_cache",
+        "cache",
+        "runtime",
     } <= set(found)
     assert all(item["what"] and item["why"] and item["remedy"] for item in found["unavailable"])

@@ -32,7 +32,7 @@ Cli = Callable[..., Any]
 )
 def test_what_cannot_be_studied(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: Any, words: str) -> None:
     monkeypatch.chdir(tmp_path)
-    found = cli("reasoning", *arguments, "--compile", "off")
+    found = cli("reasoning", *arguments, "--runtime", "eager")
     assert found.code == 2, found.err
     assert found.err.startswith("error: ") or "\nerror: " in found.err
     assert words in found.err
@@ -46,7 +46,7 @@ def test_out_of_the_box(cli: Cli, tmp_path: Path) -> None:
     out, page = tmp_path / "result.json", tmp_path / "page.md"
     found = cli(
         "reasoning", "demo", "--problems", "2", "--max-new-tokens", "24", "--temperature", "0", "--longest", "3",
-        "--no-own-weights", "--max-other-cpu", "10", "--compile", "off", "--out", str(out), "--markdown", str(page), "--json",
+        "--no-own-weights", "--max-other-cpu", "10", "--runtime", "eager", "--out", str(out), "--markdown", str(page), "--json",
     )  # fmt: skip
     assert found.code == 0, found.err
     result = read_result(out)

@@ -16,7 +16,7 @@ from outrider.errors import CapabilityError, CheckpointError, NumericalError, Ou
 
 PROMISED = (
     "drafter draft num-draft-tokens verifier max-new-tokens temperature top-k top-p min-p repetition-penalty "
-    "presence-penalty frequency-penalty seed stop logprobs dtype device threads compile json show-drafts "
+    "presence-penalty frequency-penalty seed stop logprobs dtype device threads runtime json show-drafts "
     "no-stream prompt-file chat-template raw"
 )
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "psutil")
@@ -56,7 +56,7 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--temprature=1"], "Did you mean '--temperature'?"),
         (["generate"], "'target'"),
         (["generate", "demo", "x", "--temperature", "warm"], "'--temperature'"),
-        (["generate", "demo", "x", "--compile", "maybe"], "'off', 'on', 'auto'"),
+        (["generate", "demo", "x", "--runtime", "maybe"], "'auto', 'native', 'graphs', 'eager'"),
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
         (["generate", "demo", "x", "--top-p", "3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),

@@ -20,7 +20,7 @@ from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
     folder: Path = save_checkpoint(tmp_path_factory.mktemp("model"), tiny_llama(257), byte_tokenizer())
     threads = torch.get_num_threads()
-    yield build(Options(target=str(folder), drafter="ngram", dtype="float32", compile="off", threads=1)).decoder
+    yield build(Options(target=str(folder), drafter="ngram", dtype="float32", runtime="eager", threads=1)).decoder
     torch.set_num_threads(threads)
 
 

@@ -36,8 +36,8 @@ def test_folders_stay_small() -> None:
 @pytest.mark.parametrize(("drafter", "least"), [("eagle3", 3.5), ("block", 3.5), ("medusa", 1.9)])
 def test_embedded_heads_are_found_and_draft_well(drafter: str, least: float) -> None:
     """Without --draft the demo's own head is meant; catches one trained for another target."""
-    llm = LLM("demo", drafter=drafter, compile="off")
-    plain = LLM("demo", drafter="none", compile="off")
+    llm = LLM("demo", drafter=drafter, runtime="eager")
+    plain = LLM("demo", drafter="none", runtime="eager")
     prompts = [one.prompt for one in islice(problems(2024, held_out=True), 3)]
     params = SamplingParams(max_tokens=60)
     answers = llm.generate(prompts, params)

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(folder: Path, **settings: object) -> Built:
     return build(
         Options(
-            target=str(folder), dtype="float32", compile="off", drafter="early-exit", drafter_options=settings,
+            target=str(folder), dtype="float32", runtime="eager", drafter="early-exit", drafter_options=settings,
             num_draft_tokens=4,
         )
     )  # fmt: skip

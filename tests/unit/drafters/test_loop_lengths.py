@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from outrider.drafters.base import lengths_for_any
-from outrider.models.compiled import loop_programs
 from outrider.models.draft_loop import DraftLoop
 
 
@@ -36,8 +35,3 @@ def test_lengths_made_of_others() -> None:
     assert calls((5,), 3) == [5]  # near the end of a text: cut off
 
 
-def test_a_large_draft_model_has_one_program() -> None:
-    """Catches minutes of compilation, and the weights stored five times, for calls that cost next to nothing there."""
-    assert loop_programs((8, 5, 3, 2, 1), 1_200_000) == (8, 5, 3, 2, 1)
-    assert loop_programs((8, 5, 3, 2, 1), 500_000_000) == loop_programs((5,), 500_000_000) == (1,)
-    assert loop_programs((), 500_000_000) == ()

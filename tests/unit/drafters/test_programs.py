@@ -62,7 +62,7 @@ class Watched:
 
     def __init__(self, root: Path, head: str, verifier: str = "block") -> None:
         options = Options(
-            str(root / "target"), drafter="block", draft=str(root / head), dtype="float32", compile="off", threads=1,
+            str(root / "target"), drafter="block", draft=str(root / head), dtype="float32", runtime="eager", threads=1,
             num_draft_tokens=SIZE, verifier=verifier,
         )  # fmt: skip
         self.decoder: Decoder = build(options).decoder

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(folder: Path, dtype: str = "float32", **settings: object) -> Built:
     return build(
         Options(
-            target=str(folder), dtype=dtype, compile="off", drafter="quantised", drafter_options=settings,
+            target=str(folder), dtype=dtype, runtime="eager", drafter="quantised", drafter_options=settings,
             num_draft_tokens=4,
         )
     )  # fmt: skip

@@ -27,7 +27,7 @@ LENGTHS = (1, 2, 9, 40, 300, 33, 5, 70)
 
 def alone(models: Models, prompts: list[list[int]], **params: object) -> list[list[int]]:
     """What plain decoding says to each prompt by itself."""
-    llm = LLM(models.target, drafter="none", compile="off", max_num_seqs=1)
+    llm = LLM(models.target, drafter="none", runtime="eager", max_num_seqs=1)
     each = [SamplingParams(max_tokens=24, ignore_eos=True, **params) for _ in prompts]  # type: ignore[arg-type]
     return [done.token_ids for done in llm.generate(prompts, each)]
 
@@ -61,7 +61,7 @@ def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models:
     quick = ask(engine, request(urgent, priority=0))[0]
     assert quick.token_ids == alone(models, [urgent])[0]
     assert not slow.over.is_set(), "the urgent request was to overtake it"
-    expected = LLM(models.target, drafter="none", compile="off").generate(
+    expected = LLM(models.target, drafter="none", runtime="eager").generate(
         [first], SamplingParams(max_tokens=400, ignore_eos=True)
     )
     assert slow.token_ids == expected[0].token_ids
@@ -74,7 +74,7 @@ def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, 
     room = engine.context - 8
     prompts = [prompt(room // 2, seed) for seed in range(4)]
     answers = ask(engine, *(request(tokens, max_tokens=room // 2) for tokens in prompts))
-    llm = LLM(models.target, drafter="none", compile="off")
+    llm = LLM(models.target, drafter="none", runtime="eager")
     expected = llm.generate(prompts, SamplingParams(max_tokens=room // 2, ignore_eos=True))
     assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
     assert engine.snapshot().kv_capacity * 1.0 <= (1 << 20)

@@ -21,9 +21,9 @@ from outrider.engine.calibrate import _Timer, calibrate_alone
 from outrider.engine.request import Speculation
 from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
 from outrider.llm import LLM
-from outrider.models import compile as compiling
 from outrider.models import native
 from outrider.rows import Rows
+from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
@@ -106,7 +106,7 @@ def test_the_oldest_files_go_first() -> None:
 
 def options_of(models: Models, drafter: str = "draft-model", **more: Any) -> Options:
     draft = str(models.draft) if drafter == "draft-model" else None
-    return Options(str(models.target), draft=draft, drafter=drafter, compile="off", **{"num_draft_tokens": "auto:4", **more})
+    return Options(str(models.target), draft=draft, drafter=drafter, runtime="eager", **{"num_draft_tokens": "auto:4", **more})
 
 
 def facts_for(options: Options) -> dict[str, Any]:
@@ -126,12 +126,12 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
         assert facts_for(other) != own
 
 
-def test_other_kernels_and_programs_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     own = facts_for(options_of(models))
     monkeypatch.setattr(native, "fingerprint", lambda **_: "another")
     assert facts_for(options_of(models)) != own
     monkeypatch.undo()
-    monkeypatch.setattr(compiling, "MODEL_SOURCES", compiling.MODEL_SOURCES[1:])
+    monkeypatch.setattr(building, "fingerprint", lambda: "another")
     assert facts_for(options_of(models)) != own
 
 
@@ -139,7 +139,7 @@ def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.Monkey
     """The first one times every length; the second one reads the file and makes no step."""
     monkeypatch.setattr(calibrating, "BUDGET_ALONE_S", 600.0)  # on a busy machine the usual one is over before all lengths were
     said: list[str] = []
-    arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4", "compile": "off"}
+    arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4", "runtime": "eager"}
     first = LLM(str(models.target), status=said.append, **arguments)  # type: ignore[arg-type]
     assert sum("timing steps" in line for line in said) == 1
     assert set(StepCosts.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
@@ -163,7 +163,7 @@ def test_timing_leaves_no_trace(models: Models) -> None:
     prompt = [5, 6, 7, 8, 5, 6]
     texts = set()
     for length in (3, "auto:4"):
-        llm = LLM(str(models.target), drafter="ngram-cache", num_draft_tokens=length, compile="off")
+        llm = LLM(str(models.target), drafter="ngram-cache", num_draft_tokens=length, runtime="eager")
         assert llm._built.target.lm.kv.lengths == []
         drafter = llm._decoder.drafter
         assert isinstance(drafter, NgramCacheDrafter)
@@ -174,7 +174,7 @@ def test_timing_leaves_no_trace(models: Models) -> None:
 
 def test_fixed_lengths_are_not_timed(models: Models) -> None:
     said: list[str] = []
-    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, compile="off", status=said.append)
+    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, runtime="eager", status=said.append)
     assert not any("timing" in line for line in said)
     assert not step_costs.folder().exists()
 

@@ -23,7 +23,7 @@ from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
 peft = pytest.importorskip("peft")
 CPU = torch.device("cpu")
-QUIET: dict[str, Any] = {"compile": "off", "dtype": "float32"}
+QUIET: dict[str, Any] = {"runtime": "eager", "dtype": "float32"}
 GREEDY = SamplingParams(max_tokens=12)
 PROMPT = [3, 4, 5]
 

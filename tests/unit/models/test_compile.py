@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ import torch
 from torch import nn
 
 import outrider
-from outrider import LLM, SamplingParams
-from outrider.models import draft_loop, native
+from outrider.models import draft_loop
 from outrider.models.compile import MODEL_SOURCES, cannot_compile, compile_program, drop_old
-from outrider.models.compiled import CompiledModel
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
-from outrider.models.lm import LM, PassLimits
-from outrider.models.load import LoadedModel, build_lm
+from outrider.models.load import build_lm
 from outrider.models.picking import Draws
 from outrider.models.program import load_program
-from tests.heads import medusa_heads
-from tests.helpers import copies_a_cache, disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
+from tests.helpers import disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
 slow_compile = [
@@ -42,98 +37,6 @@ def _pair(folder: Path) -> tuple[Path, Path]:
 
 
 PROMPTS = [[3, 4, 5], [7] * 20, [9, 8]]
-
-
-@pytest.fixture(scope="class")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """Target and draft, and a cache of programs of their own: what one test compiled, the next one loads."""
-    folder = tmp_path_factory.mktemp("compiled")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
-        yield _pair(folder)
-
-
-class TestCompiledLLM:
-    pytestmark = slow_compile
-
-    def test_compiled_text_is_one_text_for_every_drafter_and_batch(self, pair: tuple[Path, Path]) -> None:
-        """Catches a program that ignores a symbolic dimension, a stale cache write, a drafting loop that miscounts.
-
-        Greedy against greedy in the compiled engine, alone and in a batch of three with unequal prompts; the eager engine
-        may round differently, so only its first tokens are compared.
-        """
-        target, draft = pair
-        params = SamplingParams(max_tokens=40, ignore_eos=True)
-        plain = LLM(target, drafter="none", compile="on", threads=2)
-        expected = [plain.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
-        assert [done.token_ids for done in plain.generate(PROMPTS, params)] == expected
-        assert plain.config["compile"] == "on"
-        drafted = LLM(target, draft=draft, num_draft_tokens=3, compile="on", threads=2)
-        assert [drafted.generate([prompt], params)[0].token_ids for prompt in PROMPTS] == expected
-        assert [done.token_ids for done in drafted.generate(PROMPTS, params)] == expected
-        eager = LLM(target, drafter="none", compile="off", threads=2).generate(PROMPTS, params)
-        assert [done.token_ids[:5] for done in eager] == [tokens[:5] for tokens in expected]
-        again = LLM(target, drafter="none", compile="auto", threads=2)
-        assert again.config["compile"] == "on", "auto must use the program that is already in the cache"
-
-    def test_one_token_passes_of_several_rows(self, pair: tuple[Path, Path]) -> None:
-        """Plain decoding feeds a row one token. The program was made for two and more (`Dim("tokens", min=2)`), and nothing looks
-        at what it is given. Sampled, since a wrong law may have the right favourite; that 120 tokens of fp32 fall between two
-        roundings of a law has a chance below 1 %, and the seeds are fixed.
-        """
-        params = [SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=seed) for seed in range(3)]
-        texts = []
-        for how in ("on", "off"):
-            plain = LLM(pair[0], drafter="none", compile=how, threads=2, max_num_seqs=3)
-            lm = plain._built.target.lm
-            lm.limits = PassLimits()  # no padding, whatever the kernels of this machine ask for
-            shapes = _shapes_of(lm)
-            texts.append([done.token_ids for done in plain.generate(PROMPTS, params)])
-            assert (3, 1) in shapes
-        assert texts[0] == texts[1]
-
-    def test_a_target_runs_one_program_whichever_drafter_there_is(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
-        """A head reads hidden states. A program that gives them rounds otherwise than one that does not (bf16: 0.06 in a logit),
-        so with two programs the greedy text changed with the drafter."""
-        cache = Path(os.environ["OUTRIDER_CACHE"]) / "compiled"
-        medusa_heads(tiny_llama(VOCAB, sharpness=3.0), tmp_path)
-        texts, programs = [], []
-        for drafter, draft in (("none", None), ("medusa", tmp_path)):
-            llm = LLM(pair[0], drafter=drafter, draft=draft, dtype="bfloat16", compile="on", threads=2)
-            assert llm.config["compile"] == "on"
-            params = SamplingParams(max_tokens=80, ignore_eos=True)
-            texts.append([done.token_ids for done in llm.generate(PROMPTS, params)])
-            programs.append(sorted(path.name for path in cache.glob("*-pass-hidden-*")))
-        assert texts[0] == texts[1]
-        assert programs[0] == programs[1] != []
-
-    @torch.inference_mode()
-    def test_no_program_copies_a_cache(self, pair: tuple[Path, Path]) -> None:
-        """A loop that wrote twice to one input was compiled to copy it, every slot to its end: 0.4 ms became 32 for a server's
-        32 rows of 2,048 positions."""
-        drafted = LLM(pair[0], draft=pair[1], num_draft_tokens=3, compile="on", threads=2)
-        lm, draft = drafted._built.target.lm, drafted._built.draft
-        assert draft is not None
-        assert draft.draft_loop is not None
-        loop, draws = draft.draft_loop, greedy_draws(3, VOCAB)
-        for kv in (lm.kv, draft.lm.kv):
-            kv.add_row()
-        assert not copies_a_cache(lm.kv, lambda: lm.forward(torch.tensor([[3, 4, 5]])))
-        assert not copies_a_cache(draft.lm.kv, lambda: draft.lm.forward(torch.tensor([[3, 4, 5]])))
-        assert not copies_a_cache(draft.lm.kv, lambda: loop([[3]], draws, 3))
-        assert copies_a_cache(draft.lm.kv, lambda: draft.lm.kv.keys[0].clone()), "the measure itself"
-
-
-def _shapes_of(lm: LM) -> set[tuple[int, ...]]:
-    """Of the tokens of all passes from now on."""
-    run, shapes = lm.run, set()
-
-    def noted(ids: torch.Tensor, *others: Any) -> torch.Tensor:
-        shapes.add(tuple(ids.shape))
-        return run(ids, *others)
-
-    lm.run = noted
-    return shapes
 
 
 @pytest.mark.parametrize("later_width", [1, WIDTH])
@@ -187,36 +90,6 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     with torch.inference_mode():
         DraftLoop(lm, {1: program})([[3], [4]], drawn([0, 1], [1.0, 1.0], uniforms, VOCAB), 3)
     assert [numbers.as_strided((2, 1), (1, 1)).flatten().tolist() for numbers in seen] == [[0, 3], [1, 4], [2, 5]]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
-@torch.inference_mode()
-def test_programs_of_a_draft_model_read_its_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One copy for all of them: what is written into the model's weights they see."""
-    if not native.is_supported(torch.device("cpu"), torch.bfloat16):
-        pytest.skip("weights packed for oneDNN are each program's own")
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    module = tiny_llama(VOCAB, sharpness=3.0).to(torch.bfloat16).requires_grad_(False)
-    lm = build_lm(module, "tiny", torch.bfloat16, torch.device("cpu"))
-    loaded = LoadedModel("tiny", lm, module.config, None, frozenset())
-    CompiledModel(loaded, module, False, (1,), VOCAB).use()
-    assert loaded.draft_loop is not None
-    loop = loaded.draft_loop
-    lm.kv.add_row()
-
-    def said() -> tuple[list[int], float]:
-        logits = lm.forward(torch.tensor([[3, 4]]))
-        tokens = loop([[3]], greedy_draws(3, VOCAB), 3)[0]
-        lm.kv.truncate(0, 0)
-        return tokens[0].tolist(), float(logits.abs().max())
-
-    before, loudest = said()
-    assert before != [0, 0, 0]
-    assert loudest > 0
-    for tensor in module.parameters():
-        tensor.zero_()
-    assert said() == ([0, 0, 0], 0.0)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from outrider.sampling.params import SamplingParams
 from tests.contract.test_architectures import HELD, REACH, make_module
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
-QUIET: dict[str, Any] = {"compile": "off", "dtype": "float32"}
+QUIET: dict[str, Any] = {"runtime": "eager", "dtype": "float32"}
 TARGET, DRAFT = 256, 64  # tokens that the models hold
 
 
@@ -92,7 +92,7 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
 
 
 def test_the_command_line_says_so_once_and_in_json(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--compile", "off", "--max-new-tokens", "2", "--json"]
+    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--runtime", "eager", "--max-new-tokens", "2", "--json"]
     assert app.run(arguments) == 0
     found = capsys.readouterr()
     assert found.err.count("holds 64 tokens, rows may have 256") == 1
@@ -107,7 +107,7 @@ def test_bench_says_so_once(target: Path, draft: Path) -> None:
 
 def test_a_full_context_is_said(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--max-new-tokens beyond the context ended as "the length limit", which nobody had asked for."""
-    arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--compile", "off", "--max-model-len", "9", "--json"]
+    arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--runtime", "eager", "--max-model-len", "9", "--json"]
     assert app.run([*arguments, "--max-new-tokens", "50"]) == 0
     found, said = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
     assert said in found.err

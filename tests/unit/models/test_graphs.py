@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(folder: Path, mode: str, device: str = "cuda", **more: Any) -> Options:
-    return Options(target=str(folder), dtype="float32", device=device, compile=mode, **{"drafter": "none", **more})
+    return Options(target=str(folder), dtype="float32", device=device, runtime=mode, **{"drafter": "none", **more})
 
 
 def on_device(*numbers: float, device: str = "cuda:0") -> Tensor:
@@ -248,9 +248,9 @@ class TestPasses:
     @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
     def test_same_logits(self, folder: Path, device: str) -> None:
         with SimulatedCuda() as cuda, torch.inference_mode():
-            lm = build(options(folder, "on", device)).target.lm
+            lm = build(options(folder, "graphs", device)).target.lm
             assert isinstance(lm.run, GraphedPass)
-            plain = build(options(folder, "off", device)).target.lm
+            plain = build(options(folder, "eager", device)).target.lm
             assert isinstance(plain.run, ModuleRun)
             generator = torch.Generator().manual_seed(1)
             for one in (lm, plain):
@@ -273,7 +273,7 @@ class TestPasses:
 
     def test_long_passes_are_not_recorded(self, folder: Path) -> None:
         with SimulatedCuda() as cuda, torch.inference_mode():
-            lm = build(options(folder, "on")).target.lm
+            lm = build(options(folder, "graphs")).target.lm
             recorded = len(cuda.graphs)
             lm.kv.add_row()
             for _ in range(3):
@@ -283,7 +283,7 @@ class TestPasses:
     def test_chunks_of_a_prompt_are_not_recorded(self, folder: Path) -> None:
         """Two of them have the same shapes in every prompt, and in the next one, too."""
         with SimulatedCuda() as cuda, torch.inference_mode():
-            lm = build(options(folder, "on")).target.lm
+            lm = build(options(folder, "graphs")).target.lm
             recorded = len(cuda.graphs)
             lm.kv.add_row()
             lm.catch_up([[7] * (6 * PREFILL_CHUNK + 1)])
@@ -312,7 +312,7 @@ class TestTiming:
 
         monkeypatch.setattr(calibrating._Timer, "observe", spy)
         with SimulatedCuda() as cuda:
-            built = build(options(folder, "on", drafter="draft-model", draft=str(folder), num_draft_tokens="auto:3"))
+            built = build(options(folder, "graphs", drafter="draft-model", draft=str(folder), num_draft_tokens="auto:3"))
             seconds = calibrating._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)
         assert set(seconds) == {0, 1, 3}
         assert len(recorded) == 1
@@ -333,7 +333,7 @@ class TestDevices:
 def test_a_batch_is_one_pass(folder: Path) -> None:
     """Catches limits made for a CPU's bits: 40 rows in several passes, each of which reads all weights."""
     with SimulatedCuda(), torch.inference_mode():
-        built = build(options(folder, "off"))
+        built = build(options(folder, "eager"))
         lm, calls, plain = built.target.lm, [], built.target.lm.run
         lm.run = lambda ids, *rest: calls.append(ids.shape[0]) or plain(ids, *rest)  # type: ignore[assignment,func-returns-value]
         for _ in range(40):
@@ -360,16 +360,16 @@ class TestModelsThatCannotBeRecorded:
         with SimulatedCuda():
             built = build(options(folder, "auto"))
         (note,) = built.notes
-        assert note.startswith("running without CUDA graphs: ")
+        assert note.startswith(f"{folder} runs eagerly, which is slower: its passes cannot be recorded as CUDA graphs: ")
         assert "operation not permitted when stream is capturing: _local_scalar_dense" in note
         assert isinstance(built.target.lm.run, ModuleRun)
-        assert built.config()["compile"] == "off"
+        assert built.config()["runtime"] == "eager"
 
     @pytest.mark.usefixtures("waiting")
-    def test_on_refuses(self, folder: Path) -> None:
-        refused = r"does not run as CUDA graphs: operation not permitted.*--compile off"
+    def test_graphs_refuses(self, folder: Path) -> None:
+        refused = r"does not run on runtime 'graphs': .*operation not permitted.*--runtime eager"
         with SimulatedCuda(), pytest.raises(CapabilityError, match=refused):
-            build(options(folder, "on"))
+            build(options(folder, "graphs"))
 
     def test_wrong_numbers_are_noticed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Catches a check that compares nothing: replays that give other logits than the model."""
@@ -377,11 +377,11 @@ class TestModelsThatCannotBeRecorded:
         monkeypatch.setattr(
             graphs_module._Recording, "replay", lambda self, inputs: [out.flip(-1) for out in replay(self, inputs)]
         )
-        with SimulatedCuda(), pytest.raises(CapabilityError, match="differ by"):
-            build(options(folder, "on"))
+        with SimulatedCuda(), pytest.raises(CapabilityError, match="differ from the plain ones by"):
+            build(options(folder, "graphs"))
 
     def test_recordings_of_nothing_are_noticed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Their results are those of the pass that was recorded, whatever is asked."""
         monkeypatch.setattr(SimulatedGraph, "replay", lambda self: None)
-        with SimulatedCuda(), pytest.raises(CapabilityError, match="differ by"):
-            build(options(folder, "on"))
+        with SimulatedCuda(), pytest.raises(CapabilityError, match="differ from the plain ones by"):
+            build(options(folder, "graphs"))

@@ -13,7 +13,7 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
-QUIET: dict[str, Any] = {"drafter": "none", "compile": "off", "dtype": "float32"}
+QUIET: dict[str, Any] = {"drafter": "none", "runtime": "eager", "dtype": "float32"}
 CONFIG = "from transformers import LlamaConfig\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
 MODEL = "from transformers import LlamaForCausalLM\nclass MineForCausalLM(LlamaForCausalLM):\n    pass\n"
 TOKENIZER = "from transformers import PreTrainedTokenizerFast\nclass MineTokenizer(PreTrainedTokenizerFast):\n    pass\n"

@@ -108,7 +108,7 @@ def test_what_is_widened_on_load_is_weighed_so(name: str, dtype: torch.dtype, tm
 def test_widened_checkpoints_run(name: str, dtype: str, tmp_path: Path) -> None:
     """With --dtype float32 half of an fp8 model stayed bf16, and its first product failed; compressed-tensors rounded each
     layer's input, in transformers' passes but not in ours."""
-    llm = LLM(quantised(tmp_path, name), drafter="none", dtype=dtype, compile="off")
+    llm = LLM(quantised(tmp_path, name), drafter="none", dtype=dtype, runtime="eager")
     assert llm.generate([[3, 4, 5]], SamplingParams(max_tokens=4))[0].stats.steps
 
 
@@ -132,7 +132,7 @@ def test_what_stays_quantised_is_not_packed_a_second_time(bnb: Path) -> None:
 def test_a_dtype_that_quantised_layers_do_not_have(bnb: Path) -> None:
     """It was ignored, or ended in a traceback of the library."""
     with pytest.raises(CapabilityError, match=r"is quantised \(bitsandbytes\) and runs in bfloat16, not in float32"):
-        LLM(bnb, drafter="none", dtype="float32", compile="off")
+        LLM(bnb, drafter="none", dtype="float32", runtime="eager")
 
 
 def header(folder: Path, **tensors: Tensor) -> Path:

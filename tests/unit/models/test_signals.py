@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import CapabilityError, ConfigError
-from outrider.models import compile as compiling
+from outrider.errors import ConfigError
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import build_lm
-from outrider.models.probe import check_compiled, find_signals, probe_logits
-from outrider.models.program import CompiledPass, load_program
+from outrider.models.probe import find_signals
 from tests.contract.test_architectures import CONFIGS, make_module
 from tests.helpers import tiny_llama
 
@@ -134,41 +131,6 @@ def test_keys_that_name_nothing_are_refused() -> None:
     lm.kv.add_row()
     lm.capture = (4,)
     with pytest.raises(ConfigError, match=r"layer 4.*0\.\.2"):
-        lm.forward(torch.tensor([[3, 4]]))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(compiling.cannot_compile() is not None, reason=str(compiling.cannot_compile()))
-@torch.inference_mode()
-def test_compiled_equals_eager(tmp_path: Path) -> None:
-    """Catches outputs of the program in another order, or a plain program taken for one with hidden states."""
-    module = tiny_llama(96, num_hidden_layers=3)
-    lm = build_lm(module, "tiny", torch.float32, CPU)
-    expected_logits = probe_logits(lm)
-    lm.capture = (2, 0, -1, 3)
-    for _ in range(2):
-        lm.kv.add_row()
-    tokens, parents = torch.tensor([text_of(6, 1), text_of(6, 2)]), torch.tensor([[-1, -1, 0, 1, 3]] * 2)
-    eager = []
-    for tree in (None, parents):
-        logits = lm.forward(tokens, tree)
-        eager.append((logits, lm.hidden))
-    signals = (-1, 0, 2, 3)
-    path = tmp_path / "pass.pt2"
-    compiling.compile_pass(lm, module, path, signals)
-    lm.run = CompiledPass(load_program(path), signals)
-    for tree, (logits, hidden) in zip((None, parents), eager, strict=True):
-        torch.testing.assert_close(lm.forward(tokens, tree), logits, rtol=1e-4, atol=1e-4)
-        assert list(lm.hidden) == [2, 0, -1, 3]
-        for key, states in hidden.items():
-            torch.testing.assert_close(lm.hidden[key], states, rtol=1e-4, atol=1e-4)
-    lm.capture = ()
-    for _ in range(2):
-        lm.kv.swap_remove(0)
-    check_compiled(lm, "tiny", expected_logits)
-    lm.kv.add_row()
-    lm.capture = (1,)
-    with pytest.raises(CapabilityError, match="compiled target"):
         lm.forward(torch.tensor([[3, 4]]))
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.kv import LayerShape
-from outrider.models import attention, pass_limits, sum_order
-from outrider.models.compile import native_path
-from outrider.models.load import build_lm, finish, native, use_native
+from outrider.models import attention, native, pass_limits, sum_order
+from outrider.models.load import build_lm, finish, use_native
 from outrider.models.pass_limits import WIDTHS, find_pass_limits
 from outrider.models.sum_order import (
     AttentionKind,
@@ -86,7 +85,7 @@ def test_torchs_attention_does_not_keep_the_bits_of_trees(dtype: torch.dtype, ki
 def test_our_attention_keeps_the_bits_of_trees(kind: AttentionKind) -> None:
     """Catches samples that no kernel could pass."""
     lm, module = make_lm(torch.bfloat16)
-    use_native(lm, module, native_path())
+    use_native(lm, module, native.library_path())
     assert trees_keep_bits(kind, lm)
     assert all(same_bits(sample, list(WIDTHS)) for sample in attention_samples(kind, lm, WIDTHS))
 

@@ -118,7 +118,7 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
 def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Path) -> None:
     """Universal: beside other rows it drafts what it drafts alone, with laws where both vocabularies have the tokens."""
     hosted = load_drafter(
-        DrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", compile="off")
+        DrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
     )
     assert isinstance(hosted.host, GeneralHost)
     assert not hosted.host.has_outcomes
@@ -179,4 +179,4 @@ def test_a_draft_model_of_another_vocabulary_than_the_target_named(folder: Path,
     table["added_tokens"][0]["id"] = vocab["<|end|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(CapabilityError, match="another tokenizer"):
-        load_drafter(DrafterOptions(model=str(tmp_path), draft=str(folder), dtype="float32", compile="off"))
+        load_drafter(DrafterOptions(model=str(tmp_path), draft=str(folder), dtype="float32", runtime="eager"))

@@ -105,7 +105,8 @@ def study(temperature: float = 0.0, **more: Any) -> TemperatureStudy:
 def result(*studies: TemperatureStudy, **more: Any) -> ReasoningResult:
     given: dict[str, Any] = {
         "target": "pair/target", "draft": "pair/draft", "workload": WorkloadInfo(name="gsm8k", notes=["gsm8k: a note"]),
-        "problems": 20, "max_new_tokens": 128, "longest": 3, "compiled": True, "dtype": "bfloat16", "device": "cpu", "threads": 2,
+        "problems": 20, "max_new_tokens": 128, "longest": 3, "runtime": "native", "dtype": "bfloat16", "device": "cpu",
+        "threads": 2,
         "studies": list(studies) or [study(), study(1.0)], "seconds": 200.0, "command": "outrider reasoning pair",
         "example": Example(
             id="q1", prompt="Question: 2+2?\nAnswer:", pieces=[" It", " is", " 2+2", "=4", "\n#### 4", ""],
@@ -328,7 +329,7 @@ def test_what_to_doubt() -> None:
     few = result(study(other_cpu=0.5, contestants=[chain(3, num_problems=7)]), problems=10)
     doubts = blocks(document(few), Bullets)[-1].items
     for words in ("2 of 20 texts were cut off after 128 tokens", "50 % of the processors", "10 problems are few", "gsm8k: a note",
-                  "confirmed on 7 of 20 problems", "one compiled loop"):  # fmt: skip
+                  "confirmed on 7 of 20 problems", "one loop of calls"):  # fmt: skip
         assert any(words in line for line in doubts), words
     calm = blocks(document(result()), Bullets)[-1].items
     assert not any("processors" in line or "are few" in line or "confirmed on" in line for line in calm)

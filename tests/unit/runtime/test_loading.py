@@ -29,10 +29,10 @@ def texts(llm: LLM) -> list[str]:
 @pytest.mark.parametrize("drafter", ["none", "ngram", "recycling"])
 def test_texts_are_the_plain_ones(model: Path, drafter: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches drafts of any shape whose verdict depends on the pass they are in. fp32, so that no logits are equal."""
-    plain = texts(LLM(model, drafter="none", dtype="float32", threads=1, compile="off"))
+    plain = texts(LLM(model, drafter="none", dtype="float32", threads=1, runtime="eager"))
     monkeypatch.setattr(library, "find", lambda cache: library_path)
-    llm = LLM(model, drafter=drafter, dtype="float32", threads=1, compile="native")
-    assert llm.config["compile"] == "native"
+    llm = LLM(model, drafter=drafter, dtype="float32", threads=1)
+    assert llm.config["runtime"] == "native"
     assert llm.config["exact"] is True
     assert texts(llm) == plain
 
@@ -42,9 +42,11 @@ def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
 ) -> None:
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     folder = save_checkpoint(tmp_path / "model", make("phimoe"), word_tokenizer(97))
-    llm = LLM(folder, drafter="none", dtype="float32", threads=1, compile="native")
-    assert llm.config["compile"] == "off"
-    assert any("without the native runtime" in note for note in llm.notes)
+    llm = LLM(folder, drafter="none", dtype="float32", threads=1)
+    assert llm.config["runtime"] == "eager"
+    assert any("runs eagerly, which is slower" in note for note in llm.notes)
+    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native': .* Use --runtime eager"):
+        LLM(folder, drafter="none", dtype="float32", threads=1, runtime="native")
 
 
 def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +58,13 @@ def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: py
     with pytest.raises(CapabilityError, match="compiler"):
         library.find(tmp_path / "cache")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    llm = LLM(model, drafter="none", dtype="float32", threads=1, compile="native")
+    llm = LLM(model, drafter="none", dtype="float32", threads=1)
     assert any("no C++ compiler" in note for note in llm.notes)
     assert texts(llm)
+
+
+@pytest.mark.parametrize(("runtime", "device"), [("graphs", "cpu")])
+def test_a_runtime_of_another_device_is_refused(model: Path, runtime: str, device: str) -> None:
+    """`--runtime graphs` must not silently mean another one."""
+    with pytest.raises(CapabilityError, match=f"runtime '{runtime}' runs on a CUDA device, and the device here is {device}"):
+        LLM(model, drafter="none", device=device, runtime=runtime)

@@ -139,7 +139,7 @@ def test_a_run_that_gives_other_logits_is_refused(library_path: Path, monkeypatc
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     monkeypatch.setattr(run, "lower", lambda module: program)
     with pytest.raises(CapabilityError, match="differ"):
-        run.use_native_run(lm, module, "llama", tmp_path)
+        run.use_native_run(lm, module, tmp_path)
     assert lm.run is before
 
 
@@ -147,4 +147,4 @@ def test_other_dtypes_are_refused(tmp_path: Path) -> None:
     module = make("llama").to(torch.float64)
     lm = build_lm(module, "llama", torch.float64, CPU)
     with pytest.raises(CapabilityError, match="float64"):
-        run.use_native_run(lm, module, "llama", tmp_path)
+        run.use_native_run(lm, module, tmp_path)

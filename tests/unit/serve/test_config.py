@@ -33,7 +33,7 @@ extra_drafters = ["suffix"]
 target = "org/large"
 draft = "org/draft"
 num_draft_tokens = "auto:8"
-compile = "off"
+runtime = "eager"
 
 [[routes]]
 model = "auto"

@@ -53,7 +53,7 @@ class Engine:
     lossless = True
     config: dict[str, Any] = {  # noqa: RUF012
         "target": "/secret/path", "drafter": "draft-model", "num_draft_tokens": "auto:8", "verifier": "block",
-        "dtype": "bfloat16", "device": "cpu", "compile": "off",
+        "dtype": "bfloat16", "device": "cpu", "runtime": "eager",
     }  # fmt: skip
 
     def __init__(self, snapshot: EngineSnapshot | None = None) -> None:

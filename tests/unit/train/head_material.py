@@ -67,7 +67,7 @@ def engine(folder: Path, module: LlamaForCausalLM, drafter: str, head: Path, gam
     return build(
         Options(
             str(folder / "target"), drafter=drafter, draft=str(head), drafter_options=options, num_draft_tokens=gamma,
-            dtype="float32", compile="off", threads=1,
+            dtype="float32", runtime="eager", threads=1,
         )
     ).decoder  # fmt: skip
 

@@ -44,7 +44,7 @@ def spec_for(folder: Path, out: str = "out", kind: str = "early-exit", **changes
         save_responses(folder / "responses.jsonl", texts())
     values: dict[str, Any] = {
         "kind": kind,
-        "options": Options(str(target), drafter="ngram", compile="off", device="cpu"),
+        "options": Options(str(target), drafter="ngram", runtime="eager", device="cpu"),
         "name": "tiny",
         "out": folder / out,
         "material": Material(responses=folder / "responses.jsonl"),

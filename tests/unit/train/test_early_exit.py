@@ -40,8 +40,8 @@ def test_the_drafter_computes_what_was_trained(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, settings={"rank": "4", "exit_layer": "1"})
     run_training(spec)
     folder = spec.out / "drafter"
-    plain = LLM(spec.options.target, drafter="none", compile="off").generate([10, 11, 12], SamplingParams(max_tokens=20))[0]
-    llm = LLM(spec.options.target, drafter="early-exit", drafter_options={"head": str(folder)}, compile="off")
+    plain = LLM(spec.options.target, drafter="none", runtime="eager").generate([10, 11, 12], SamplingParams(max_tokens=20))[0]
+    llm = LLM(spec.options.target, drafter="early-exit", drafter_options={"head": str(folder)}, runtime="eager")
     assert llm.generate([10, 11, 12], SamplingParams(max_tokens=20))[0].token_ids == plain.token_ids
     assert any("trained head" in note for note in llm.notes)
     head, target = ExitHead.load(folder), tiny_llama(257, sharpness=3.0, num_hidden_layers=3)
@@ -83,7 +83,7 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
     folder, wide = spec.out / "drafter", save_target(tmp_path / "wide", num_hidden_layers=4)
 
     def load(target: object, **options: object) -> None:
-        LLM(str(target), drafter="early-exit", drafter_options={"head": str(folder), **options}, compile="off")
+        LLM(str(target), drafter="early-exit", drafter_options={"head": str(folder), **options}, runtime="eager")
 
     with pytest.raises(CheckpointError, match=r"trained for tiny: 3 layers of width 64; .* has 4 of 64"):
         load(wide)

@@ -29,7 +29,7 @@ def prompts_file(path: Path, count: int = 5) -> Path:
 
 
 def options(target: Path) -> Options:
-    return Options(str(target), drafter="ngram", compile="off", max_num_seqs=2)
+    return Options(str(target), drafter="ngram", runtime="eager", max_num_seqs=2)
 
 
 def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: object = None) -> list[Text]:
@@ -47,7 +47,7 @@ def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
     """Two samples of five prompts, temperatures in turn: the greedy ones are what plain decoding says."""
     found = gathered(tmp_path, "out")
     assert len(found) == 10
-    llm = LLM(tmp_path / "target", drafter="none", compile="off")
+    llm = LLM(tmp_path / "target", drafter="none", runtime="eager")
     for place in range(0, 10, 2):  # temperature 0 comes first
         done = llm.generate(found[place].prompt, SamplingParams(max_tokens=6))[0]
         assert found[place].response == done.token_ids

@@ -21,7 +21,7 @@ def config(**values: Any) -> Any:
 
 def target(**changes: Any) -> TargetInfo:
     values = {
-        "name": "t", "dtype": "bfloat16", "device": "cpu", "compiled": False, "threads": 1, "context": 64, "weights_bytes": 9000,
+        "name": "t", "dtype": "bfloat16", "device": "cpu", "runtime": "eager", "threads": 1, "context": 64, "weights_bytes": 9000,
         "pass_bytes": 8000, "kv_bytes_per_token": 10, "bandwidth_bytes_per_s": 100_000.0,
     }  # fmt: skip
     return TargetInfo(**{**values, **changes})
@@ -49,14 +49,14 @@ def test_the_roof_of_a_row_falls_with_rows_and_context() -> None:
     assert roof_tokens_per_s(target(), 4, 50.0) == pytest.approx(100_000 / (8000 + 10 * 4 * 50))
 
 
-@pytest.mark.parametrize(("compiled", "added"), [("off", 0), ("on", 9000)])
-def test_early_exit_adds_weights_only_beside_a_compiled_target(compiled: str, added: int) -> None:
-    """Its draft is the target's own layers in the target's own cache; a compiled target has packed weights of its own."""
+@pytest.mark.parametrize(("runtime", "added"), [("eager", 0), ("native", 9000)])
+def test_early_exit_adds_weights_only_beside_a_native_target(runtime: str, added: int) -> None:
+    """Its draft is the target's own layers in the target's own cache; a native target has packed weights of its own."""
     drafter = EarlyExitDrafter.__new__(EarlyExitDrafter)
     built = SimpleNamespace(
         decoder=SimpleNamespace(drafter=drafter, verifier=SimpleNamespace(lossless=True)),
         memory=SimpleNamespace(draft=None, target=SimpleNamespace(weights_bytes=9000)),
-        options=SimpleNamespace(compile=compiled),
+        options=SimpleNamespace(runtime=runtime),
         target=SimpleNamespace(lm=SimpleNamespace(dtype=torch.bfloat16), config=None),
     )
     contender = SimpleNamespace(built=built, configuration=Configuration("early-exit"))

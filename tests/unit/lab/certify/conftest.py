@@ -44,7 +44,8 @@ def open_subject(tiny_pair: tuple[Path, Path]) -> Open:
     def opened(drafter: str = "draft-model", verifier: str = "auto", **options: object) -> Subject:
         draft = str(tiny_pair[1]) if drafter in ("draft-model", "withholding") else None
         subject = Subject.open(Options(
-            target=str(tiny_pair[0]), drafter=drafter, draft=draft, verifier=verifier, dtype="float32", compile="off", **options,
+            target=str(tiny_pair[0]), drafter=drafter, draft=draft, verifier=verifier, dtype="float32", runtime="eager",
+            **options,
         ))  # fmt: skip
         for loaded in filter(None, (subject.built.target, subject.built.draft)):
             loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here

@@ -85,7 +85,7 @@ def open_subject(root: Path) -> Open:
         wants = kind.wants_draft(kind.Settings(**chosen))
         subject = Subject.open(Options(
             target=str(root / "target"), drafter=drafter, drafter_options=chosen, draft=str(root / "draft") if wants else None,
-            verifier=verifier, dtype="float32", compile="off",
+            verifier=verifier, dtype="float32", runtime="eager",
         ), grammar=grammar)  # fmt: skip
         for loaded in filter(None, (subject.built.target, subject.built.draft)):
             loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here

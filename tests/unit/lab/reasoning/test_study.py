@@ -22,7 +22,7 @@ def problems(task: str) -> Workload:
 
 def test_a_study_needs_a_draft_and_problems(tmp_path: Path) -> None:
     target, draft = save_pair(tmp_path)
-    options = Options(target, draft=draft, dtype="float32", compile="off", threads=1)
+    options = Options(target, draft=draft, dtype="float32", runtime="eager", threads=1)
     with pytest.raises(ConfigError, match="give --draft"):
         run_study(replace(options, draft=None), PLAN, problems("reasoning"), tmp_path / "j")
     with pytest.raises(ConfigError, match="no reasoning problems, only chat"):

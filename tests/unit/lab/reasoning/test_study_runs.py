@@ -52,7 +52,7 @@ def problems(*tasks: str) -> Workload:
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     target, draft = save_pair(tmp_path_factory.mktemp("pair"), noise=0.05)
-    return Options(target, draft=draft, dtype="float32", compile="off", threads=1)
+    return Options(target, draft=draft, dtype="float32", runtime="eager", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_the_demo_pair(tmp_path: Path) -> None:
     """A trained pair: greedy forecasts of tokens hold, its own weights take part, and the page says what happened."""
     plan = StudyPlan(problems=2, max_tokens=48, temperatures=(0.0,), longest=6, max_other_cpu=10.0)
     workload = load_workload("demo", limit=2)
-    result, journal = run_study(Options("demo", compile="off"), plan, workload, tmp_path / "j")
+    result, journal = run_study(Options("demo", runtime="eager"), plan, workload, tmp_path / "j")
     journal.close()
     study = result.studies[0]
     assert {one.configuration.split()[0] for one in study.contestants} >= {"early-exit", "quantised", "composite"}

@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(root: Path) -> Options:
-    return Options(str(root / "target"), dtype="float32", compile="off", threads=1)
+    return Options(str(root / "target"), dtype="float32", runtime="eager", threads=1)
 
 
 def tuned(root: Path, tmp_path: Path, *names: str, drafters: tuple[str, ...] = (), **changes: Any) -> TuneResult:
@@ -73,7 +73,7 @@ def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
     family, *_ = choose_space(options(root), asked, read_drafts(options(root), [str(root / "eagle3")])).families
     settings = options_of(family.member(3), draft=None)
     assert settings["drafter_options"] == {"head": str(root / "eagle3")}
-    llm = LLM(str(root / "target"), dtype="float32", compile="off", threads=1, **settings)
+    llm = LLM(str(root / "target"), dtype="float32", runtime="eager", threads=1, **settings)
     assert llm.generate(["abc abc"], SamplingParams(max_tokens=4))[0].token_ids
 
 

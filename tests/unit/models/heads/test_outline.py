@@ -131,7 +131,7 @@ def test_a_composite_says_which_part_lacks_its_head(root: Path) -> None:
 
 def test_a_composites_head_may_be_named_by_draft_or_by_its_option_but_not_both(root: Path) -> None:
     named = {"parts": "ngram,medusa", "options": f"medusa.head={root / 'medusa'}"}
-    built = build(Options(str(root / "target"), drafter="composite", drafter_options=named, compile="off", dtype="float32"))
+    built = build(Options(str(root / "target"), drafter="composite", drafter_options=named, runtime="eager", dtype="float32"))
     assert built.memory.heads[0].weights_bytes > 0
     assert built.decoder.drafter.signals
     with pytest.raises(ConfigError, match="two heads were named"):
