@@ -25,7 +25,7 @@ from tests.live_server import free_port
 START_S = 600.0  # a busy machine with two cores takes its time
 TOKENS = 48
 ASKED = {"prompt": "abc abc abc", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-FAST = ("--compile", "off", "--threads", "1")
+FAST = ("--runtime", "eager", "--threads", "1")
 
 
 @dataclass
@@ -148,7 +148,7 @@ def expected(model: Path) -> str:
     """What the target says by itself."""
     from outrider import LLM, SamplingParams
 
-    llm = LLM(str(model / "target"), compile="off", threads=1, drafter="none")
+    llm = LLM(str(model / "target"), runtime="eager", threads=1, drafter="none")
     return llm.generate(ASKED["prompt"], SamplingParams(max_tokens=TOKENS, ignore_eos=True))[0].text
 
 

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, library_path: Path) -> Path
 
 def decoder_of(folder: Path, drafter: str, dtype: str = "bfloat16", **settings: object) -> Decoder:
     options = Options(
-        target=str(folder), dtype=dtype, compile="native", drafter=drafter, drafter_options=settings, threads=2,
+        target=str(folder), dtype=dtype, runtime="native", drafter=drafter, drafter_options=settings, threads=2,
         num_draft_tokens=None if drafter == "none" else 4,
     )  # fmt: skip
     return build(options).decoder
