@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -31,6 +33,7 @@ from outrider.cli.tune import tune
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
+LOADING = "loading"  # the name of threads that load models for servers and services
 INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
 
 
@@ -83,7 +86,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the run
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if any(thread.name == LOADING for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a thread that reads weights cannot be told to stop, and Python would abort while it runs
+    sys.exit(code)
 
 
 def _fail(message: str, exit_code: int) -> int:

@@ -124,8 +124,12 @@ class Process(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. uvicorn would raise it again after its shutdown; having drained, this process ends with code 0."""
-        if self._state.loading or self._state.draining:
+        if self._state.draining or self.should_exit:
             self.should_exit = self.force_exit = True
+            return
+        if self._state.loading:
+            log.info("told to end while loading")
+            self.should_exit = True
             return
         self._state.draining = True
         log.info("%s: finishing what runs (at most %g s)", signal.Signals(sig).name, self._state.settings.drain_timeout_s)

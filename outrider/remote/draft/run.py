@@ -125,7 +125,9 @@ async def _serve(settings: DraftServiceSettings, tracing: Tracing | None, status
     try:
         both: set[asyncio.Future[Any]] = {signalled, loading}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
+        if not loading.done():
+            log.info("told to end while loading")
+        else:
             hosted = loading.result()
             for note in hosted.notes:
                 log.warning(note)

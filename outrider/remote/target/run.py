@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import threading
 import time
 import uuid
@@ -68,14 +67,11 @@ def run_target(settings: TargetSettings, status: Callable[[str], None] = lambda 
         status = log.info  # every line of the log is an object
     metrics = ServerMetrics()
     monitoring = Monitoring(metrics, otlp_endpoint=settings.otlp_endpoint)
-    is_loaded = True
     try:
-        is_loaded = asyncio.run(_run(settings, metrics, monitoring, status))
+        asyncio.run(_run(settings, metrics, monitoring, status))
     finally:
         monitoring.close()
         logs.close()
-    if not is_loaded:
-        os._exit(0)  # a thread that reads weights cannot be told to stop, and Python would abort while it runs
 
 
 def load(settings: TargetSettings, monitoring: Monitoring, status: Callable[[str], None]) -> Loaded:
@@ -110,8 +106,7 @@ def terms_of(engine: Engine, model: ServedModel) -> messages.TargetTerms:
 
 async def _run(
     settings: TargetSettings, metrics: ServerMetrics, monitoring: Monitoring, status: Callable[[str], None]
-) -> bool:
-    """Whether it came to be loaded before it was told to end."""
+) -> None:
     calls = Counter(PREFIX + "service_calls", "Calls that ended.", ["method", "status"], registry=metrics.registry)
     service = TargetService(uuid.uuid4().hex, lambda method, code: calls.labels(method, code).inc(), monitoring.span)
     server = GrpcServer(settings.service, metrics.registry)
@@ -125,7 +120,7 @@ async def _run(
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             log.info("told to end while loading")
-            return False
+            return
         loaded = loading.result()
         service.serve(loaded.ready, loaded.identity, loaded.terms, loaded.engine.notes)
         await server.set_serving(True)
@@ -139,7 +134,6 @@ async def _run(
     finally:
         told.cancel()
         await server.stop(LAST_WORDS_S)
-    return True
 
 
 def in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:

@@ -250,6 +250,27 @@ def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -
         process.wait()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["service draft", "service target", "serve"])
+def test_a_process_that_is_told_to_end_while_it_loads_just_ends(verb: str) -> None:
+    """Exit code 0 and no trace of threads that were in the middle of reading weights."""
+    command = [sys.executable, "-m", "outrider", *verb.split(), "demo", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        lines = [next(line for line in process.stderr if line.startswith("loading demo"))]
+        process.send_signal(signal.SIGTERM)
+        lines += list(process.stderr)
+        assert process.wait(60) == 0, "".join(lines)
+        said = "".join(lines)
+        assert "told to end while loading" in said or "draining" in said or "finishing what runs" in said
+        assert "Traceback" not in said
+        assert "terminate called" not in said
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
