@@ -16,9 +16,8 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parent / "models" / "native"
 PREBUILT = HERE / "lib"  # where a wheel or an editable install has them
 PARTS = (
-    "executor.cpp", "attend.h", "choices.h", "drafting.h", "experts.h", "functions.h", "linear.h", "picks.h", "pool.h",
-    "program.h", "score_tiles.h",
-    "tokenwise.h",
+    "executor.cpp", "attend.h", "cache_panels.h", "choices.h", "drafting.h", "experts.h", "functions.h", "linear.h", "picks.h",
+    "pool.h", "program.h", "score_tiles.h", "tokenwise.h",
 )  # fmt: skip
 SHARED = (  # with the kernels of compiled programs
     "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",

@@ -17,6 +17,17 @@ inline Floats root(Floats x) {
 #endif
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
+// 2^x for x <= 0, not below 2^-126: 2^n times a degree-6 polynomial on [-1/2, 1/2], relative error about 2e-7
+inline Floats power_of_two(Floats x) {
+  x = larger(x, floats(-126.f));
+  const Floats n = rounded(x), r = x - n;
+  Floats p = floats(1.540353039e-4f);
+  for (float c : {1.333355815e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.f}) p = multiply_add(p, r, floats(c));
+  return times_power_of_two(p, n);
+}
+
 inline Floats negated(Floats x) { return x * floats(-1); }
 
 // e^x for any x

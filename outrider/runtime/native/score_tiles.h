@@ -34,7 +34,7 @@ WITH_TILES __attribute__((noinline)) inline void shape() {
 
 WITH_TILES __attribute__((noinline)) inline void release() { _tile_release(); }
 
-// scores (64, 16) of 64 keys that are `stride` bytes apart, with queries [size / 2][16][2]; `size` a multiple of STEP.
+// scores (64, 16) of 64 keys that are `stride` bytes apart, with sixteen of queries [size / 2][64][2]; `size` a multiple of STEP.
 WITH_TILES __attribute__((noinline)) inline void score(
     const bf16* keys, int64_t stride, const bf16* queries, int64_t size, float* scores) {
   const char* const at = reinterpret_cast<const char*>(keys);
@@ -44,7 +44,7 @@ WITH_TILES __attribute__((noinline)) inline void score(
   _tile_zero(4);
   _tile_zero(5);
   for (int64_t d = 0; d < size; d += STEP) {
-    _tile_loadd(QUERY_TILE, queries + d * 16, 64);
+    _tile_loadd(QUERY_TILE, queries + d * 64, 256);
     _tile_loadd(KEY_TILE, at + d * 2, stride);
     _tile_dpbf16ps(2, KEY_TILE, QUERY_TILE);
     _tile_loadd(KEY_TILE, at + 16 * stride + d * 2, stride);
