@@ -19,6 +19,7 @@ from outrider.runtime.run import Executor
 
 UNIT_SHAPE = LayerShape(1, 2, 2)  # of a cache that nobody reads
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31, 40, 72, 200)  # tokens of a pass
+ROWS = max(TREE_NODES + 1, *WIDTHS)
 
 
 def linear_sample(weight: Tensor, bias: Tensor | None, path: Path, *, transposed: bool = False) -> Sample:
@@ -67,14 +68,15 @@ def sample_inputs(weight: Tensor, inputs: int, outputs: int) -> Tensor:
 class NativeAttention:
     """The executor's attention by itself, as `sum_order.Attend`."""
 
-    def __init__(self, kind: AttentionKind, dtype: torch.dtype, path: Path) -> None:
+    def __init__(
+        self, kind: AttentionKind, dtype: torch.dtype, path: Path, rows: int = ROWS, window: int = 0
+    ) -> None:
         shape = kind.shape
         sizes = (
             kind.num_heads * shape.key_size,
             shape.num_kv_heads * shape.key_size,
             shape.num_kv_heads * shape.value_size,
         )
-        rows = max(TREE_NODES + 1, *WIDTHS)
         self._tables = {name: torch.zeros(rows, size, dtype=dtype) for name, size in zip("qkv", sizes, strict=True)}
         out = kind.num_heads * shape.value_size
         query = View(0, kind.num_heads, shape.key_size, 0, shape.key_size)
@@ -88,7 +90,7 @@ class NativeAttention:
                 Op(Code.STORE, (value,), None, is_value=True),
                 Op(
                     Code.ATTENTION, (query,), View(3, kind.num_heads, shape.value_size, 0, shape.value_size),
-                    heads=kind.num_heads, softcap=kind.softcap or 0.0,
+                    heads=kind.num_heads, softcap=kind.softcap or 0.0, window=window,
                 ),
             ],
             head=[Op(Code.GATHER, (View(3, 1, out, 0, out),), View(4, 1, out, 0, out))],
