@@ -29,6 +29,8 @@ from outrider.models.load import (
 )
 from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.own_code import ignored_code
+from outrider.models.quantised.load import quantised_note
+from outrider.models.quantised.scheme import scheme_of
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime.limits import find_native_limits
@@ -92,6 +94,8 @@ class ModelLoader:
             finish(lm, module)
         if (file := gguf_in(name)) is not None:
             self.notes += gguf_notes(file, module, self._labels[name])
+        elif (scheme := scheme_of(config, self.device)) is not None:
+            self.notes.append(quantised_note(module, scheme, self._labels[name]))
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:

@@ -33,6 +33,8 @@ from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.pass_limits import find_pass_limits
 from outrider.models.probe import Seen, check_against_plain, find_layers
+from outrider.models.quantised.load import quantised_module
+from outrider.models.quantised.scheme import scheme_of
 from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
 from outrider.models.token_bytes import special_ids
 from outrider.models.token_text import vocabulary_bytes
@@ -132,9 +134,10 @@ def resolve_device(device: str) -> torch.device:
 def resolve_dtype(dtype: str, config: Any, device: torch.device, *, ours: bool = True) -> torch.dtype:
     """'auto' is the checkpoint's own dtype; on a CPU that is slow in it float32, which contains it exactly. That is so with
     float16, and with bfloat16 where neither oneDNN has it nor our kernels, if they will be used (`ours`): torch multiplies
-    number by number then."""
+    number by number then. Weights that stay integers run in bfloat16 there, the type that kernels for them have."""
     if dtype == "auto":
-        own = own_dtype(config)
+        in_integers = device.type == "cpu" and scheme_of(config, device) is not None
+        own = torch.bfloat16 if in_integers else own_dtype(config)
         return torch.float32 if device.type == "cpu" and not _is_fast(own, device, ours) else own
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
@@ -220,6 +223,8 @@ def load_module(
         return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
     if (file := gguf_in(name, revision)) is not None:
         return gguf_module(file, config, dtype).eval().requires_grad_(False).to(device)
+    if (scheme := scheme_of(config, device)) is not None:
+        return quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False).to(device)
     widened = is_widened(config, device)
     widen_on_cpu(config, device)
     bars = hf_logging.is_progress_bar_enabled()

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
+from outrider.models.quantised.scheme import has_experts
 from outrider.models.quantised_checkpoint import quantisation_of
 
 RUNS = (
     "Outrider runs decoders that attend over the keys and values of each token through transformers' attention interface "
     "(Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, Phi, OLMo, ...)."
 )
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
 STATEFUL_KINDS = ("linear_attention", "mamba", "conv", "recurrent")  # values of a config's `layer_types`
 
 
@@ -93,7 +93,7 @@ def why_rows_differ(config: Any, device: torch.device) -> str:
         return "kernels there differ with the size of a pass"
     if (method := quantisation_of(config)) is not None:
         return f"its quantised layers ({method}) round with the tokens of a pass"
-    if any((getattr(config.get_text_config(), name, None) or 1) > 1 for name in EXPERTS):
+    if has_experts(config):
         return "its experts multiply the tokens of a pass together"
     return "its layers round with the tokens of a pass"
 

@@ -48,6 +48,18 @@ def take(low: Lowering, event: Event) -> list[Known]:
     return [Block(places.axes, made)]
 
 
+def reorder(low: Lowering, event: Event) -> list[Known]:
+    """index_select(x, dim, index) with indices that are a constant of the model."""
+    tensor, dim, index = event.args
+    block, places = _last(low, tensor, dim), low.block(index)
+    if any(places.axes) or len(block.own.sizes) != 1:
+        raise NotLoweredError("a choice among other numbers than a row's")
+    made = low.value(places.own.sizes, event.outputs[0].dtype)
+    rows, at = _rows(low, block), _rows(low, places)
+    low.add(Op(Code.TAKE, (rows, at), View(made.value, 1, at.cols, 0, at.cols), (float(rows.cols),)))
+    return [Block(block.axes, made)]
+
+
 def put(low: Lowering, event: Event) -> list[Known]:
     """scatter(x, dim, index, numbers or one number)"""
     tensor, dim, index, source = event.args[:4]
@@ -89,4 +101,6 @@ def _rows(low: Lowering, block: Block) -> View:
     return found[0]
 
 
-CHOICES: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {"topk": top, "gather": take, "scatter": put}
+CHOICES: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
+    "topk": top, "gather": take, "index_select": reorder, "scatter": put,
+}  # fmt: skip

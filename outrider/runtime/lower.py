@@ -165,7 +165,7 @@ class Lowering:
         number = self._constants.get(id(tensor))
         if number is None:
             dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
-            name = self.name(tensor)
+            name = self.name(tensor) if tensor.dtype in DTYPES else self._named(tensor)
             if name not in self._made.constants and not tensor.is_contiguous():
                 raise NotLoweredError(f"{name} is not contiguous")
             number = self._add(Value(tensor.numel(), dtype, Source.CONSTANT, name))

@@ -14,7 +14,7 @@ from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.load import first_line, load_config
 from outrider.models.memory import kv_bytes_per_token
-from outrider.models.unsupported import EXPERTS
+from outrider.models.quantised.scheme import EXPERTS
 
 
 def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> ModelSize:

@@ -83,6 +83,13 @@ def own_form(bits: int, group: int) -> Form:
     return replace(Form(10, 4, 8, has_zero=True) if bits == 4 else Form(11, 8, 128), group=group, factors=torch.bfloat16)
 
 
+def zero_form(bits: int, group: int, factors: torch.dtype) -> Form:
+    """The layout of 4 or 8 bits with a zero among the codes: w = scale * (code - middle) - scale * shift, exact in fp32."""
+    number = {(4, torch.float16): 5, (4, torch.bfloat16): 12, (8, torch.float16): 13, (8, torch.bfloat16): 14}[bits, factors]
+    middle = 0 if bits == 4 else 128
+    return Form(number, bits, middle, has_zero=True, is_nested=True, group=group, factors=factors)
+
+
 FORMS = {  # by the format's name
     "Q4_0": Q4, "Q4_1": Q4_ZERO, "Q5_0": Q5, "Q5_1": Q5_ZERO, "Q8_0": Q8, "IQ4_NL": Q8,
     "Q2_K": Q4_NESTED_16, "Q3_K": Q6_NESTED, "Q4_K": Q4_NESTED, "Q5_K": Q5_NESTED, "Q6_K": Q6_NESTED,
@@ -109,6 +116,12 @@ def panels_of(blocks: Tensor, kind: GGMLQuantizationType) -> Tensor:
     """(out, bytes of a row) uint8, as a file has them -> (ceil(out / 32), bytes of a panel) uint8, outputs padded with zeros."""
     form = FORMS[kind.name]
     return torch.cat([_to_panels(_take_apart(rows, kind), form) for rows in blocks.split(ROWS_AT_ONCE)])
+
+
+def pack_parts(parts: Parts, form: Form) -> Tensor:
+    """The same for weights that were taken apart elsewhere; whole groups of inputs."""
+    cut = [[None] * -(-len(parts.codes) // ROWS_AT_ONCE) if part is None else part.split(ROWS_AT_ONCE) for part in parts]
+    return torch.cat([_to_panels(_each_part(rows, lambda part: part), form) for rows in zip(*cut, strict=True)])
 
 
 def values_of(panels: Tensor, form: Form, outputs: int) -> Tensor:

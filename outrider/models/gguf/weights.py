@@ -45,7 +45,7 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CapabilityError(f"'{file.path}': transformers has no language model for it: {reason}") from error
     with torch.no_grad():
-        _make_buffers(module)
+        make_buffers(module)
         _Loading(file, module, config, dtype).run()
         _divide_frequencies(module, file)
     module.generation_config = gguf_generation_config(file, config)
@@ -97,7 +97,7 @@ def _is_extra(name: str, file: GgufFile, num_layers: int) -> bool:
     return ".nextn." in name or (num_extra_layers(file) > 0 and number is not None and int(number[1]) >= num_layers)
 
 
-def _make_buffers(module: Any) -> None:
+def make_buffers(module: Any) -> None:
     """Rotary tables and the like, which no file has: transformers' own code fills them."""
     for part in module.modules():
         absent = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta}

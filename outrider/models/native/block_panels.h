@@ -1,7 +1,7 @@
 // y = x W^T + b where W stays in integers with scales, laid out in panels: the blocks of a GGUF file (`gguf/formats.py`), and our own
 // 4 and 8 bits (`quantised_linear.py`); and single rows of such a W.
 //
-//     panels[N / 32][K / group]    group: inputs that share a scale; 32, or 256 where scales are nested; ours any multiple of 32
+//     panels[N / 32][K / group]    group: inputs that share a scale, any multiple of 32; GGUF's 32, or 256 where scales are nested
 //         32 scales, 32 zeros where there are some (fp16, ours bf16), then group / 32 times
 //             nested alone: steps [32 / STEP][32], shifts [32 / STEP][32] where there are zeros (int8)
 //             codes, a line being 64 bytes of [16 outputs][4 inputs]
@@ -53,7 +53,10 @@ auto with_form(int64_t number, Act act) {
     case 8: return act(Form<8, 128, false, true>());
     case 9: return act(Form<4, 0, true, true, 16>());
     case 10: return act(Form<4, 8, true, false, 32, true>());
-    default: return act(Form<8, 128, false, false, 32, true>());
+    case 11: return act(Form<8, 128, false, false, 32, true>());
+    case 12: return act(Form<4, 0, true, true, 32, true>());
+    case 13: return act(Form<8, 128, true, true>());
+    default: return act(Form<8, 128, true, true, 32, true>());
   }
 }
 

@@ -33,23 +33,10 @@ def fp8(weight: Tensor) -> dict[str, Tensor]:
     return {"": codes, "_scale_inv": scale}
 
 
-def channels(weight: Tensor, largest: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def channels(weight: Tensor) -> dict[str, Tensor]:
     """A scale for each output, as compressed-tensors has them."""
-    scale = weight.float().abs().amax(1, keepdim=True) / largest
-    codes = weight.float() / scale
-    return {"": (codes.round() if dtype == torch.int8 else codes).to(dtype), "_scale": scale.bfloat16()}
-
-
-def packed(weight: Tensor) -> dict[str, Tensor]:
-    """4 bits, eight to an int32."""
-    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-
-    groups = weight.float().view(weight.shape[0], -1, BLOCK)
-    scale = groups.abs().amax(2, keepdim=True) / 7
-    codes = (groups / scale).round().clamp(-8, 7).to(torch.int8).view(weight.shape)
-    return {
-        "_packed": pack_to_int32(codes, 4), "_scale": scale.squeeze(2).bfloat16(), "_shape": torch.tensor(weight.shape),
-    }  # fmt: skip
+    scale = weight.float().abs().amax(1, keepdim=True) / 448
+    return {"": (weight.float() / scale).to(torch.float8_e4m3fn), "_scale": scale.bfloat16()}
 
 
 def compressed(layout: str, bits: int, kind: str, **more: Any) -> dict[str, Any]:
@@ -64,9 +51,7 @@ def compressed(layout: str, bits: int, kind: str, **more: Any) -> dict[str, Any]
 
 WIDENED: dict[str, tuple[Callable[[Tensor], dict[str, Tensor]], dict[str, Any]]] = {
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}),
-    "compressed-fp8": (lambda w: channels(w, 448, torch.float8_e4m3fn), compressed("float-quantized", 8, "float")),
-    "compressed-int8": (lambda w: channels(w, 127, torch.int8), compressed("int-quantized", 8, "int")),
-    "compressed-int4": (packed, compressed("pack-quantized", 4, "int", strategy="group", group_size=BLOCK)),
+    "compressed-fp8": (channels, compressed("float-quantized", 8, "float")),
 }
 
 

@@ -1,0 +1,1 @@
+"""Checkpoint folders whose weights are integers with scales: GPTQ, AWQ, compressed-tensors."""

@@ -1,0 +1,90 @@
+"""A layer for integers with scales, in a layout that the native kernels multiply and that holds the same values to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider.models.gguf.formats import BLOCK, Q4, Q8, Form, Parts, own_form, pack_parts, zero_form
+from outrider.models.gguf.linear import BlockLinear
+from outrider.models.huge_pages import on_huge_pages
+from outrider.models.quantised.formats import Codes
+
+MOST_SHIFTED = 127  # what an int8 holds
+
+
+class ReorderedLinear(nn.Module):
+    """A layer whose inputs are put into the order of their groups first: GPTQ's act-order."""
+
+    order: Tensor
+
+    def __init__(self, inner: BlockLinear, order: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("order", order)
+
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy (out, in)."""
+        found = self.inner.weight
+        return torch.empty_like(found).index_copy_(1, self.order, found)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.inner.bias
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        return self.inner(x.index_select(-1, self.order))
+
+
+def layer_of(found: Codes, dtype: torch.dtype, bias: Tensor | None) -> nn.Module:
+    """The layer in blocks; with plain weights where no layout holds these values exactly."""
+    outputs, inputs = found.codes.shape
+    made = panels_of(found)
+    if made is None:
+        return _plain(found.values().to(dtype), bias)
+    panels, form = made
+    linear = BlockLinear(on_huge_pages(panels), form, outputs, inputs, dtype, bias)
+    return linear if found.order is None else ReorderedLinear(linear, found.order)
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+    return layer
+
+
+def panels_of(found: Codes) -> tuple[Tensor, Form] | None:
+    """Panels and their layout; None where none holds these values."""
+    group = found.group if found.scales.shape[1] > 1 else -(-found.codes.shape[1] // BLOCK) * BLOCK
+    if group % BLOCK:
+        return None
+    codes = F.pad(found.codes, (0, found.scales.shape[1] * group - found.codes.shape[1]))
+    halves, brains = (_exactly(found.scales, dtype) for dtype in (torch.float16, torch.bfloat16))
+    is_symmetric = bool((found.zeros == 1 << found.bits - 1).all())
+    if is_symmetric and halves is not None:
+        form = replace(Q4 if found.bits == 4 else Q8, group=group)
+        return pack_parts(Parts(codes, halves, None, None, None), form), form
+    if is_symmetric and brains is not None:
+        form = own_form(found.bits, group)
+        return pack_parts(Parts(codes, brains, torch.zeros_like(brains) if form.has_zero else None, None, None), form), form
+    factors = halves if halves is not None else brains
+    if factors is None:
+        return None
+    form = zero_form(found.bits, group, factors.dtype)
+    shifts = found.zeros - form.middle
+    if int(shifts.max()) > MOST_SHIFTED:
+        return None
+    shifts = shifts.to(torch.int8).repeat_interleave(group // BLOCK, dim=1)
+    return pack_parts(Parts(codes, factors, factors, torch.ones_like(shifts), shifts), form), form
+
+
+def _exactly(scales: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Scales as this type where it holds them all."""
+    found = scales.to(dtype)
+    return found if torch.equal(found.double(), scales.double()) else None

@@ -1,0 +1,91 @@
+"""Which scheme a config says its weights are quantised by, and whether it is one that we read and multiply as it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import CapabilityError
+from outrider.models.quantised.formats import Codes, awq, gptq, integers, packed
+
+BITS = (4, 8)
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
+KNOWN = "GPTQ in 4 and 8 bits, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and 8"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one checkpoint's linear layers are stored. `main`: the tensor of a layer that holds its codes."""
+
+    method: str
+    main: str
+    beside: tuple[str, ...]
+    bits: int
+    zeros_are_less: bool = False
+
+    def read(self, parts: Mapping[str, Tensor]) -> Codes:
+        """A layer's tensors, by their names within it. Raises MalformedError."""
+        if self.method == "gptq":
+            return gptq(parts, self.bits, zeros_are_less=self.zeros_are_less)
+        if self.method == "awq":
+            return awq(parts, self.bits)
+        return packed(parts, self.bits) if self.main == "weight_packed" else integers(parts)
+
+
+def scheme_of(config: Any, device: torch.device) -> Scheme | None:
+    """None for plain weights and for schemes that transformers loads.
+
+    Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load with libraries for GPUs.
+    """
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    told = found if isinstance(found, dict) else found.to_dict()
+    method = told.get("quant_method")
+    method = str(getattr(method, "value", method))
+    if method in ("gptq", "awq"):
+        return _gptq_or_awq(config, told, method)
+    if method == "compressed-tensors" and device.type == "cpu" and not has_experts(config):
+        return _compressed(told)
+    return None
+
+
+def _gptq_or_awq(config: Any, told: Mapping[str, Any], method: str) -> Scheme:
+    bits = told.get("bits", told.get("w_bit"))
+    layout = told.get("checkpoint_format", "gptq") if method == "gptq" else told.get("version", "gemm")
+    layout = str(getattr(layout, "value", layout)).lower()
+    lacking = None
+    if has_experts(config):
+        lacking = "experts"
+    elif bits not in (BITS if method == "gptq" else (4,)):
+        lacking = f"{bits} bits"
+    elif layout not in (("gptq", "gptq_v2") if method == "gptq" else ("gemm",)):
+        lacking = f"the layout '{layout}'"
+    if lacking:
+        raise CapabilityError(f"weights quantised by {method}: {lacking} cannot be read. What can: {KNOWN}, of dense models.")
+    beside = ("qzeros", "scales", *(("g_idx",) if method == "gptq" else ()))
+    return Scheme(method, "qweight", beside, int(bits), zeros_are_less=layout == "gptq")
+
+
+def _compressed(told: Mapping[str, Any]) -> Scheme | None:
+    groups: list[dict[str, Any]] = [group.get("weights") or {} for group in (told.get("config_groups") or {}).values()]
+    layout, bits = told.get("format"), {group.get("num_bits") for group in groups}
+    if len(bits) != 1 or not bits <= set(BITS) or any(group.get("type", "int") != "int" for group in groups):
+        return None
+    if (told.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        return None
+    zero, scale = "weight_zero_point", "weight_scale"
+    if layout == "pack-quantized":
+        return Scheme("compressed-tensors", "weight_packed", (scale, zero, "weight_shape", "weight_g_idx"), 4 if bits == {4} else 8)
+    if layout == "int-quantized" and bits == {8}:
+        return Scheme("compressed-tensors", "weight", (scale, zero), 8)
+    return None
+
+
+def has_experts(config: Any) -> bool:
+    """Whether a config is of a mixture of experts."""
+    return any((getattr(config.get_text_config(), name, None) or 1) > 1 for name in EXPERTS)

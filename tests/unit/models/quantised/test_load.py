@@ -1,0 +1,147 @@
+"""Folders of quantised weights as targets: the values of the dequantised model, small in memory, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.cli.app import run
+from outrider.errors import CheckpointError
+from outrider.llm import LLM
+from outrider.models.gguf.linear import block_layers
+from outrider.models.load import build_lm, load_config, load_module, resolve_dtype
+from outrider.models.memory import model_memory
+from outrider.runtime import library
+from outrider.runtime.lower import lower
+from outrider.runtime.run import NativeRun
+from outrider.sampling.params import SamplingParams
+from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
+from tests.unit.models.quantised.stored import FORMATS, gptq, some
+from tests.unit.runtime.conftest import library_path  # noqa: F401  a fixture
+from tests.unit.runtime.passes import differences, every_pass
+
+CPU = torch.device("cpu")
+PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def checkpoint(folder: Path, name: str) -> tuple[Path, dict[str, Tensor]]:
+    """A folder whose projections are stored in this format, and the same weights dequantised."""
+    stored = FORMATS[name]
+    model = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
+    save_checkpoint(folder, model, word_tokenizer(96))
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for number, (key, weight) in enumerate(model.state_dict().items()):
+        if not key.endswith("proj.weight"):
+            tensors[key] = plain[key] = weight.bfloat16()
+            continue
+        own = stored.make(*weight.shape, number)
+        own = replace(own, scales=own.scales / (16 if own.bits == 4 else 256))  # weights of a usual size
+        plain[key] = own.weight()
+        tensors |= {key.removesuffix("weight") + part: tensor for part, tensor in stored.write(own).items()}
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder, quantization_config=stored.config, dtype="float16")
+    return folder, plain
+
+
+def change(folder: Path, **settings: Any) -> None:
+    found = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**found, **settings}))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, library_path: Path) -> None:  # noqa: F811
+    """To the bit where weights are widened for each use; on the native runtime up to activations in 8 bits."""
+    folder, plain = checkpoint(tmp_path, name)
+    reference = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
+    reference.load_state_dict(plain, strict=False)
+    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    assert len(list(block_layers(module))) == 7 * len(module.model.layers)
+    tokens = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(module(tokens).logits, reference.eval()(tokens).logits, rtol=0, atol=1e-5)
+    lm = build_lm(module, name, torch.float32, CPU)
+    expected = every_pass(lm)
+    lm.run = NativeRun(lm, module, lower(module), library_path)
+    worst = differences(every_pass(lm), expected)
+    assert max(worst.values()) < 0.05, worst
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "compressed-int8"])
+def test_folders_run_from_their_integers(
+    name: str, tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    folder, _ = checkpoint(tmp_path, name)
+    plain = LLM(folder, drafter="none", compile="native", threads=1)
+    assert plain.config["compile"] == "native"
+    assert any("bits, as" in note and "rounded to 8 bits" in note for note in plain.notes), plain.notes
+    drafted = LLM(folder, drafter="ngram", compile="native", threads=1)
+    prompts = [[3, 4, 5, 3, 4], [9, 8]]
+    assert drafted.config["exact"]
+    texts = [[out.token_ids for out in llm.generate(prompts, PARAMS)] for llm in (drafted, plain)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4", "compressed-int8"])
+def test_memory_is_that_of_the_integers(name: str, tmp_path: Path) -> None:
+    """Catches weights that are widened, and an estimate that says they were."""
+    folder, _ = checkpoint(tmp_path, name)
+    config = load_config(str(folder))
+    assert resolve_dtype("auto", config, CPU) == torch.bfloat16
+    module = load_module(str(folder), config, torch.bfloat16, CPU)
+    held = sum(layer.panels.nbytes for layer in block_layers(module))
+    weights = sum(layer.num_weights for layer in block_layers(module))
+    assert held < weights * (1.2 if name == "compressed-int8" else 0.8)
+    memory = model_memory(str(folder), config, torch.bfloat16)
+    assert memory.quantised_bytes == pytest.approx(held, rel=0.3)
+
+
+def broken(folder: Path, changes: dict[str, Tensor | None]) -> Path:
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({f"{Q}.scales": None}, f"layer '{Q}' cannot be read: scales is missing"),
+    ({f"{Q}.qweight": None}, f"belongs to a layer whose '{Q}.qweight' is missing"),
+    ({f"{Q}.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")}, f"lacks 1 weights, first '{Q}.weight'"),
+    ({f"{Q}.{part}": tensor for part, tensor in gptq(some(128, 256, 32)).items()}, r"has shape \(128, 256\) in the file"),
+    ({f"model.other.{part}": tensor for part, tensor in gptq(some(32, 64, 32)).items()}, "no linear layer 'model.other'"),
+    ({"model.norm.weight": torch.ones(64)}, r"'model.norm.weight' has shape \(64,\) in the file"),
+])  # fmt: skip
+def test_broken_folders_are_refused(changes: dict[str, Tensor | None], said: str, tmp_path: Path) -> None:
+    folder = broken(checkpoint(tmp_path, "gptq-4")[0], changes)
+    with pytest.raises(CheckpointError, match=said):
+        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "gptq-4")
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="safetensors files only"):
+        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+
+
+def test_a_kind_that_we_lack_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = checkpoint(tmp_path, "gptq-4")
+    change(folder, quantization_config={**FORMATS["gptq-4"].config, "bits": 3})
+    capsys.readouterr()
+    assert run(["generate", str(folder), "the cat"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "3 bits cannot be read. What can: GPTQ in 4 and 8 bits" in said
+    assert len(said.splitlines()) == 1
