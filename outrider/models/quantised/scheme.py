@@ -80,7 +80,8 @@ def _compressed(told: Mapping[str, Any]) -> Scheme | None:
         return None
     zero, scale = "weight_zero_point", "weight_scale"
     if layout == "pack-quantized":
-        return Scheme("compressed-tensors", "weight_packed", (scale, zero, "weight_shape", "weight_g_idx"), 4 if bits == {4} else 8)
+        beside = (scale, zero, "weight_shape", "weight_g_idx")
+        return Scheme("compressed-tensors", "weight_packed", beside, 4 if bits == {4} else 8)
     if layout == "int-quantized" and bits == {8}:
         return Scheme("compressed-tensors", "weight", (scale, zero), 8)
     return None
