@@ -16,8 +16,9 @@ b is 0 unless the beginning of the prompt was never read (its keys and values ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ from outrider.models.load import LoadedModel
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears, panel_linears
 from outrider.rows import Row, Rows
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.eagle import EagleChains, EagleRun
+from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting
 from outrider.trees.plan import TreePlan
@@ -76,6 +80,7 @@ class FeatureFed(ModelDrafter):
     lm: EagleLM  # type: ignore[assignment]
     reads_texts = False  # features, which the target has
     needs_draft = False  # a head in its place
+    told: Sequence[str] = ()
     _fed: list[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began
@@ -83,6 +88,10 @@ class FeatureFed(ModelDrafter):
     def __init__(self, lm: EagleLM, *details: Any) -> None:
         super().__init__(lm, *details)  # type: ignore[arg-type]
         self._fed, self._counts, self._lengths = [], None, []
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.told)
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -186,10 +195,35 @@ class FeatureFed(ModelDrafter):
         fed.waiting = [joined[-1:].clone()]  # or the whole chunk stays
 
 
+class Chains(Protocol):
+    """Whole chains of a head for a batch, in few calls."""
+
+    def draft(
+        self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Tokens (B, n), n at least `num_tokens`, and laws (R, n + 1, V) of rows that draw; commits nothing.
+
+        The rows' caches lack these pairs. None where scores are no numbers.
+        """
+
+
+class ProgramChains:
+    """Those of compiled programs."""
+
+    def __init__(self, loop: EagleLoop) -> None:
+        self._loop = loop
+
+    def draft(self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int) -> tuple[Tensor, Tensor]:
+        """See `Chains`."""
+        count = self._loop.length(num_tokens)
+        draws = draws_of(rows, count)
+        return self._loop(pairs, draws, count)
+
+
 class EagleChain(FeatureFed, ModelDrafter):
     """Chains: in one go where there is a program for it, else token by token."""
 
-    def __init__(self, lm: EagleLM, loop: EagleLoop | None = None, confidence: ConfidenceSettings | None = None) -> None:
+    def __init__(self, lm: EagleLM, loop: Chains | None = None, confidence: ConfidenceSettings | None = None) -> None:
         super().__init__(lm, None, confidence)
         self._whole = loop
 
@@ -200,10 +234,9 @@ class EagleChain(FeatureFed, ModelDrafter):
         wanted = self._within_context(rows, self._askable(gamma))
         if not any(wanted):
             return Draft.empty(len(rows), rows.device)
-        num_tokens = self._whole.length(max(wanted))
-        draws = draws_of(rows, num_tokens)
-        draft = drafted(rows, *self._whole(self._open(rows), draws, num_tokens), wanted)
-        return super().propose(rows, gamma) if bans_bite(rows, draft) else draft
+        found = self._whole.draft(rows, self._open(rows), max(wanted))
+        draft = None if found is None else drafted(rows, *found, wanted)
+        return super().propose(rows, gamma) if draft is None or bans_bite(rows, draft) else draft
 
 
 class EagleDrafter(FeatureFed, TreeModelDrafter):
@@ -230,8 +263,11 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         settings: EagleSettings = setup.settings
         whole = not cls.drafts_trees(settings) and settings.stop == "none"
-        lm, loop = _head_of(setup, cls.kind, whole=whole)
-        return cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else EagleChain(lm, loop, settings)
+        notes: list[str] = []
+        lm, loop = _head_of(setup, cls.kind, notes, whole=whole)
+        drafter = cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else EagleChain(lm, loop, settings)
+        drafter.told = notes
+        return drafter
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         super()._close(verdict, draft)
@@ -246,8 +282,8 @@ class Eagle3Drafter(EagleDrafter):
     kind: Kind = "eagle3"
 
 
-def _head_of(setup: DraftSetup, kind: Kind, *, whole: bool) -> tuple[EagleLM, EagleLoop | None]:
-    """The head, on the target's kernels; and, where chains are drafted whole and the target is compiled, the program for them.
+def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) -> tuple[EagleLM, Chains | None]:
+    """The head, on the target's kernels or on the native runtime; and whole chains where the target is compiled or runs there.
     Raises CheckpointError when it does not fit the target."""
     target = setup.target
     if setup.head is None or target.config is None:
@@ -257,11 +293,19 @@ def _head_of(setup: DraftSetup, kind: Kind, *, whole: bool) -> tuple[EagleLM, Ea
     bind_target(head, target)
     if target.lm.native:
         panel_linears(head)
-    shape, loop = target.lm.shape, None
+    shape = target.lm.shape
+    loop: Chains | None = None
     lm = EagleLM(head, shape.vocab_size, shape.context_length, native=target.lm.native)
+    if isinstance(target.lm.run, NativeRun):
+        try:
+            lm.run = run = EagleRun(lm, target.lm.run.path)
+            return lm, EagleChains(lm, run) if whole else None
+        except NotLoweredError as error:
+            notes.append(f"the {kind} head runs without the native runtime: {error}")
     if whole and setup.workshop is not None:
         label = f"the {kind} head"
-        loop = eagle_loop(lm, setup.workshop, setup.num_draft_tokens, any_length=setup.any_length, label=label)
+        program = eagle_loop(lm, setup.workshop, setup.num_draft_tokens, any_length=setup.any_length, label=label)
+        loop = None if program is None else ProgramChains(program)
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
     return lm, loop

@@ -19,7 +19,7 @@ from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.schedule import Schedule, schedule
 from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct
 
-NOTHING, BODY, HEAD, CONSTANT, ROTARY = range(5)  # where a value lies, as in `native/program.h`
+NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT = range(6)  # where a value lies, as in `native/program.h`
 
 
 def packed(weight: Tensor) -> tuple[Format, Tensor]:
@@ -94,8 +94,9 @@ class Binding:
         width, steps = value.dtype.itemsize, (view.offset, view.row_step, view.col_step, value.dtype == torch.bfloat16)
         if value.source == Source.CONSTANT:
             return OperandStruct(CONSTANT, self._keep(self._tensor(value.name)), 0, *steps)
-        if value.source == Source.ROTARY:
-            return OperandStruct(ROTARY, int(value.name), value.size * width, *steps)
+        if value.source in (Source.ROTARY, Source.INPUT):
+            source = ROTARY if value.source == Source.ROTARY else INPUT
+            return OperandStruct(source, int(value.name), value.size * width, *steps)
         section = HEAD if view.value in self._schedule.in_head else BODY
         return OperandStruct(section, self._schedule.places[view.value], value.size * width, *steps)
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.vocabulary import OUTSIDE
 from outrider.rows import Rows
-from outrider.runtime.run import NativeRun
+from outrider.runtime.run import Bound, FirstPass, NativeRun
 from outrider.runtime.structures import DraftingStruct
 from outrider.sampling.rng import KeyedStreams, Purpose
 
@@ -50,45 +51,67 @@ class Picks(NamedTuple):
         return cls(options, np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)), tables, drawn)
 
 
+class Vocabulary(NamedTuple):
+    """What is drafted, of what a program has logits for."""
+
+    size: int  # of tokens and laws
+    sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: in its own place
+
+
+def draft_chains(
+    bound: Bound, kv: KVCache, rows: Rows, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int
+) -> tuple[Tensor, Tensor] | None:
+    """Tokens (B, n), and the laws (R, n + 1, V) of rows that draw, the last ones 0; None where scores are none to pick from.
+
+    The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
+    """
+    num_rows, picks = len(rows), Picks.of(rows, num_tokens)
+    laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
+    laws[:, num_tokens] = 0
+    found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
+    laws_of: list[Tensor | None] = [None] * num_rows
+    for law, row in zip(laws, picks.drawn, strict=True):
+        laws_of[row] = law
+    tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
+    carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
+    told = DraftingStruct(
+        nodes=num_tokens, vocab=vocabulary.size, last_position=last_position, outside=OUTSIDE,
+        sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
+        options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
+        carried=None if carried is None else carried.data_ptr(),
+        carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
+        **{name: ctypes.addressof(table) for name, table in tables.items()},
+    )  # fmt: skip
+    rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
+    if not bound.executor.draft(first, kv.keys, kv.values, rotary, carried, told):
+        return None
+    return found, laws
+
+
 class ChainLoop:
     """The whole chain of a draft model: what `draft_model.py` does token by token, for every length."""
 
     def __init__(self, lm: LM, run: NativeRun, vocab_size: int) -> None:
         """`run` makes the passes of `lm`; `vocab_size`: of the tokens that are drafted, the target's."""
-        self.lm, self._run, self._vocab_size = lm, run, vocab_size
+        self.lm, self._run, self._vocabulary = lm, run, Vocabulary(vocab_size)
 
     def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor] | None:
         """Draft behind rows whose caches lack `pending`; their caches then hold all but the last token.
 
-        Tokens (B, n) and the laws (R, n + 1, V) of rows that draw, the last ones 0. None where scores are no numbers, or all
-        masked: then nothing is held, and the path token by token says more.
+        See `draft_chains`. Where that finds nothing, nothing is held, and the path token by token says more.
         """
-        lm, kv, num_rows = self.lm, self.lm.kv, len(pending)
+        lm, kv, last = self.lm, self.lm.kv, self.lm.shape.context_length - 1
         width, starts = max(map(len, pending)), np.array(kv.lengths)
-        kv.reserve(num_rows, int(starts.max()) + width + num_tokens)
+        kv.reserve(len(pending), int(starts.max()) + width + num_tokens)
         ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
-        positions = np.minimum(starts[:, None] + np.arange(width), lm.shape.context_length - 1)
+        positions = np.minimum(starts[:, None] + np.arange(width), last)
         columns = np.array([len(tokens) - 1 for tokens in pending])
-        picks = Picks.of(rows, num_tokens)
-        laws = torch.empty(len(picks.drawn), num_tokens + 1, self._vocab_size)
-        laws[:, num_tokens] = 0
-        found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
-        laws_of: list[Tensor | None] = [None] * num_rows
-        for law, row in zip(laws, picks.drawn, strict=True):
-            laws_of[row] = law
-        tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
-        told = DraftingStruct(
-            nodes=num_tokens, vocab=self._vocab_size, last_position=lm.shape.context_length - 1, outside=OUTSIDE,
-            options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
-            **{name: ctypes.addressof(table) for name, table in tables.items()},
-        )  # fmt: skip
-        reach = int(positions.max()) + num_tokens
-        first = ids.clamp(max=lm.shape.vocab_size - 1), torch.from_numpy(positions), starts, columns
-        if not self._run.draft(*first, kv.keys, kv.values, reach, told):
-            return None
-        for row, tokens in enumerate(pending):
-            kv.advance(row, len(tokens) + num_tokens - 1)
-        return found, laws
+        first = FirstPass(ids.clamp(max=lm.shape.vocab_size - 1), positions, starts, columns)
+        found = draft_chains(self._run.bound, kv, rows, first, num_tokens, self._vocabulary, last)
+        if found is not None:
+            for row, tokens in enumerate(pending):
+                kv.advance(row, len(tokens) + num_tokens - 1)
+        return found
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

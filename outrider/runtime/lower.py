@@ -68,6 +68,10 @@ class Lowering:
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
         self._sharing: dict[int, list[Tensor]] = {}  # known tensors by the memory that they lie in
         self._rotary: dict[object, int] = {}
+        for index, tensor in enumerate(recording.inputs):
+            size = tensor.shape[2]
+            given = self._add(Value(size, tensor.dtype, Source.INPUT, str(index)))
+            self._known[id(tensor)] = Block(("B", "T", ""), dense(given, (size,)))
 
     def program(self) -> Program:
         """All events lowered, divided into body and head."""
@@ -117,7 +121,7 @@ class Lowering:
         self._made.body = body[::-1]
         self._made.head = [Op(Code.GATHER, (entrance,), rows)]
         self._made.head += [replace(op, inputs=tuple(moved(view) for view in op.inputs)) for op in head]
-        self._made.logits = logits
+        self._made.logits = moved(logits)
 
     def _event(self, event: Event) -> None:
         tensors = [one for arg in event.args for one in (arg if isinstance(arg, list | tuple) else (arg,))]

@@ -82,11 +82,12 @@ class Source(IntEnum):
     MADE = 1  # by an operation, for each token of the pass
     CONSTANT = 2  # a weight or a number of the model, the same for all tokens
     ROTARY = 3  # a row of a table of the model's own, by the token's position
+    INPUT = 4  # given with the pass, for each of its tokens
 
 
 @dataclass(frozen=True)
 class Value:
-    """A block of `size` numbers for each token. `name`: the constant's, or the rotary table's."""
+    """A block of `size` numbers for each token. `name`: the constant's, or the number of the rotary table or input."""
 
     size: int
     dtype: torch.dtype

@@ -8,7 +8,7 @@ tables, the others are operations of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,18 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     logits: Tensor | None = None
     signals: dict[int, Tensor] = field(default_factory=dict)
+    inputs: list[Tensor] = field(default_factory=list)  # (ROWS, TOKENS, size) each, that are given with a pass
+
+
+# (ids, positions, inputs, attend) -> hidden states by key, what the head reads among them, and logits
+Part = Callable[[Tensor, Tensor, list[Tensor], Callable[[int, Tensor, Tensor, Tensor], Tensor]], tuple[dict[int, Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What is read of an attention module."""
+
+    layer_idx: int
 
 
 def record(module: Any, signals: tuple[int, ...]) -> Recording:
@@ -52,23 +64,48 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
     AttentionMaskInterface.register(RECORDING, _no_mask)
     try:
         module.set_attn_implementation(RECORDING)
-        with ExitStack() as stack:
-            for path, part in module.named_modules():
-                if is_rotary(part):
-                    stack.enter_context(_replaced(part, "forward", partial(_rotary, path, part.forward, found.events, recorder)))
-                elif isinstance(part, BlockEmbedding):
-                    stack.enter_context(_replaced(part, "rows", partial(_rows, path, part, found.events, recorder)))
-                elif keeps_integers(part):
-                    stack.enter_context(_replaced(part, "forward", partial(_matrix, path, part, found.events, recorder)))
-            stack.enter_context(experts_by_event(module, recorder))
-            stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
-            stack.enter_context(torch.no_grad())
+        with _written_down(module, recorder), ExitStack() as stack:
             if signals:
                 stack.enter_context(Listening(module, signals).during(found.signals))
             stack.enter_context(recorder)
             found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
     finally:
         module.set_attn_implementation(NAME)
+    return found
+
+
+@contextmanager
+def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
+    """Parts of the module that are one event each are so inside."""
+    with ExitStack() as stack:
+        for path, part in module.named_modules():
+            if is_rotary(part):
+                stack.enter_context(_replaced(part, "forward", partial(_rotary, path, part.forward, recorder.events, recorder)))
+            elif isinstance(part, BlockEmbedding):
+                stack.enter_context(_replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder)))
+            elif keeps_integers(part):
+                stack.enter_context(_replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
+        stack.enter_context(experts_by_event(module, recorder))
+        stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def record_part(module: nn.Module, num_ids: int, sizes: Sequence[int], dtype: torch.dtype, forward: Part) -> Recording:
+    """What a part of a model does with a pass: token ids below `num_ids`, and inputs of these sizes for each token.
+
+    `forward` calls it with ids, positions, inputs, and what stands for attention over the cache: (layer, query, key, value).
+    """
+    ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % num_ids
+    positions = torch.arange(TOKENS).expand(ROWS, -1).contiguous()
+    found = Recording(ids, positions, inputs=[torch.zeros(ROWS, TOKENS, size, dtype=dtype) for size in sizes])
+    recorder = Recorder(found.events)
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _attention(found.events, recorder, _Layer(layer), query, key, value, None)[0]
+
+    with _written_down(module, recorder), recorder:
+        found.signals, found.logits = forward(found.ids, found.positions, found.inputs, attend)
     return found
 
 

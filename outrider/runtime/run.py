@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,16 @@ from outrider.runtime.ops import Program, Source
 from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct
 
 ROTARY_BLOCK = 1024  # positions whose cosines and sines are made at once
+
+
+class FirstPass(NamedTuple):
+    """What the pass that catches up is fed, of rows that may end at different columns."""
+
+    ids: Tensor  # (B, T)
+    positions: np.ndarray  # (B, T) int64
+    starts: np.ndarray  # (B,) int64, places that the cache holds
+    columns: np.ndarray  # (B,) int64, each row's last
+    inputs: tuple[Tensor, ...] = ()  # (B, T, size) each
 
 
 class Executor:
@@ -47,9 +57,10 @@ class Executor:
 
     def run(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: Sequence[int] = (),
-        tables: Sequence[Tensor] = (),
+        tables: Sequence[Tensor] = (), inputs: Sequence[Tensor] = (),
     ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position."""
+        """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position; `inputs`:
+        (B, T, size) each."""
         num_rows, num_tokens = ids.shape
         ids, positions, columns = ids.contiguous(), positions.contiguous(), columns.contiguous()
         capacity = plan.keys[0].shape[1]
@@ -62,34 +73,43 @@ class Executor:
             layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self._dtype) for layer in layers
         }
         signals = _addresses([hidden.get(layer) for layer in self.program.signals])
-        keys, values, rotary = _addresses(plan.keys), _addresses(plan.values), _addresses(tables)
+        keys, values, rotary, given = (_addresses(each) for each in (plan.keys, plan.values, tables, inputs))
         call = PassStruct(
             num_rows, num_tokens, capacity, ids.data_ptr(), positions.data_ptr(), starts.ctypes.data,
             None if depths is None else depths.ctypes.data, None if paths is None else paths.ctypes.data,
-            ctypes.addressof(keys), ctypes.addressof(values), ctypes.addressof(rotary), ctypes.addressof(signals),
-            columns.data_ptr(), len(columns), False, logits.data_ptr(), self._room(num_rows, num_tokens, len(columns)),
+            *(ctypes.addressof(each) for each in (keys, values, rotary, given, signals)), columns.data_ptr(), len(columns), False,
+            logits.data_ptr(), self._room(num_rows, num_tokens, len(columns)),
         )  # fmt: skip
         self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
         return logits, [hidden[layer] for layer in layers]
 
     def draft(
-        self, ids: Tensor, positions: Tensor, starts: np.ndarray, columns: np.ndarray, keys: Sequence[Tensor],
-        values: Sequence[Tensor], tables: Sequence[Tensor], told: DraftingStruct,
+        self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
+        carried: Tensor | None, told: DraftingStruct,
     ) -> bool:  # fmt: skip
-        """Make the chains that `told` says, behind a first pass over ids (B, T) that ends each row at its own one of `columns`
-        (B,). False where a row's scores are none to pick from."""
-        num_rows, num_tokens = ids.shape
+        """Make the chains that `told` says, behind this first pass; `carried` (B, T, H) is room for what it hands on. False where
+        a row's scores are none to pick from."""
+        num_rows, num_tokens = first.ids.shape
         assert self.program.logits is not None
         logits = torch.empty(num_rows, self.program.logits.cols)
-        signals, rotary = _addresses([None] * len(self.program.signals)), _addresses(tables)
-        keys_at, values_at = _addresses(keys), _addresses(values)
+        signals = _addresses([carried, *[None] * (len(self.program.signals) - 1)])
+        keys_at, values_at, rotary, inputs = (_addresses(each) for each in (keys, values, tables, first.inputs))
         call = PassStruct(
-            num_rows, num_tokens, keys[0].shape[1], ids.data_ptr(), positions.data_ptr(), starts.ctypes.data, None, None,
-            ctypes.addressof(keys_at), ctypes.addressof(values_at), ctypes.addressof(rotary), ctypes.addressof(signals),
-            columns.ctypes.data, 1, True, logits.data_ptr(), self._room(num_rows, num_tokens, 1),
+            num_rows, num_tokens, keys[0].shape[1], first.ids.data_ptr(), first.positions.ctypes.data, first.starts.ctypes.data,
+            None, None, *(ctypes.addressof(each) for each in (keys_at, values_at, rotary, inputs, signals)),
+            first.columns.ctypes.data, 1, True, logits.data_ptr(), self._room(num_rows, num_tokens, 1),
         )  # fmt: skip
         at = (ctypes.addressof(each) for each in (self._binding.struct, call, told))
         return self.library.outrider_runtime_draft(*at, self._workers)
+
+    def map(self, given: Tensor) -> Tensor:
+        """The first signal (N, H) of a program without attention, of its one input (N, size)."""
+        out = torch.empty(len(given), self.program.hidden_size, dtype=self._dtype)
+        inputs, signals = _addresses([given]), _addresses([out, *[None] * (len(self.program.signals) - 1)])
+        call = PassStruct(rows=1, tokens=len(given), inputs=ctypes.addressof(inputs), signals=ctypes.addressof(signals))
+        call.arena = self._room(1, len(given), 0)
+        self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
+        return out
 
     def _room(self, num_rows: int, num_tokens: int, num_columns: int) -> int:
         """Address of memory for the values of such a pass, kept for the next one."""
@@ -99,14 +119,30 @@ class Executor:
         return -(-self._arena.data_ptr() // 64) * 64
 
 
+class Bound(NamedTuple):
+    """A program that can be called, and the tables of its rotary parts."""
+
+    executor: Executor
+    rotary: Rotary
+
+
+def bind(program: Program, module: Any, layers: Sequence[LayerShape], dtype: torch.dtype, path: Path) -> Bound:
+    """The program on the tensors of the module that it was lowered from."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
+    tensors = {name: tensor for name, tensor in named.items() if name in _named(program)}
+    return Bound(Executor(program, {**tensors, **program.matrices}, layers, dtype, path), Rotary(module, program))
+
+
 class NativeRun:
     """A model's passes on the executor. It keeps its own copy of the weights, and of the module only the rotary parts."""
 
     def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:
-        named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
-        tensors = {name: tensor for name, tensor in named.items() if name in _named(program)}
-        self.path, self._rotary = path, _Rotary(module, program)
-        self.executor = Executor(program, {**tensors, **program.matrices}, lm.shape.layers, lm.dtype, path)
+        self.path = path
+        self.bound = bind(program, module, lm.shape.layers, lm.dtype, path)
+
+    @property
+    def executor(self) -> Executor:
+        return self.bound.executor
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V), fp32."""
@@ -118,15 +154,8 @@ class NativeRun:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers, which change no other number."""
         if missing := sorted(set(layers) - set(self.executor.program.signals)):
             raise CapabilityError(f"the native runtime does not give the hidden states of layers {missing}")
-        tables = self._rotary.up_to(int(positions.max()))
+        tables = self.bound.rotary.up_to(int(positions.max()))
         return self.executor.run(ids, positions, plan, columns, layers, tables)
-
-    def draft(
-        self, ids: Tensor, positions: Tensor, starts: np.ndarray, columns: np.ndarray, keys: Sequence[Tensor],
-        values: Sequence[Tensor], reach: int, told: DraftingStruct,
-    ) -> bool:  # fmt: skip
-        """As `Executor.draft`; no position is beyond `reach`."""
-        return self.executor.draft(ids, positions, starts, columns, keys, values, self._rotary.up_to(reach), told)
 
 
 def _named(program: Program) -> set[str]:
@@ -159,7 +188,7 @@ def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return depths, paths
 
 
-class _Rotary:
+class Rotary:
     """Cosines and sines by position, made by the model's own modules as far as texts have come."""
 
     def __init__(self, module: Any, program: Program) -> None:

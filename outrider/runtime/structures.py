@@ -41,7 +41,8 @@ class ProgramStruct(ctypes.Structure):
 class PassStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("rows tokens capacity"),
-        *_pointers("ids positions starts depths paths keys values tables signals columns"), *_numbers("num_columns rows_differ"),
+        *_pointers("ids positions starts depths paths keys values tables inputs signals columns"),
+        *_numbers("num_columns rows_differ"),
         *_pointers("logits arena"),
     ]  # fmt: skip
 
@@ -49,7 +50,7 @@ class PassStruct(ctypes.Structure):
 class DraftingStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("nodes vocab last_position"), *_pointers("sources"), *_numbers("feeds_sources"), ("outside", Real),
-        *_pointers("options uniforms noise laws found"),
+        *_pointers("options uniforms noise laws found carried"), *_numbers("carried_bytes"),
     ]  # fmt: skip
 
 

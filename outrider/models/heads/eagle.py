@@ -241,9 +241,8 @@ class EagleHead(nn.Module):
             logits = self.output(states.to(self._shared["embedding"].dtype)).to(states.dtype)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
-    def full_logits(self, states: Tensor) -> Tensor:
-        """(..., H) -> (..., V): over the target's vocabulary, `OUTSIDE` for tokens the head does not know."""
-        logits = self.logits(states)
+    def in_full(self, logits: Tensor) -> Tensor:
+        """(..., Vd) -> (..., V): over the target's vocabulary, `OUTSIDE` for tokens the head does not know."""
         if self.draft_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), OUTSIDE)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +44,20 @@ class _Layer:
     layer_idx: int
 
 
+class HeadRun(Protocol):
+    """A head's arithmetic in another way than its module's."""
+
+    def fuse(self, joined: Tensor) -> Tensor:
+        """Features (N, H) of the target's hidden states (N, F)."""
+
+    def __call__(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the pairs that follow are given (B, T, H), and logits (B, K, Vd) of these columns."""
+
+
 class EagleLM:
-    """See the module docstring."""
+    """See the module docstring. `run`: in place of the module's own passes."""
 
     def __init__(self, head: EagleHead, vocab_size: int, context_length: int, *, native: bool = False) -> None:
         config = head.config
@@ -56,59 +69,64 @@ class EagleLM:
         self.kv = KVCache([shape] * config.num_layers, head.dtype, self.device)
         self.native = native
         self._given: list[Tensor] = []  # per row (k, H)
-        self._states: Tensor | None = None  # (B, T, H) of the last pass
+        self.run: HeadRun | None = None
+        self._carried: Tensor | None = None  # (B, T, H) of the last pass: what the pairs that follow are given
 
     def give(self, features: Sequence[Tensor]) -> None:
         """The features (k, H) of each row's next places; k >= 1."""
         self._given = list(features)
-        self._states = None
+        self._carried = None
 
     def fused(self, joined: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The features (k, H) of the target's hidden states (k, F) side by side (`EagleHead.join`), of several rows in one go."""
         sizes = [len(part) for part in joined]
+        if self.run is not None:
+            return self.run.fuse(torch.cat(list(joined))).split(sizes)
         table = F.pad(torch.cat(list(joined)), (0, 0, 0, max(0, 2 - sum(sizes))))  # a single place takes other kernels
         return self.head.fuse(table)[: sum(sizes)].split(sizes)
 
     def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
         """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary; very low where the head knows
         no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`."""
-        features = self._chain_features() if self._goes_on(parents) else self._features(tokens.shape[1], parents)
-        states = self._pass(tokens, features, parents, 0)
-        if parents is None and self._states is None:  # the chain goes on behind the last given place of each row
+        features = self._carried if self._goes_on(parents) else self._features(tokens.shape[1], parents)
+        assert features is not None
+        columns = torch.arange(tokens.shape[1], device=self.device) if columns is None else columns
+        carried, logits = self._pass(tokens, features, parents, 0, columns)
+        if parents is None and self._carried is None:  # the chain goes on behind the last given place of each row
             last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
-            self._states = states[torch.arange(len(states), device=self.device), last][:, None]
-        else:
-            self._states = states
-        return self.head.full_logits(states if columns is None else states[:, columns])
+            carried = carried[torch.arange(len(carried), device=self.device), last][:, None]
+        self._carried = carried
+        return self.head.in_full(logits)
 
     def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
         """Feed and commit places of one row: tokens and the target's features (n, H) for them."""
-        self._pass(torch.tensor([list(tokens)], device=self.device), features[None], None, row)
+        self._pass(torch.tensor([list(tokens)], device=self.device), features[None], None, row, None)
         self.kv.advance(row, len(tokens))
 
     def _goes_on(self, parents: Tensor | None) -> bool:
-        return parents is None and self._states is not None
-
-    def _chain_features(self) -> Tensor:
-        assert self._states is not None
-        return self.head.carry(self._states)
+        return parents is None and self._carried is not None
 
     def _features(self, width: int, parents: Tensor | None) -> Tensor:
         """(B, width, H): those given, then of every node the carried state of its parent."""
         like = self._given[0]
         features = like.new_zeros(len(self._given), width, like.shape[1])
-        if self._states is not None and parents is not None:
-            columns = F.pad(parents + 1, (1, 0)).clamp(max=self._states.shape[1] - 1)  # beyond: padding
+        if self._carried is not None and parents is not None:
+            columns = F.pad(parents + 1, (1, 0)).clamp(max=self._carried.shape[1] - 1)  # beyond: padding
             rows = torch.arange(len(columns), device=self.device)[:, None]
-            features = self.head.carry(self._states)[rows, columns]
+            features = self._carried[rows, columns]
         for row, given in enumerate(self._given):
             features[row, : len(given)] = given
         return features
 
-    def _pass(self, tokens: Tensor, features: Tensor, parents: Tensor | None, first_row: int) -> Tensor:
-        """States (B, T, H) of one pass behind what rows first_row .. first_row + B hold."""
+    def _pass(
+        self, tokens: Tensor, features: Tensor, parents: Tensor | None, first_row: int, columns: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What is carried (B, T, H), and logits (B, K, Vd) of these columns, of a pass behind what rows from first_row on hold.
+
+        Without columns nobody reads the logits.
+        """
         num_rows, num_tokens = tokens.shape
-        width = num_tokens if num_rows * num_tokens > 1 else 2  # a single row takes other kernels
+        width = num_tokens if num_rows * num_tokens > 1 or self.run is not None else 2  # a single row takes other kernels
         tokens = F.pad(tokens, (0, width - num_tokens))
         features = F.pad(features, (0, 0, 0, width - num_tokens))
         if parents is not None:
@@ -117,7 +135,11 @@ class EagleLM:
         plan, positions = plan_pass(
             self.kv, num_rows, width, parents, first_row, last_position=self.shape.context_length - 1, native=self.native
         )
-        return self.head(tokens, features, positions, cached(plan))[:, :num_tokens]
+        if self.run is not None:
+            nobody = torch.empty(0, dtype=torch.int64)
+            return self.run(tokens, features, positions, plan, nobody if columns is None else columns)
+        states = self.head(tokens, features, positions, cached(plan))[:, :num_tokens]
+        return self.head.carry(states), states if columns is None else self.head.logits(states[:, columns])
 
 
 def cached(plan: PassPlan) -> Attend:

@@ -25,6 +25,8 @@ struct Drafting {
   const double* const* noise;  // (B, nodes) tables (V,) of rows that race, null of others
   float* const* laws;          // (B,) tables (nodes, V) that the laws of rows that draw are written to, null of others
   int64_t* found;              // (B, nodes) the tokens
+  const char* carried;         // where passes leave a hidden state of each token, which the next pass is given; null: none is
+  int64_t carried_bytes;       // of one
 };
 
 namespace drafting {
@@ -62,6 +64,8 @@ template <typename Run>
 bool run_chain(const Drafting& d, const Pass& first, int64_t width, Pool& pool, const Run& run) {
   const int64_t B = first.rows;
   std::vector<int64_t> ids(B), positions(B), starts(first.starts, first.starts + B), ends(first.columns, first.columns + B);
+  std::vector<char> given(d.carried ? B * d.carried_bytes : 0);
+  const void* const inputs[] = {given.data()};
   Pass pass = first;
   for (int64_t node = 0;; ++node) {
     run(pass);
@@ -75,6 +79,7 @@ bool run_chain(const Drafting& d, const Pass& first, int64_t width, Pool& pool, 
     if (node + 1 == d.nodes) return true;
     for (int64_t b = 0; b < B; ++b) {
       const int64_t token = d.found[b * d.nodes + node];
+      if (d.carried) std::memcpy(given.data() + b * d.carried_bytes, d.carried + (b * pass.tokens + ends[b]) * d.carried_bytes, d.carried_bytes);
       ids[b] = d.feeds_sources ? source_of(d, token) : token;
       starts[b] += ends[b] + 1;
       positions[b] = std::min(starts[b], d.last_position);
@@ -82,6 +87,7 @@ bool run_chain(const Drafting& d, const Pass& first, int64_t width, Pool& pool, 
     }
     pass.tokens = 1;
     pass.ids = ids.data(), pass.positions = positions.data(), pass.starts = starts.data(), pass.columns = ends.data();
+    if (d.carried) pass.inputs = inputs;
   }
 }
 

@@ -52,6 +52,7 @@ class Execution {
       case HEAD: return head_ + o.at * outputs_ + m * o.token_step;
       case CONSTANT: return reinterpret_cast<char*>(o.at);
       case ROTARY: return static_cast<char*>(const_cast<void*>(pass_.tables[o.at])) + pass_.positions[m] * o.token_step;
+      case INPUT: return static_cast<char*>(const_cast<void*>(pass_.inputs[o.at])) + m * o.token_step;
       default: return nullptr;
     }
   }

@@ -14,12 +14,12 @@ enum Code : int64_t {  // as in outrider/runtime/ops.py
   TOP = 50, TAKE, PUT
 };
 
-enum Source : int64_t { NOTHING, BODY, HEAD, CONSTANT, ROTARY };  // where a value lies: made by the body or head, or known before
+enum Source : int64_t { NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT };  // where a value lies: made by the body or head, or known before
 
 // Numbers of one token: (rows, cols) of them, steps in numbers, 0 where one number serves all.
 struct Operand {
   Source source;
-  int64_t at;          // BODY, HEAD: bytes a token in front of it; CONSTANT: its address; ROTARY: which table
+  int64_t at;          // BODY, HEAD: bytes a token in front of it; CONSTANT: its address; ROTARY, INPUT: which one
   int64_t token_step;  // bytes from a token's block to the next one's
   int64_t offset, row_step, col_step;
   int64_t is_bf16;
@@ -71,6 +71,7 @@ struct Pass {
   void* const* keys;                   // of each layer
   void* const* values;
   const void* const* tables;           // rotary, by position
+  const void* const* inputs;           // (B, T) blocks each, that are given with the pass
   void* const* signals;                // where hidden states go, null where nobody wants them
   const int64_t* columns;              // (K,) tokens of each row whose logits are asked for; (B, K) where rows differ
   int64_t num_columns, rows_differ;

@@ -11,7 +11,7 @@ import torch
 from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.eagle import EagleChain
+from outrider.drafters.eagle import EagleChain, ProgramChains
 from outrider.drafters.programs import ProgramLoop, bans_bite, programs_serve
 from outrider.grammar import Grammars, choice
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
@@ -81,7 +81,7 @@ def eagles() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     """The same of an EAGLE-3 head."""
     target, lm = models("eagle3")
     program = Counted(loop_of(lm, NODES))
-    chain = EagleChain(lm, program)  # type: ignore[arg-type]
+    chain = EagleChain(lm, ProgramChains(program))  # type: ignore[arg-type]
     return target, chain, EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length)), program
 
 

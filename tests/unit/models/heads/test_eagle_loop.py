@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.base import Drafter
-from outrider.drafters.eagle import EagleChain
+from outrider.drafters.eagle import EagleChain, ProgramChains
 from outrider.models.compile import cannot_compile
 from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.heads.eagle_loop import EagleLoop, EagleLoopProgram, eagle_loop, example
@@ -35,11 +35,11 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def models(head: str, **changes: Any) -> tuple[LM, EagleLM]:
+def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tuple[LM, EagleLM]:
     """A target and a random head for it, in fp64: some processors make fp32 products of bf16's, too coarse to compare."""
-    module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False).double()
-    lm = build_lm(module, "tiny", torch.float64, torch.device("cpu"))
-    made = random_eagle(target=module.config, **HEADS[head], **changes).double()
+    module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False).to(dtype)
+    lm = build_lm(module, "tiny", dtype, torch.device("cpu"))
+    made = random_eagle(target=module.config, **HEADS[head], **changes).to(dtype)
     made.bind(module.get_input_embeddings().weight, module.get_output_embeddings())
     return lm, EagleLM(made, VOCAB, lm.shape.context_length)
 
@@ -163,7 +163,7 @@ def test_drafts_are_those_drafted_token_by_token(head: str, how: dict[str, Any],
     the head's own numbering, a pair kept after a rejection: rows join one by one and wait for pairs of unequal number."""
     target, lm = models(head)
     plain = EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length))
-    both = Beside(EagleChain(lm, loop_of(lm, NODES, **how)), plain)
+    both = Beside(EagleChain(lm, ProgramChains(loop_of(lm, NODES, **how))), plain)
     control = Ragged(NODES) if "any_length" in how or len(which) > 2 else FixedLength(NODES)
     draft_side_by_side(target, both, control, which)
     assert both.compared > 40
@@ -211,7 +211,7 @@ def test_rows_that_share_noise_are_drafted_token_by_token_alike(head: str, racin
     noise over the target's vocabulary beside scores over the head's own."""
     target, lm = models(head)
     plain = EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length))
-    both = Beside(EagleChain(lm, loop_of(lm, NODES, any_length=True, narrow=head == "eagle3")), plain)
+    both = Beside(EagleChain(lm, ProgramChains(loop_of(lm, NODES, any_length=True, narrow=head == "eagle3"))), plain)
     draft_side_by_side(target, both, Ragged(NODES), FILTERED, racing)
     assert both.raced > 30
     assert (both.drawn > 0) == (len(racing) < len(FILTERED))
@@ -232,7 +232,8 @@ def test_compiled_drafts_are_those_drafted_token_by_token(
     assert loop is not None
     plain = EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length))
     for which, racing in ((GREEDY, ()), (PENALISED, ()), (FILTERED, (4,)), (FILTERED, (0, 1, 4, 5))):
-        both = Beside(EagleChain(lm, loop), plain, tolerance=1e-4)  # norms and softmax stay fp32, added up in another order
+        # norms and softmax stay fp32, added up in another order
+        both = Beside(EagleChain(lm, ProgramChains(loop)), plain, tolerance=1e-4)
         draft_side_by_side(target, both, Ragged(NODES), which, racing)
         assert both.compared > 30
     lm.kv.add_row()

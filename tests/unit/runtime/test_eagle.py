@@ -1,0 +1,104 @@
+"""EAGLE heads on the native runtime, against their modules: passes, trees, and whole chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.drafters.eagle import EagleChain, EagleDrafter
+from outrider.models.heads.eagle import Kind
+from outrider.models.heads.eagle_files import save_eagle
+from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.lm import LM
+from outrider.runtime.eagle import EagleChains, EagleRun
+from outrider.trees.plan import TreePlan, TreeSettings
+from outrider.verifiers.traversal import TraversalVerifier
+from tests.heads import random_eagle
+from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
+from tests.unit.models.heads.test_eagle_loop import (
+    FILTERED,
+    HEADS,
+    MIXED,
+    NODES,
+    PENALISED,
+    VOCAB,
+    Beside,
+    Ragged,
+    draft_side_by_side,
+    models,
+)
+
+
+def on_runtime(head: str, path: Path) -> tuple[LM, EagleLM, EagleChains, EagleLM]:
+    """A target; its head on the runtime with whole chains; the same head as a module."""
+    target, lm = models(head, torch.float32)
+    plain = EagleLM(lm.head, VOCAB, lm.shape.context_length)
+    lm.run = run = EagleRun(lm, path)
+    return target, lm, EagleChains(lm, run), plain
+
+
+@pytest.mark.parametrize(("head", "which", "racing"), [
+    ("eagle", MIXED, ()), ("eagle3", PENALISED, ()), ("eagle3.1", FILTERED, ()), ("eagle3", FILTERED, (0, 4)),
+    ("eagle3.1", FILTERED, (0, 1, 4, 5)),
+], ids=str)  # fmt: skip
+def test_whole_chains_are_those_of_the_module(
+    head: str, which: tuple[int, ...], racing: tuple[int, ...], library_path: Path
+) -> None:
+    """Catches a pair at the wrong place, a state that is not the last pair's, a token in the head's own numbering, laws of
+    another vocabulary, a pair kept after a rejection."""
+    target, lm, chains, plain = on_runtime(head, library_path)
+    both = Beside(EagleChain(lm, chains), EagleChain(plain), tolerance=2e-4)
+    draft_side_by_side(target, both, Ragged(NODES), which, racing)
+    assert both.compared > 30
+    assert both.drawn > 5 or len(racing) == len(which)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_chain_in_one_call_is_the_chain_token_by_token(head: str, library_path: Path) -> None:
+    """Both on the runtime, to the last bits of a softmax."""
+    target, lm, chains, _ = on_runtime(head, library_path)
+    stepwise = EagleLM(lm.head, VOCAB, lm.shape.context_length)
+    stepwise.run = EagleRun(stepwise, library_path)
+    both = Beside(EagleChain(lm, chains), EagleChain(stepwise), tolerance=2e-5)
+    draft_side_by_side(target, both, Ragged(NODES), FILTERED)
+    assert both.drawn > 30
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_trees_are_those_of_the_module(head: str, library_path: Path) -> None:
+    """Catches a node beside another's parent, or one that sees what is not on its path."""
+    target, lm, _, plain = on_runtime(head, library_path)
+
+    def drafter(own: EagleLM) -> Any:
+        return EagleDrafter(own, TreePlan(TreeSettings(tree="best-first")))  # type: ignore[arg-type]
+
+    both = Beside(drafter(lm), drafter(plain), tolerance=2e-4)
+    decoder = Decoder(target, both, TraversalVerifier(), FixedLength(6))
+    for number, prompt in enumerate(([5, 6, 7, 8], [9])):
+        decoder.add(make_row(prompt, SamplingParams(max_tokens=30), seed=number, number=number))
+    run_to_end(decoder)
+    assert both.compared > 60
+
+
+@pytest.mark.parametrize(("kind", "tree"), [("eagle", "chain"), ("eagle3", "chain"), ("eagle3", "best-first")])
+def test_greedy_text_is_that_of_plain_decoding(kind: Kind, tree: str, tmp_path: Path, library_path: Path) -> None:
+    """To the bit, in bfloat16, alone and in a batch: whatever hidden states the target is asked for."""
+    module = tiny_llama(257, sharpness=2.0)
+    target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
+    save_eagle(random_eagle(kind, module.config, draft_vocab=100 if kind == "eagle3" else None), tmp_path / "head")
+    prompts, params = [[5, 6, 7], [9] * 40, [80, 33]], SamplingParams(max_tokens=40, ignore_eos=True)
+    same: dict[str, Any] = {"dtype": "bfloat16", "runtime": "native", "threads": 2}
+    plain = LLM(target, drafter="none", **same).generate(prompts, params)
+    llm = LLM(target, draft=tmp_path / "head", drafter=kind, drafter_options={"tree": tree}, **same)
+    drafter: Any = llm._built.decoder.drafter
+    assert isinstance(drafter.lm.run, EagleRun)
+    assert tree != "chain" or isinstance(drafter._whole, EagleChains)
+    assert not llm._built.notes
+    assert [one.token_ids for one in llm.generate(prompts, params)] == [one.token_ids for one in plain]
+    assert llm.generate(prompts[:1], params)[0].token_ids == plain[0].token_ids
