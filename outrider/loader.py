@@ -11,6 +11,7 @@ from torch import nn
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
+from outrider.models import checked
 from outrider.models.adapter import merged_note
 from outrider.models.context import check_asked, held_context
 from outrider.models.gguf.names import gguf_in
@@ -85,11 +86,16 @@ class ModelLoader:
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         if not self._is_target(name):
             self._limit(module, tokenizer, self._labels[name])
-        lm = build_lm(module, name, dtype, self.device)
+        key = None if self._may_differ() else checked.key_of(name, config, dtype)
+        known = checked.find(key)
+        with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
+            lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape)
         generation_config = getattr(module, "generation_config", None)
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
         loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=generation_config)
-        runtime = self._put_on_runtime(loaded, module, loop_vocab)
+        runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
+        if runtime == NATIVE and known is None:
+            checked.keep(key, checked.Checked(lm.shape, lm.limits))
         if runtime != NATIVE:
             finish(lm, module)
         if (file := gguf_in(name)) is not None:
@@ -126,7 +132,13 @@ class ModelLoader:
                 f"--device {home}."
             )
 
-    def _put_on_runtime(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> str:
+    def _may_differ(self) -> bool:
+        """Whether a model may be another one than its files say, or none that a start before this one has checked."""
+        return self.options.trust_remote_code or self.device.type != "cpu" or self.options.runtime == EAGER
+
+    def _put_on_runtime(
+        self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None, known: checked.Checked | None
+    ) -> str:
         """Run the model's passes, and its drafting loop, as was asked for; how they run now.
 
         'auto' falls back to eager passes, and a note says why. Raises CapabilityError where another runtime was insisted on."""
@@ -135,7 +147,8 @@ class ModelLoader:
             return EAGER
         try:
             if fast == NATIVE:
-                self._use_native(loaded, module, loop_vocab)
+                use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
+                loaded.lm.limits = find_native_limits(loaded.lm) if known is None else known.limits
             else:
                 use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
         except CapabilityError as error:
@@ -145,10 +158,6 @@ class ModelLoader:
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
             return EAGER
         return fast
-
-    def _use_native(self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None) -> None:
-        use_native_run(loaded.lm, module, cache_folder())
-        loaded.lm.limits = find_native_limits(loaded.lm)
 
     def context(self, target: LoadedModel) -> int:
         """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""

@@ -260,10 +260,16 @@ def load_module(
     return module.eval().requires_grad_(False).to(device)
 
 
-def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
-    """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed."""
+def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None) -> LM:
+    """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed.
+
+    `known`: what an earlier check of the same model found, which is not made again.
+    """
     attention.register()
     _multiply_blocks(module, dtype, device)
+    if known is not None:
+        module.set_attn_implementation(attention.NAME)
+        return LM(module_run(module), known, dtype, device)
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers
     layers = find_layers(module, num_layers, name)

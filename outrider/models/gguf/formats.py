@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # inputs multiplied at once
 SUPER = 256  # inputs that share a scale in nested formats
-ROWS_AT_ONCE = 4096  # outputs taken apart at a time, to bound what lies beside them
+ROWS_AT_ONCE = 256  # outputs taken apart at a time, so that what lies beside them stays in the caches
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +134,8 @@ class _Loading:
         default_factory=lambda: {"tensors": {}}
     )  # experts that several tensors make up
 
+    kept: list[tuple[TensorInfo, str, Any]] = field(default_factory=list)  # of layers in blocks: place, order of outputs
+
     def run(self) -> None:
         processor = TENSOR_PROCESSORS.get(self.file.architecture, TensorProcessor)(
             config=self.config.get_text_config().to_dict()
@@ -146,6 +149,7 @@ class _Loading:
                 continue
             if not self._widen(tensor, places, processor):
                 unknown.append(tensor.name)
+        self._make_blocks()
         for name, values in self.merged["tensors"].items():
             self._put(name, values)
         if unknown:
@@ -180,7 +184,7 @@ class _Loading:
             ) from error
 
     def _keep_blocks(self, tensor: TensorInfo, place: str | None, processor: Any) -> bool:
-        """Put a matrix into a layer that keeps its blocks; whether that is possible."""
+        """Note a matrix for a layer that keeps its blocks; whether that is possible."""
         if place is None or not place.endswith(".weight"):
             return False
         layer = self.module.get_submodule(place.removesuffix(".weight"))
@@ -193,18 +197,30 @@ class _Loading:
         self._check_shape(
             place, (inputs, outputs) if isinstance(layer, Conv1D) else (outputs, inputs), layer.weight.shape
         )
-        blocks = torch.from_numpy(np.array(tensor.read()))
-        form = FORMS[tensor.kind.name]
-        panels = on_huge_pages(panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind))
+        if isinstance(layer, nn.Embedding) and type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
+            return False  # a class of its own, which may do more than look up
+        self.kept.append((tensor, place.removesuffix(".weight"), order))
+        return True
+
+    def _make_blocks(self) -> None:
+        """The layers of `kept`, their panels made on all threads: each is many small operations, which do not divide well."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                for (tensor, place, _), panels in zip(self.kept, pool.map(_panels, self.kept), strict=True):
+                    self._put_blocks(tensor, place, on_huge_pages(panels))
+        finally:
+            torch.set_num_threads(threads)
+
+    def _put_blocks(self, tensor: TensorInfo, place: str, panels: Tensor) -> None:
+        layer, form, (outputs, inputs) = self.module.get_submodule(place), FORMS[tensor.kind.name], tensor.shape
         made: Blocks
         if isinstance(layer, nn.Embedding):
-            if type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
-                return False  # a class of its own, which may do more than look up
             made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
         else:
             made = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
-        self.module.set_submodule(place.removesuffix(".weight"), made)
-        return True
+        self.module.set_submodule(place, made)
 
     def _widen(self, tensor: TensorInfo, places: dict[str, str], processor: Any) -> bool:
         """Put a tensor to its place as plain numbers; whether it has one."""
@@ -252,6 +268,12 @@ class _Loading:
 
 
 _SAME = np.empty(0, np.int64)  # the rows as they are
+
+
+def _panels(kept: tuple[TensorInfo, str, Any]) -> Tensor:
+    tensor, _, order = kept
+    blocks = torch.from_numpy(np.array(tensor.read()))
+    return panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind)
 
 
 def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.ndarray | None:

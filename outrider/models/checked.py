@@ -1,0 +1,122 @@
+"""What loading found out about a model on the native runtime, kept in a small file for the next start.
+
+A model whose files, machine or software are others is another one. What files do not tell apart (a checkpoint's own code, an
+adapter, a name on the hub without its commit) is checked at every start.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from outrider.cache import cache_folder
+from outrider.kv import LayerShape
+from outrider.machine import cpu_name
+from outrider.models.adapter import adapter_in
+from outrider.models.gguf.names import gguf_in
+from outrider.models.lm import LMShape, PassLimits
+from outrider.runtime.building import fingerprint
+
+log = logging.getLogger("outrider.models")
+MOST_FILES = 200  # the oldest go first
+FEW_WEIGHTS = 1_000_000_000  # passes over fewer are short: threads would wait for one another longer than they work
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The findings: the model's shape, that its passes give the plain module's logits, and their limits."""
+
+    shape: LMShape
+    limits: PassLimits
+
+
+def key_of(name: str, config: Any, dtype: torch.dtype) -> str | None:
+    """Tells this model on this machine from every other one; None where its files do not."""
+    files = _files(name)
+    commit = getattr(config, "_commit_hash", None)
+    if adapter_in(name) is not None or not (files or commit):
+        return None
+    facts = (
+        name, files, commit, str(dtype), torch.__version__, transformers.__version__, _sources(), fingerprint(), cpu_name(),
+    )  # fmt: skip
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def find(key: str | None) -> Checked | None:
+    """What an earlier start kept under this key."""
+    if key is None:
+        return None
+    try:
+        content = json.loads(_path(key).read_text(encoding="utf-8"))
+        layers = tuple(LayerShape(**layer) for layer in content["shape"].pop("layers"))
+        return Checked(LMShape(layers=layers, **content["shape"]), PassLimits(**content["limits"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def keep(key: str | None, checked: Checked) -> None:
+    """Remember the findings. A folder that cannot be written costs the next start its time, nothing else."""
+    if key is None:
+        return
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(checked), file, indent=1)
+        os.replace(scratch, path)
+        for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.info("what loading found is not kept for the next start: %s", error)
+
+
+@contextmanager
+def one_thread(num_weights: int) -> Iterator[None]:
+    """torch's operations on one thread for a while, where the model has few weights."""
+    before = torch.get_num_threads()
+    if num_weights < FEW_WEIGHTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _files(name: str) -> list[tuple[str, int, int]]:
+    """Path, size and time of every file of a checkpoint on this machine."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = [file for file in path.iterdir() if file.is_file()]
+    else:
+        file = gguf_in(name)
+        files = [] if file is None else list(file.paths)
+    return sorted(_state(file) for file in files)
+
+
+def _state(file: Path) -> tuple[str, int, int]:
+    state = file.stat()
+    return str(file.resolve()), state.st_size, state.st_mtime_ns
+
+
+@functools.cache
+def _sources() -> tuple[tuple[str, int, int], ...]:
+    """Of our own code that reads, lowers and runs models."""
+    package = Path(__file__).parents[1]
+    return tuple(sorted(_state(file) for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py")))
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "checked" / f"{key}.json"
