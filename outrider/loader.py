@@ -11,7 +11,6 @@ from torch import nn
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
-from outrider.models import checked
 from outrider.models.adapter import merged_note
 from outrider.models.context import check_asked, held_context
 from outrider.models.gguf.names import gguf_in
@@ -34,6 +33,7 @@ from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
+from outrider.runtime import checked
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.run import use_native_run
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan
-from outrider.models.checked import one_thread
 from outrider.models.lm import LM
 from outrider.models.probe import check_same_logits, probe_logits
 from outrider.runtime import library
 from outrider.runtime.binding import Binding
 from outrider.runtime.blocks import DTYPES, NotLoweredError
+from outrider.runtime.checked import one_thread
 from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Program, Source

@@ -11,8 +11,8 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder
-from outrider.models import checked, load
-from outrider.runtime import library, limits, run
+from outrider.models import load
+from outrider.runtime import checked, library, limits, run
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
