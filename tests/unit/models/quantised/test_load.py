@@ -81,10 +81,10 @@ def test_folders_run_from_their_integers(
 ) -> None:
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     folder, _ = checkpoint(tmp_path, name)
-    plain = LLM(folder, drafter="none", compile="native", threads=1)
-    assert plain.config["compile"] == "native"
+    plain = LLM(folder, drafter="none", runtime="native", threads=1)
+    assert plain.config["runtime"] == "native"
     assert any("bits, as" in note and "rounded to 8 bits" in note for note in plain.notes), plain.notes
-    drafted = LLM(folder, drafter="ngram", compile="native", threads=1)
+    drafted = LLM(folder, drafter="ngram", runtime="native", threads=1)
     prompts = [[3, 4, 5, 3, 4], [9, 8]]
     assert drafted.config["exact"]
     texts = [[out.token_ids for out in llm.generate(prompts, PARAMS)] for llm in (drafted, plain)]
