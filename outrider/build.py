@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from outrider.cpus import usable_cpus
 from outrider.decode import Decoder
 from outrider.demo import demo_head, demo_heads, demo_paths
 from outrider.drafters import DRAFTERS
@@ -149,6 +150,8 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     options = _resolve_names(options, needs)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    elif torch.get_num_threads() > (most := usable_cpus()):  # torch knows the affinity, but no container's quota
+        torch.set_num_threads(most)
     device = resolve_device(options.device)
     labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}
     loader = ModelLoader(options, needs, device, status, labels)

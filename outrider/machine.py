@@ -19,6 +19,8 @@ import numpy as np
 import psutil
 import torch
 
+from outrider.cpus import usable_cpus
+
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
 
@@ -101,8 +103,7 @@ def memory_bandwidth(threads: int, mebibytes: int = 512, repeats: int = 7) -> fl
 
 def cores() -> dict[str, int | None]:
     """Cores there are, and those this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count(), "usable": usable}
+    return {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count(), "usable": usable_cpus()}
 
 
 def folder_size(folder: Path) -> dict[str, Any]:
