@@ -144,14 +144,18 @@ def embedded_heads(target: str) -> dict[str, str]:
     return {name: str(folder) for name, folder in demo_heads().items()} if target == DEMO else {}
 
 
+def _set_threads(asked: int | None) -> None:
+    """As many as were asked for; else torch's choice, which knows the affinity, but no more than a container's quota lets run."""
+    wanted = min(torch.get_num_threads(), usable_cpus()) if asked is None else asked
+    if wanted != torch.get_num_threads():
+        torch.set_num_threads(wanted)
+
+
 def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
     """Target and, where needed, draft: weighed, loaded, probed, on their runtime. `options` of drafting play no part here."""
     asked = options
     options = _resolve_names(options, needs)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    elif torch.get_num_threads() > (most := usable_cpus()):  # torch knows the affinity, but no container's quota
-        torch.set_num_threads(most)
+    _set_threads(options.threads)
     device = resolve_device(options.device)
     labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}
     loader = ModelLoader(options, needs, device, status, labels)

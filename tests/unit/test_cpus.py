@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider import cpus
-from outrider.build import load_models
+from outrider import build, cpus
 from outrider.cpus import cgroup_quota, usable_cpus
-from outrider.options import Needs, Options
 
 
 def groups(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
@@ -51,15 +49,14 @@ def test_the_lower_of_affinity_and_quota_counts(monkeypatch: pytest.MonkeyPatch)
         assert usable_cpus() == expected
 
 
-def test_loading_takes_no_more_threads_than_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_threads_are_taken_than_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches threads that a container's quota stops together for most of each period."""
-    monkeypatch.setattr("outrider.build.usable_cpus", lambda: 1)
+    monkeypatch.setattr(build, "usable_cpus", lambda: 2)
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(2)
-        load_models(Options("demo", drafter="none", runtime="eager"), Needs())
-        assert torch.get_num_threads() == 1
-        load_models(Options("demo", drafter="none", runtime="eager", threads=2), Needs())  # asked for
-        assert torch.get_num_threads() == 2
+        for torchs, asked, taken in ((3, None, 2), (1, None, 1), (2, 3, 3)):
+            torch.set_num_threads(torchs)
+            build._set_threads(asked)
+            assert torch.get_num_threads() == taken
     finally:
         torch.set_num_threads(before)

@@ -3,12 +3,14 @@
 // Each thread has a share of the pieces, one stretch, which it takes piece by piece; whoever is done takes from the others'. So weights are
 // read front to back, and a thread that the system stops holds up no more than the piece it has. Nobody waits for a thread that has not
 // begun: the caller goes on when all pieces are taken and those inside have left. What a piece computes never depends on who does.
+// Whoever waits looks for some microseconds, then sleeps, so that a thread that was stopped may run where the other waited.
 
 #pragma once
 
 #include <immintrin.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -44,7 +46,13 @@ class Pool {
     inside_.store(0);  // open
     call();
     take(0);
-    for (int64_t none = 0; !inside_.compare_exchange_weak(none, CLOSED); none = 0) _mm_pause();
+    Patience patience;
+    for (int32_t none = 0; !inside_.compare_exchange_weak(none, CLOSED); none = 0) {
+      if (none == 0 || patience.has_some()) continue;
+      is_waiting_ = true;
+      inside_.wait(none);
+      is_waiting_ = false;
+    }
   }
 
  private:
@@ -52,8 +60,19 @@ class Pool {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
   };
-  static constexpr int64_t CLOSED = -1;
-  static constexpr int SPINS = 1000;  // some 50 us: phases follow one another faster, passes do not
+  static constexpr int32_t CLOSED = -1;
+
+  // How long to look before going to sleep: phases follow one another faster, passes do not.
+  class Patience {
+   public:
+    bool has_some() {
+      for (int i = 0; i < 8; ++i) _mm_pause();
+      return std::chrono::steady_clock::now() < end_;
+    }
+
+   private:
+    const std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+  };
 
   void call() {
     epoch_.fetch_add(1);
@@ -61,7 +80,7 @@ class Pool {
   }
 
   bool enter() {
-    int64_t inside = inside_.load();
+    int32_t inside = inside_.load();
     while (inside != CLOSED)
       if (inside_.compare_exchange_weak(inside, inside + 1)) return true;
     return false;
@@ -77,7 +96,7 @@ class Pool {
   void work(int64_t thread) {
     for (uint32_t seen = 0;;) {
       uint32_t now = epoch_.load();
-      for (int spin = 0; now == seen && spin < SPINS; ++spin, now = epoch_.load()) _mm_pause();
+      for (Patience patience; now == seen && patience.has_some();) now = epoch_.load();
       if (now == seen) {
         ++sleepers_;
         epoch_.wait(seen);
@@ -88,7 +107,7 @@ class Pool {
       if (is_ending_) return;
       if (!enter()) continue;
       take(thread);
-      inside_.fetch_sub(1);
+      if (inside_.fetch_sub(1) == 1 && is_waiting_) inside_.notify_one();
     }
   }
 
@@ -96,10 +115,10 @@ class Pool {
   std::unique_ptr<Share[]> shares_;
   void (*task_)(const void*, int64_t) = nullptr;
   const void* context_ = nullptr;
-  std::atomic<int64_t> inside_{CLOSED};
+  std::atomic<int32_t> inside_{CLOSED};
   std::atomic<uint32_t> epoch_{0};
   std::atomic<int32_t> sleepers_{0};
-  std::atomic<bool> is_ending_{false};
+  std::atomic<bool> is_ending_{false}, is_waiting_{false};
   std::vector<std::thread> workers_;
   std::mutex turn_;
 };
