@@ -31,9 +31,11 @@ from outrider.engine.observer import EngineSnapshot, Observer, Silent
 from outrider.engine.places import Places
 from outrider.engine.request import Listener, Request
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_costs import facts_of
 from outrider.errors import QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
 from outrider.models.generation_config import SamplingDefaults
+from outrider.runtime import checked
 from outrider.sampling.params import SamplingParams
 
 
@@ -93,6 +95,18 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         return [*self._batch.built.notes, *self.sampling_defaults.notes]
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """All that decides how well and how fast it drafts, files of weights included; None where that may change unseen."""
+        built, parts = self._batch.built, list(self._lineup.parts.values())
+        models = [model for model in (built.target, built.draft) if model is not None]
+        keys = [checked.key_of(model.name, model.config, model.lm.dtype) for model in models]
+        if None in keys or not all(one.drafter.keeps_costs for one in parts):
+            return None
+        heads = [checked.files_of(one.head) for one in parts if one.head is not None]
+        steps = [facts_of(built.options, built.target, built.draft, one) for one in parts]
+        return {"models": keys, "heads": heads, "steps": steps, "context": self.context, "settings": repr(self._settings)}
 
     @property
     def lossless(self) -> bool:

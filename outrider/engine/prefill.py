@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.engine.draft_pages import DraftPages, shortest
 from outrider.engine.live import Live
 from outrider.kv.pages import PagePool
-from outrider.models.lm import LM, PREFILL_CHUNK
+from outrider.models.lm import LM, PREFILL_CHUNK, PassLimits
 from outrider.models.probe import probe_tokens
 
 SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
@@ -115,7 +115,10 @@ class Prefiller:
 
 @torch.inference_mode()
 def reads_any_way(target: LM) -> bool:
-    """Whether keys and values have the same bits however a text is cut into passes: measured on one text."""
+    """Whether keys and values have the same bits however a text is cut into passes: measured on one text, but where no pass has
+    limits, which loading has seen."""
+    if target.limits == PassLimits(granularity=1):
+        return True
     if target.limits.granularity > 2:
         return False
     total = sum(CUTS[0])

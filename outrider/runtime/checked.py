@@ -44,7 +44,7 @@ class Checked:
 
 def key_of(name: str, config: Any, dtype: torch.dtype) -> str | None:
     """Tells this model on this machine from every other one; None where its files do not."""
-    files = _files(name)
+    files = files_of(name)
     commit = getattr(config, "_commit_hash", None)
     if adapter_in(name) is not None or not (files or commit):
         return None
@@ -95,7 +95,7 @@ def one_thread(num_weights: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _files(name: str) -> list[tuple[str, int, int]]:
+def files_of(name: str) -> list[tuple[str, int, int]]:
     """Path, size and time of every file of a checkpoint on this machine."""
     path = Path(name).expanduser()
     if path.is_dir():

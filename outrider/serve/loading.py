@@ -39,6 +39,4 @@ def _load(
     started.append(engine)
     for note in engine.notes:
         log.info("%s: %s", model.name, note)
-    if settings.self_test:
-        status(f"trying how {model.name} drafts")
-    return monitoring.ready(engine, test=settings.self_test)
+    return monitoring.ready(engine, test=settings.self_test, facts=engine.facts, status=status)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from outrider.serve.logs import RequestLog
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.observers import Observers
 from outrider.serve.selftest import SelfTest, self_test
+from outrider.serve.selftest_record import keep_test, kept_test
 from outrider.serve.served import ServerState, Serves
 from outrider.serve.telemetry import Telemetry, Traced
 from outrider.serve.tracing import Tracing
@@ -45,11 +46,21 @@ class Monitoring:
         self._observers[name] = Observers(watching)
         return self._observers[name]
 
-    def ready(self, engine: Serves, *, test: bool = True) -> Serves:
-        """A started engine, before anybody else uses it: tested, the test's requests kept out of all numbers."""
-        if test:
+    def ready(
+        self, engine: Serves, *, test: bool = True, facts: dict[str, Any] | None = None,
+        status: Callable[[str], None] = lambda line: None,
+    ) -> Serves:  # fmt: skip
+        """A started engine, before anybody else uses it: tested, the test's requests kept out of all numbers.
+
+        `facts`: an earlier start with the same ones, which found nothing wrong, makes a test needless.
+        """
+        if test and (result := kept_test(facts)) is None:
+            status(f"trying how {engine.name} drafts")
             with self._observers[engine.name].muted():
                 result = self_test(engine)
+            keep_test(facts, result)
+        if test:
+            assert result is not None
             result.write_log(engine.name)
             self.metrics.tested(engine.name, result)
             self.self_tests[engine.name] = result

@@ -87,7 +87,8 @@ def load(settings: TargetSettings, monitoring: Monitoring, status: Callable[[str
     for note in engine.notes:
         log.info("%s: %s", model.name, note)
     try:
-        return Loaded(engine, monitoring.ready(engine, test=settings.self_test), identity, terms_of(engine, model))
+        served = monitoring.ready(engine, test=settings.self_test, facts=engine.facts)
+        return Loaded(engine, served, identity, terms_of(engine, model))
     except BaseException:
         engine.stop()
         raise

@@ -19,6 +19,8 @@ from outrider.engine.request import Finish, Listener, Request, Update
 from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.errors import NumericalError
+from outrider.serve import monitoring
+from outrider.serve.metrics import ServerMetrics
 from outrider.serve.selftest import Finding, SelfTest, self_test, trained_context
 from outrider.stats import DecodeStats
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
@@ -228,3 +230,38 @@ def test_context_of_a_head_comes_from_its_config(tmp_path: Path) -> None:
     ):
         found = only(self_test(Scripted(drafter=drafter, draft=None, drafter_options=options)))
         assert (found.code, found.drafter) == ("context-too-long", drafter)
+
+
+def test_a_good_test_is_kept_and_one_with_findings_is_made_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a server that tests at every start, one that takes over another server's test, and one that never looks again."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    made: list[str] = []
+
+    def counted(engine: Engine) -> SelfTest:
+        made.append(engine.name)
+        return SelfTest([], {"probes": 5})
+
+    monkeypatch.setattr(monitoring, "self_test", counted)
+    watching = monitoring.Monitoring(ServerMetrics())
+    watching.observer("m")
+    engine = start("good")
+    for _ in range(2):
+        watching.ready(engine, facts=engine.facts)
+    assert made == ["m"]
+    assert watching.self_tests["m"].numbers == {"probes": 5}
+    other = start("stranger")
+    watching.ready(other, facts=other.facts)
+    watching.ready(other, facts=None)
+    assert made == ["m"] * 3
+
+    def bad(engine: Engine) -> SelfTest:
+        made.append("bad")
+        return SelfTest([Finding("no-acceptance", "x")])
+
+    monkeypatch.setattr(monitoring, "self_test", bad)
+    third = start("good", num_draft_tokens=3)
+    for _ in range(2):
+        watching.ready(third, facts=third.facts)
+    assert made[3:] == ["bad", "bad"]
