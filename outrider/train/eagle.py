@@ -29,8 +29,9 @@ from outrider.models.heads.eagle_files import TargetSizes, default_signals, load
 from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import setting
+from outrider.train.chunked import chunk_size, judged_in_chunks
 from outrider.train.expected import chain_means
-from outrider.train.losses import Loss, law_of, parse_loss, restrict, restricted_acceptance, smooth_l1, weighted_mean
+from outrider.train.losses import TINY, Laws, Loss, acceptance, laws_over, parse_loss, smooth_l1, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
 LOSS_HELP = "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv"
@@ -125,20 +126,35 @@ class EagleRecipe:
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         settings, head = self._settings, self.head
-        features = self._features(batch)
-        terms, accepted, counted, parts = [], [], [], {}
-        for step, states in enumerate(unrolled(head, batch.tokens, features, settings.unrolls)):  # (B, T-1, H)
-            mask = _ahead(batch.mask, step)
-            rows, places = mask.nonzero(as_tuple=True)
-            states, said = states[rows, places], batch.logits[rows, places + 1 + step]
-            loss, accept = self._judge(said, head.logits(states))
-            loss = loss + self._feature_loss(batch, rows, places + 1 + step, states)
-            terms.append(loss * settings.step_decay**step)
-            parts[f"loss@{step}"] = float(loss.detach())
-            accepted.append(torch.zeros(mask.shape, device=mask.device).index_put_((rows, places), accept.detach()))
-            counted.append(mask)
-        total = torch.stack(terms).sum() / sum(settings.step_decay**step for step in range(len(terms)))
-        per_position, survival, count = chain_means(accepted, torch.stack(counted).all(dim=0))
+        masks, states, rows, places = [], [], [], []
+        for step, found in enumerate(unrolled(head, batch.tokens, self._features(batch), settings.unrolls)):  # (B, T-1, H)
+            masks.append(_ahead(batch.mask, step))
+            row, place = masks[-1].nonzero(as_tuple=True)
+            states.append(found[row, place])
+            rows.append(row)
+            places.append(place + 1 + step)  # of the target's law
+        laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1]))  # once for all steps
+        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's law
+        numbers = [number[row, place] for row, place in zip(rows, places, strict=True)]
+        counts = [laws.counts[one] for one in numbers]
+        decay = [settings.step_decay**step for step in range(len(counts))]
+        weights = [share / sum(decay) * one / one.sum().clamp(min=TINY) for share, one in zip(decay, counts, strict=True)]
+        every, size = torch.cat(numbers), [len(one) for one in numbers]
+
+        def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            return self._judge(laws.at(every[which]), head.logits(part))
+
+        judged = judged_in_chunks(
+            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(laws.law.shape[-1])
+        )
+        total, parts, accepted = judged.total, {}, []
+        losses, accepts = judged.losses.split(size), judged.accepted.split(size)
+        for step, mask in enumerate(masks):
+            distance = self._feature_loss(batch, rows[step], places[step], states[step])
+            total = total + distance * decay[step] / sum(decay)
+            parts[f"loss@{step}"] = float(weighted_mean(losses[step], counts[step]) + distance.detach())
+            accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
+        per_position, survival, count = chain_means(accepted, torch.stack(masks).all(dim=0))
         return LossReport(total, per_position, parts, survival, max(count, 1))
 
     def save(self, folder: Path) -> None:
@@ -152,11 +168,9 @@ class EagleRecipe:
             features = features + (torch.rand_like(features) - 0.5) * scale[:, None, None]
         return features
 
-    def _judge(self, said: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, acceptance (n,)) of draft logits (n, Vd) where the target said `said` (n, V)."""
-        loss = weighted_mean(self._loss(law_of(said), logits), torch.ones(len(said), device=said.device))
-        everything = torch.arange(said.shape[-1], device=said.device)
-        return loss * self._settings.loss_weight, restricted_acceptance(said, everything, logits)
+    def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's law is `said`."""
+        return self._loss(said.law, logits) * self._settings.loss_weight, acceptance(said.whole, logits.detach())
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
         distance = smooth_l1(batch.hidden[AFTER_NORM][rows, places].to(states.dtype), states)
@@ -187,14 +201,8 @@ class Eagle3Recipe(EagleRecipe):
     def _features(self, batch: FeatureBatch) -> Tensor:
         return self.head.features(batch.hidden)
 
-    def _judge(self, said: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        ids = self.head.draft_ids
-        if ids is None:
-            ids = torch.arange(said.shape[-1], device=said.device)
-            law, counts = law_of(said), torch.ones(len(said), device=said.device)
-        else:
-            law, counts = restrict(said, ids)
-        return weighted_mean(self._loss(law, logits), counts), restricted_acceptance(said, ids, logits)
+    def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return self._loss(said.law, logits), acceptance(said.whole, logits.detach())
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
         return states.new_zeros(())

@@ -19,6 +19,7 @@ All take (p as probabilities (..., V), draft logits (..., V)), compute in fp32 a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -72,8 +73,10 @@ def nla(law: Tensor, logits: Tensor) -> Tensor:
 
 def lk_hybrid(law: Tensor, logits: Tensor) -> Tensor:
     """KL far from the target, TV near it."""
-    share = torch.exp(-HYBRID_RATE * acceptance(law, logits).detach())
-    return share * kl(law, logits) + (1 - share) * tv(law, logits)
+    law, log_q = law.float(), logits.float().log_softmax(dim=-1)
+    far = (law - log_q.exp()).abs().sum(dim=-1) / 2  # 1 - alpha
+    share = torch.exp(-HYBRID_RATE * (1 - far.detach()))
+    return share * (-(law * log_q).sum(dim=-1) - _entropy(law)) + (1 - share) * far
 
 
 def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
@@ -126,24 +129,44 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     return (kept * weights).sum() / weights.sum().clamp(min=TINY)
 
 
-def restrict(target_logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's law on a reduced draft vocabulary: (law (..., Vd) renormalised over `ids` (Vd,), counts (...,) bool).
+@dataclass(frozen=True)
+class Laws:
+    """What the target says at N positions, over the draft's vocabulary."""
 
-    A position counts where the target's likeliest token is among `ids`: elsewhere the restricted law is about tokens the target
-    would not say, and no draft can be right. Such positions are still rejections when acceptance is measured: see
-    `restricted_acceptance`.
+    law: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
+    share: Tensor  # (N,) fp32: how much of the whole law is about these tokens
+    counts: Tensor  # (N,) fp32: 1 where the target's likeliest token is among them, else 0
+
+    @property
+    def whole(self) -> Tensor:
+        """(N, Vd): the target's own probabilities; `acceptance` of them is what serving will see."""
+        return self.law * self.share[:, None]
+
+    def at(self, which: Tensor) -> Laws:
+        """Those of some positions."""
+        return Laws(self.law[which], self.share[which], self.counts[which])
+
+
+def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> Laws:
+    """Laws of target logits (N, V) over the draft vocabulary `ids` (Vd,), None being all of it; `size` positions at a time.
+
+    A position does not count where the target's likeliest token is outside: the restricted law is about tokens that the target
+    would not say there, and no draft can be right. It is a rejection all the same when acceptance is measured.
     """
-    law = law_of(target_logits.index_select(-1, ids))
-    best = target_logits.argmax(dim=-1)
-    inside = torch.zeros(target_logits.shape[-1], dtype=torch.bool, device=ids.device)
-    inside[ids] = True
-    return law, inside[best]
-
-
-def restricted_acceptance(target_logits: Tensor, ids: Tensor, draft_logits: Tensor) -> Tensor:
-    """(...,): sum_x min(p, q) against the whole law p, for draft logits (..., Vd) over `ids`: what serving will see."""
-    law = law_of(target_logits).index_select(-1, ids)
-    return torch.minimum(law, law_of(draft_logits)).sum(dim=-1)
+    if ids is None:
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+    inside = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
+    inside[ids] = 1.0
+    law = torch.empty(len(logits), len(ids), device=logits.device)
+    share, counts = (torch.empty(len(logits), device=logits.device) for _ in range(2))
+    for begin in range(0, len(logits), size):
+        places = slice(begin, begin + size)
+        said = logits[places].float()
+        chosen = said.index_select(-1, ids)
+        law[places] = chosen.softmax(dim=-1)
+        share[places] = (chosen.logsumexp(dim=-1) - said.logsumexp(dim=-1)).exp()
+        counts[places] = inside[said.argmax(dim=-1)]
+    return Laws(law, share, counts)
 
 
 def _log(law: Tensor) -> Tensor:

@@ -193,6 +193,11 @@ class EagleHead(nn.Module):
         return self._shared["output"] if self.lm_head is None else self.lm_head
 
     @property
+    def output_parameters(self) -> list[Tensor]:
+        """The head's own tensors that `logits` reads."""
+        return [tensor for layer in (self.norm, self.lm_head) if layer is not None for tensor in layer.parameters()]
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.layers.parameters()).dtype
 

@@ -12,9 +12,8 @@ from outrider.train.losses import (
     LOSSES,
     acceptance,
     law_of,
+    laws_over,
     parse_loss,
-    restrict,
-    restricted_acceptance,
     smooth_l1,
     weighted_mean,
 )
@@ -83,11 +82,13 @@ def test_reduced_vocabulary() -> None:
     """Renormalised over the ids; a position whose likeliest token is outside does not count; acceptance is against the whole."""
     logits = torch.stack([torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()])
     ids = torch.tensor([1, 3])
-    law, counts = restrict(logits, ids)
-    torch.testing.assert_close(law[0], torch.tensor([1 / 3, 2 / 3]))
-    assert counts.tolist() == [True, False]
-    perfect = law.log()
-    assert restricted_acceptance(logits, ids, perfect).tolist() == pytest.approx([0.6, 0.2])
+    for size in (1, 5):
+        laws = laws_over(logits + 5.0, ids, size)
+        torch.testing.assert_close(laws.law[0], torch.tensor([1 / 3, 2 / 3]))
+        torch.testing.assert_close(laws.whole[0], torch.tensor([0.2, 0.4]))
+        assert laws.counts.tolist() == [1, 0]
+        assert acceptance(laws.whole, laws.law.log()).tolist() == pytest.approx([0.6, 0.2])
+        torch.testing.assert_close(laws_over(logits, None, size).whole, law_of(logits))
 
 
 def test_weighted_mean_ignores_what_does_not_count() -> None:

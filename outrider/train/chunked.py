@@ -1,0 +1,77 @@
+"""A loss over a large vocabulary without all its logits: positions are judged a few at a time, and only gradients are kept.
+
+Logits of N positions over V tokens are N x V numbers, and a loss makes some ten tensors of that size: 2 GB with 1,000 positions
+and 49,152 tokens. Here a chunk's logits live until the gradients of its states and of the output layer are known. They are taken
+in the forward pass, since the loss is a sum over positions; the backward pass scales them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# (states (n, H), which of all positions they are (n,)) -> (loss of each (n,), acceptance of each (n,))
+Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+CHUNK_NUMBERS = 1 << 22  # most logits of a chunk: 16 MB in fp32, which glibc's allocator uses again instead of mapping it anew
+
+
+class Judged(NamedTuple):
+    """The weighted sum of all losses, with a gradient; losses and acceptances of the N positions, without."""
+
+    total: Tensor
+    losses: Tensor
+    accepted: Tensor
+
+
+def judged_in_chunks(judge: Judge, states: Tensor, weights: Tensor, parameters: Sequence[Tensor], size: int) -> Judged:
+    """sum_i weights[i] * losses[i] over states (N, H), `size` positions at a time.
+
+    `parameters`: what `judge` reads and is trained. The sum equals that of one chunk up to its order.
+    """
+    return Judged(*_InChunks.apply(judge, size, torch.is_grad_enabled(), states, weights, *parameters))
+
+
+def chunk_size(vocab_size: int) -> int:
+    """Positions whose logits are `CHUNK_NUMBERS`, at least one."""
+    return max(1, CHUNK_NUMBERS // vocab_size)
+
+
+class _InChunks(torch.autograd.Function):
+    """Gradients are made with the sum, and wait for its scale."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, judge: Judge, size: int, with_gradient: bool, states: Tensor, weights: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = [with_gradient and tensor.requires_grad for tensor in (states, *parameters)]
+        trained = [parameter for parameter, needed in zip(parameters, wanted[1:], strict=True) if needed]
+        gradients = [torch.zeros_like(tensor) for tensor, needed in zip((states, *parameters), wanted, strict=True) if needed]
+        total = torch.zeros((), device=states.device)
+        losses, accepted = (torch.zeros(len(states), device=states.device) for _ in range(2))
+        for begin in range(0, len(states), size):
+            places = torch.arange(begin, min(begin + size, len(states)), device=states.device)
+            with torch.set_grad_enabled(any(wanted)):
+                part = states[places].detach().requires_grad_(wanted[0])
+                each, accept = judge(part, places)
+                summed = (each * weights[places]).sum()
+            total += summed.detach()
+            losses[places], accepted[places] = each.detach(), accept.detach()
+            if any(wanted):
+                found = list(torch.autograd.grad(summed, [*([part] if wanted[0] else []), *trained]))
+                if wanted[0]:
+                    gradients[0][places] = found.pop(0)
+                for whole, one in zip(gradients[int(wanted[0]) :], found, strict=True):
+                    whole += one
+        ctx.wanted = wanted
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(losses, accepted)
+        return total, losses, accepted
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        states, *parameters = (next(saved) * scale if wanted else None for wanted in ctx.wanted)
+        return (None, None, None, states, None, *parameters)
