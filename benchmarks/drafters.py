@@ -34,12 +34,12 @@ import torch
 import typer
 from drafters_report import gain, is_below, markdown, results, together
 from peers import inflated
+from questions import SPEC_BENCH, lines, questions
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from workload import (
     PAIRS,
     PEERS,
     REPOSITORY,
-    SHARED,
     OtherCpu,
     console,
     encode,
@@ -127,35 +127,18 @@ GAINS: dict[str, tuple[str, float, Configuration, Configuration]] = {  # workloa
     "composite over draft-model": ("gsm8k", 0.0, _MERGE, Configuration("draft-model", 8)),
     "composite over suffix": ("gsm8k", 0.0, _MERGE, Configuration("suffix", 8)),
 }  # fmt: skip
-SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")  # its other categories are MT-bench's: "mt"
 WORKLOADS = ("gsm8k", "code", *SPEC_BENCH, "mt", "repeat")
 
 
 def prompt_texts(workload: str, count: int, skip: int = 0) -> list[str]:
     """The first `count` prompts of a workload behind `skip`, always the same ones. Questions are put as the pairs know them."""
-    chosen = slice(skip, skip + count)
     if workload == "code":
-        return [item["prompt"] for item in _lines("humaneval/problems.jsonl")[chosen]]
-    if workload in ("gsm8k", "repeat"):
-        items = _lines("gsm8k/test.jsonl")[chosen]
-        asked = [f"Question: {item['question']}\nAnswer:" for item in items]
-        if workload == "gsm8k":
-            return asked
-        return [f"{text} {item['answer']}\n\n{text}" for text, item in zip(asked, items, strict=True)]
-    items = _lines("spec_bench/question.jsonl")
-    turns: dict[str, list[str]] = {}
-    for item in items:
-        turns.setdefault(item["category"] if item["category"] in SPEC_BENCH else f"mt {item['category']}", []).append(
-            f"Question: {item['turns'][0]}\nAnswer:"
-        )
-    if workload == "mt":  # one of each category in turn
-        groups = zip(*(texts for category, texts in turns.items() if category.startswith("mt ")), strict=False)
-        return list(itertools.chain.from_iterable(groups))[chosen]
-    return turns[workload][chosen]
-
-
-def _lines(file: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (SHARED / "data" / file).read_text(encoding="utf-8").splitlines()]
+        return questions(workload, count, skip)
+    asked = [f"Question: {text}\nAnswer:" for text in questions("gsm8k" if workload == "repeat" else workload, count, skip)]
+    if workload != "repeat":
+        return asked
+    answers = [item["answer"] for item in lines("gsm8k/test.jsonl")[skip : skip + count]]
+    return [f"{text} {answer}\n\n{text}" for text, answer in zip(asked, answers, strict=True)]
 
 
 def prompt_ids(workload: str, count: int, model: Path, skip: int = 0) -> list[list[int]]:

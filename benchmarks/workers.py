@@ -69,6 +69,10 @@ class Worker:
         answer = self._ask({"cmd": "run", "prompt_ids": prompt_ids, "max_tokens": max_tokens}, RUN_TIMEOUT_S)
         return {**answer, "other_cpu": others.share()}
 
+    def use(self, drafting: str, *, fresh: bool = False) -> dict[str, Any]:
+        """The loaded target with another drafter, in the engine's own words; fresh: one that has not seen a text."""
+        return self._ask({"cmd": "use", "drafting": drafting, "fresh": fresh}, LOAD_TIMEOUT_S)
+
     def memory_bytes(self) -> int:
         return self._usage.memory_info().rss
 

@@ -1,9 +1,10 @@
 """Worker: llama.cpp through llama-cpp-python, plain or with a draft model behind its `LlamaDraftModel` class.
 
-Settings: bf16 GGUF written from the same checkpoint, compiled here for this processor, fp16 KV (its
-default), no flash attention (its default). llama.cpp's own speculative loop is a C++ program that the Python
-package does not carry; the package's loop calls a Python class for drafts, so the draft model runs one
-llama.cpp pass per token.
+Settings: bf16 GGUF written from the same checkpoint, or a GGUF file as it is; compiled here for this
+processor, fp16 KV (its default), no flash attention (its default). llama.cpp's own speculative loop is a C++
+program that the Python package does not carry; the package's loop calls a Python class for drafts, so the
+draft model runs one llama.cpp pass per token. `use`: "plain", or "lookup k=10 ngram=2", which is the
+package's prompt look-up.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 from gguf_export import exported
-from llama_cpp.llama_speculative import LlamaDraftModel
-from protocol import Stopwatch, serve
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from protocol import Stopwatch, named_numbers, serve
 
 
 class GreedyDraft(LlamaDraftModel):
@@ -40,28 +41,43 @@ class GreedyDraft(LlamaDraftModel):
 
 class LlamaCppWorker:
     def load(self, command: dict[str, Any]) -> dict[str, Any]:
-        cache = Path(command["cache"]) / "gguf"
-        options = {
+        cache, target = Path(command["cache"]) / "gguf", Path(command["target"])
+        self._options = {
             "n_ctx": command["max_model_len"],
             "n_threads": command["threads"],
             "n_threads_batch": command["threads"],
             "use_mmap": False,
             "verbose": False,
         }
+        self._path = target if target.suffix == ".gguf" else exported(target, cache)
         draft = None
         if command["draft"]:
-            model = llama_cpp.Llama(str(exported(Path(command["draft"]), cache)), **options)
+            model = llama_cpp.Llama(str(exported(Path(command["draft"]), cache)), **self._options)
             draft = GreedyDraft(model, command["num_draft_tokens"])
-        path = exported(Path(command["target"]), cache)
-        self._llm = llama_cpp.Llama(str(path), draft_model=draft, **options)
+        self._llm = self._opened(draft)
+        self._ways = {"plain": self._llm}
         return {
             "versions": {"llama-cpp-python": llama_cpp.__version__},
             "settings": {
-                "weights": "bf16 GGUF",
+                "weights": "the file's" if target.suffix == ".gguf" else "bf16 GGUF",
                 "kv": "f16",
                 "draft_loop": "Python class" if draft else None,
             },
         }
+
+    def _opened(self, draft: LlamaDraftModel | None) -> llama_cpp.Llama:
+        """A draft is named when a model is opened, since it needs the logits of all tokens of a pass."""
+        return llama_cpp.Llama(str(self._path), draft_model=draft, logits_all=draft is not None, **self._options)
+
+    def use(self, drafting: str, *, fresh: bool) -> dict[str, Any]:
+        """Its look-up knows nothing but the text before it, so `fresh` changes nothing."""
+        if drafting not in self._ways:
+            numbers = named_numbers(drafting, "lookup", k=10, ngram=2)
+            self._ways[drafting] = self._opened(
+                LlamaPromptLookupDecoding(max_ngram_size=numbers["ngram"], num_pred_tokens=numbers["k"])
+            )
+        self._llm = self._ways[drafting]
+        return {"settings": {"draft_loop": None if drafting == "plain" else "LlamaPromptLookupDecoding"}}
 
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
         self._llm.reset()  # no prefix reuse between requests

@@ -4,12 +4,14 @@
         -> {"versions": {...}, "settings": {...}}
     {"cmd": "run", "prompt_ids": [...], "max_tokens": 96}
         -> {"token_ids": [...], "seconds": wall time of the call, "ttft_s": to the first token or null, ...}
+    {"cmd": "use", "drafting": "suffix k=8", "fresh": false}
+        -> {"settings": {...}}; from now on the loaded target is decoded so; fresh: with nothing learned from texts
     {"cmd": "quit"}
 
-One worker holds one configuration: plain decoding (draft null) or one draft length. Engines print what they
-like on standard output, so the real one is kept aside for answers and engines write to standard error. A
-failure answers {"error": ...} and the worker goes on. Standard library only: it runs in every peer's
-environment.
+One worker holds one target: decoded plainly (draft null) or with one draft length; where an engine has
+`use`, as that says in the engine's own words. Engines print what they like on standard output, so the real
+one is kept aside for answers and engines write to standard error. A failure answers {"error": ...} and the
+worker goes on. Standard library only: it runs in every peer's environment.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Worker(Protocol):
@@ -31,6 +33,13 @@ class Worker(Protocol):
     def load(self, command: dict[str, Any]) -> dict[str, Any]: ...
 
     def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class Switchable(Protocol):
+    """A worker whose drafting can be changed once its target is loaded."""
+
+    def use(self, drafting: str, *, fresh: bool) -> dict[str, Any]: ...
 
 
 def serve(worker: Worker) -> None:
@@ -54,6 +63,10 @@ def serve(worker: Worker) -> None:
 def _answer(worker: Worker, command: dict[str, Any]) -> dict[str, Any]:
     if command["cmd"] == "load":
         return worker.load(command)
+    if command["cmd"] == "use":
+        if not isinstance(worker, Switchable):
+            raise ValueError("this engine's drafting cannot be changed once its target is loaded")
+        return worker.use(command["drafting"], fresh=command["fresh"])
     if command["cmd"] != "run":
         raise ValueError(f"unknown command {command['cmd']!r}")
     start = time.perf_counter()
@@ -80,3 +93,12 @@ class Stopwatch:
     def mark(self) -> None:
         if self.first_s is None:
             self.first_s = self._clock() - self._start
+
+
+def named_numbers(text: str, word: str, **defaults: int) -> dict[str, int]:
+    """'lookup k=5 ngram=3' -> {"k": 5, "ngram": 3}. ValueError for another first word or a name without a default."""
+    first, *given = text.split()
+    found = dict(part.partition("=")[::2] for part in given)
+    if first != word or not set(found) <= set(defaults):
+        raise ValueError(f"'{text}' is neither 'plain' nor '{word}' with {', '.join(f'{name}=N' for name in defaults)}")
+    return {**defaults, **{name: int(value) for name, value in found.items()}}
