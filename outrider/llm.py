@@ -25,7 +25,7 @@ from outrider.admission import checked_prediction, detokenizer_for, new_row
 from outrider.build import Built, Needs, Options, assemble, choose, load_models
 from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
-from outrider.messages import Message, read_conversations, render
+from outrider.messages import Message, read_conversations, render, template_text
 from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
@@ -136,6 +136,11 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What calls without `sampling_params` use. Give keywords to change some: `llm.sampling_defaults.params(seed=1)`."""
         return self.sampling_defaults.params()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model comes with a chat template."""
+        return bool(template_text(self.tokenizer))
 
     def chat_prompt(
         self, messages: Sequence[Message], *, chat_template: str | None = None, add_generation_prompt: bool | None = None,

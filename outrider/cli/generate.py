@@ -38,9 +38,11 @@ Prompt = Annotated[
 ]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
 ChatTemplate = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--chat-template/--raw", help="Wrap the prompt in the model's chat template, or send it as it is."
+        "--chat-template/--raw",
+        help="Wrap the prompt in the model's chat template, or send it as it is.",
+        show_default="the template, where the model has one",
     ),
 ]
 Logprobs = Annotated[
@@ -62,7 +64,7 @@ def generate(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     prediction: PredictionFile = None,
-    chat_template: ChatTemplate = False,
+    chat_template: ChatTemplate = None,
     show_drafts: ShowDrafts = False,
     no_stream: NoStream = False,
     logprobs: Logprobs = None,
@@ -83,13 +85,14 @@ def generate(
         params = sampling.params(logprobs, llm.sampling_defaults.values)
         if generation_config is None and (unused := llm.sampling_defaults.unused):
             sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
-        question = llm.chat_prompt([{"role": "user", "content": text}]) if chat_template else text
+        is_chat = llm.has_chat_template if chat_template is None else chat_template
+        question = llm.chat_prompt([{"role": "user", "content": text}]) if is_chat else text
         completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
         summary = llm.drafter_summary
     for note in [*full_context(completion, params), *summary]:
         sys.stderr.write(f"note: {note}\n")
     if as_json:
-        sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts)) + "\n")
+        sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts, is_chat)) + "\n")
     else:
         if no_stream:
             _print_whole(completion.text)
@@ -108,7 +111,9 @@ def full_context(completion: Completion, params: SamplingParams) -> list[str]:
     ]
 
 
-def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_origins: bool) -> dict[str, Any]:
+def as_object(
+    llm: LLM, completion: Completion, params: SamplingParams, with_origins: bool, is_chat: bool
+) -> dict[str, Any]:
     """The object `--json` prints. `logprobs` and `origins` (one per token) only where they were asked for."""
     found: dict[str, Any] = {
         "text": completion.text,
@@ -118,7 +123,9 @@ def as_object(llm: LLM, completion: Completion, params: SamplingParams, with_ori
         "lossless": completion.lossless,
         "stats": completion.stats.as_dict(),
         "control": llm.control,
-        "config": {**llm.config, "sampling": {**dataclasses.asdict(params), "seed": completion.seed}},
+        "config": {
+            **llm.config, "chat_template": is_chat, "sampling": {**dataclasses.asdict(params), "seed": completion.seed},
+        },
         "versions": llm.versions,
         **({"drafter_counters": counters} if (counters := llm.drafter_counters) else {}),
         "notes": [*llm.notes, *full_context(completion, params)],

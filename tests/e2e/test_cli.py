@@ -73,7 +73,7 @@ def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
     """stdout holds nothing but the object, although libraries that like to print loaded two models."""
     target, draft = map(str, pair)
     with start(
-        "generate", target, QUESTION, "--draft", draft, "--max-new-tokens", "24", "--json", *PLAIN
+        "generate", target, QUESTION, "--raw", "--draft", draft, "--max-new-tokens", "24", "--json", *PLAIN
     ) as process:
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors

@@ -97,7 +97,7 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
         (label, temperature) for label in ("before", "after") for temperature in (0.0, 1.0)
     }
     answer = outrider(
-        "generate", "demo", "Question: Sam has 3 lemons.\nAnswer:", "--draft", str(tmp_path / "run" / "drafter"),
+        "generate", "demo", "Sam has 3 lemons.", "--draft", str(tmp_path / "run" / "drafter"),
         "--drafter", "draft-model", "--runtime", "eager", "--max-new-tokens", "8", "--json",
     )  # fmt: skip
     assert demo_paths().target.is_dir()

@@ -30,7 +30,7 @@ class FakeLLM:
     """What the verbs see of `outrider.LLM`. `on_step` may raise, or press Ctrl-C, before step i is shown."""
 
     on_step: Callable[[int], None] = lambda number: None
-    has_template: bool = True
+    has_chat_template: bool = True
     prompts: list[Any] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     predictions: list[str | None] = field(default_factory=list)
@@ -53,7 +53,7 @@ class FakeLLM:
         """Nothing to save."""
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        if not self.has_template:
+        if not self.has_chat_template:
             raise ConfigError("'fake' has no chat template; use generate with a plain prompt")
         return [len(json.dumps(messages))]
 

@@ -53,7 +53,7 @@ def test_system_message_survives_reset(cli: Callable[..., Any], fake: Any) -> No
 
 
 def test_no_chat_template_is_said_before_the_first_message(cli: Callable[..., Any], fake: Any) -> None:
-    fake.has_template = False
+    fake.has_chat_template = False
     result = cli("chat", "demo", stdin="hello\n")
     assert (result.code, result.out, fake.prompts) == (2, "", [])
 

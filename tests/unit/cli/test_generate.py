@@ -30,7 +30,7 @@ EVERY_OPTION = (
 
 
 def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fake: Any) -> None:
-    result = cli("generate", "demo", "Where?")
+    result = cli("generate", "demo", "Where?", "--raw")
     assert (result.code, result.out) == (0, TEXT)
     assert "5 tokens" in result.err
     assert "accepted 3 of" in result.err
@@ -152,8 +152,8 @@ def test_without_a_prediction_nothing_is_predicted(cli: Callable[..., Any], fake
 
 def test_prompt_from_standard_input(cli: Callable[..., Any], fake: Any) -> None:
     """`echo` adds a newline; the model must not see it. A second one is the user's own."""
-    cli("generate", "demo", stdin="Where?\n")
-    cli("generate", "demo", "--prompt-file", "-", stdin="Where?\n\n")
+    cli("generate", "demo", "--raw", stdin="Where?\n")
+    cli("generate", "demo", "--raw", "--prompt-file", "-", stdin="Where?\n\n")
     assert fake.prompts == ["Where?", "Where?\n"]
 
 
@@ -167,7 +167,7 @@ def test_a_prompt_in_another_encoding(cli: Callable[..., Any], fake: Any) -> Non
 def test_prompt_from_a_file(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("Wo ist München?\n", encoding="utf-8")
-    assert cli("generate", "demo", "--prompt-file", str(file)).code == 0
+    assert cli("generate", "demo", "--raw", "--prompt-file", str(file)).code == 0
     assert fake.prompts == ["Wo ist München?"]
 
 
@@ -188,11 +188,20 @@ def test_empty_standard_input(cli: Callable[..., Any], fake: Any) -> None:
     assert cli("generate", "demo", stdin="\n").code == 2
 
 
-def test_chat_template(cli: Callable[..., Any], fake: Any) -> None:
-    """Token ids from the template go to the model instead of the raw text; no template is bad input."""
-    assert cli("generate", "demo", "x", "--chat-template").code == 0
-    assert isinstance(fake.prompts[0], list)
-    fake.has_template = False
+@pytest.mark.parametrize(("has_one", "flags", "wrapped"), [
+    (True, [], True), (True, ["--raw"], False), (True, ["--chat-template"], True), (False, [], False), (False, ["--raw"], False),
+])  # fmt: skip
+def test_the_chat_template_is_the_default_where_there_is_one(
+    cli: Callable[..., Any], fake: Any, has_one: bool, flags: list[str], wrapped: bool
+) -> None:
+    """Token ids from the template go to the model instead of the text, and the JSON says so."""
+    fake.has_chat_template = has_one
+    assert json.loads(cli("generate", "demo", "x", "--json", *flags).out)["config"]["chat_template"] is wrapped
+    assert isinstance(fake.prompts[0], list) is wrapped
+
+
+def test_a_template_that_is_not_there(cli: Callable[..., Any], fake: Any) -> None:
+    fake.has_chat_template = False
     result = cli("generate", "demo", "x", "--chat-template")
     assert result.code == 2
     assert "no chat template" in result.err
