@@ -173,7 +173,7 @@ class Bench:
         key = repr(configuration)
         if parts.drafter.learns or key not in self._kept:
             target = self.target.twin()
-            self._kept[key] = target.lm, parts.make_drafter(target, self._draft_for(parts), self._built.workshop)
+            self._kept[key] = target.lm, parts.make_drafter(target, self._draft_for(parts))
         target_lm, drafter = self._kept[key]
         decoder = Decoder(target_lm, drafter, parts.make_verifier(), parts.make_control())
         calibrate_alone(self._built, decoder, parts)  # as `LLM` does: `auto` knows what steps cost, not yet what is accepted

@@ -34,7 +34,7 @@ class Parts:
     ) -> Drafter:
         """The drafter for this target. `status` is told what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
-        setup = DraftSetup(target, draft, length.most, settings, self.head, any_length=self._varies, status=status)
+        setup = DraftSetup(target, draft, length.most, settings, self.head, status=status)
         return self.drafter.build(setup)
 
     @property

@@ -7,8 +7,7 @@ saved with `save_pretrained`, so that tests go through the same door as a user's
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.decode import Decoder
-from outrider.kv.cache import BLOCK, KVCache
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
@@ -145,23 +143,6 @@ def run_to_end(decoder: Decoder) -> list[Row]:
             if decoder.rows[index].finish_reason:
                 done.append(decoder.remove(index))
     return sorted(done, key=lambda row: row.request)
-
-
-def copies_a_cache(kv: KVCache, call: Callable[[], object]) -> bool:
-    """Whether `call`, a pass or a drafting loop for the rows of this cache, copies all of a layer's keys or values. The cache is
-    made so large for it that a copy is more memory than an allocator keeps at hand: the system has to find each page of it."""
-    largest = max(store[0, 0].numel() * store.element_size() for store in (*kv.keys, *kv.values))
-    positions = -(-LARGE_BYTES // largest)
-    kv.reserve(-(-positions // (4 * BLOCK)), 4 * BLOCK)
-    lengths = list(kv.lengths)
-    faults = []
-    for _ in range(2):  # the first one meets its own code and small buffers
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        call()
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        for row, length in enumerate(lengths):
-            kv.truncate(row, length)
-    return faults[1] > LARGE_BYTES // resource.getpagesize() // 2
 
 
 def drawn(rows: list[int], temperatures: list[float], uniforms: torch.Tensor, vocab_size: int) -> Draws:

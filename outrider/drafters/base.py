@@ -27,7 +27,6 @@ from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel
 from outrider.models.memory import ModelMemory
-from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict
@@ -54,8 +53,6 @@ class DraftSetup:
     num_draft_tokens: int  # the most nodes per row it will be asked for
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
     head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters with `needs_head`
-    workshop: Workshop | None = None  # where programs of heads come from; None: the target runs uncompiled, so everything does
-    any_length: bool = False  # fewer nodes may be asked for from step to step, as a control finds best
     status: Callable[[str], None] = lambda line: None  # told what takes long while it happens
 
 

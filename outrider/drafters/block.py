@@ -6,8 +6,7 @@
 
 The context's keys and values are kept in a cache of the head's own, row by row (`block_context.py`): read once from the prompt,
 then from every pass the committed columns, which the head's next pass takes along; the block's stand behind them for one pass and
-are overwritten by the next. Where the target is compiled, a chain is one program's call, but for rows with penalties,
-biases or grammars.
+are overwritten by the next.
 
 With a Markov head the laws of a block depend on the token before, so chains are drawn left to right and a tree's children follow
 their own parent, without another pass. The confidence head ends a chain where the guesses so far are unlikely to survive. It
@@ -16,7 +15,6 @@ looks at the token BEFORE the one it decides about; a rule that drops a drawn to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,15 +24,13 @@ from torch import Tensor
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.block_context import BlockContext
 from outrider.drafters.parallel import LawStop, Stop, draft_chain, draft_tree
-from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_files import load_block, outline_block
-from outrider.models.heads.block_program import block_pass, block_program
+from outrider.models.heads.block_pass import block_pass
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears, panel_linears
-from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -104,27 +100,6 @@ class ConfidenceStop:
         """The token itself plays no part."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """A compiled draft of a head, of `num_tokens` tokens a row."""
-
-    call: Callable[..., tuple[Tensor, Tensor]]
-    num_tokens: int
-
-    @classmethod
-    def of(
-        cls, workshop: Workshop, head: BlockHead, kv: KVCache, num_tokens: int, vocab_size: int, *, native: bool
-    ) -> Program | None:
-        found = block_program(workshop, head, kv, num_tokens, vocab_size, native=native)
-        return None if found is None else cls(found, num_tokens)
-
-    def __call__(self, rows: Rows, gamma: list[int], asked: tuple[Tensor, list[Tensor], int], kv: KVCache) -> Draft:
-        numbers, hidden, num_keys = asked
-        positions, draws = torch.empty(num_keys, dtype=torch.int64), draws_of(rows, self.num_tokens)
-        tokens, laws = self.call(numbers, hidden, positions, kv.keys, kv.values, list(draws))
-        return drafted(rows, tokens, laws, [min(g, self.num_tokens) for g in gamma])
-
-
 class BlockDrafter(Drafter):
     """Chains and trees from a block head."""
 
@@ -135,17 +110,17 @@ class BlockDrafter(Drafter):
     Settings = BlockSettings
 
     def __init__(
-        self, head: BlockHead, settings: BlockSettings, context: BlockContext, program: Program | None = None, *,
+        self, head: BlockHead, settings: BlockSettings, context: BlockContext, *,
         native: bool = False,
     ) -> None:  # fmt: skip
-        """`head`: bound to the target's tables; `program`: a compiled draft of it."""
+        """`head`: bound to the target's tables."""
         self.head = head
         self._settings = settings
         depth = min(settings.max_depth, head.config.num_guesses)
         self._plan = None if settings.tree == "chain" else TreePlan(replace(settings, max_depth=depth))
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
         self.context = context
-        self.program, self._native = program, native
+        self._native = native
 
     @property
     def kv(self) -> KVCache:
@@ -194,13 +169,9 @@ class BlockDrafter(Drafter):
         if lm.native:
             panel_linears(head)
         context = BlockContext(head, lm.dtype, lm.device)
-        program = None
-        if setup.workshop is not None and settings.tree == "chain" and settings.stop == "none":
-            num_tokens = min(setup.num_draft_tokens, head.config.num_guesses)
-            program = Program.of(setup.workshop, head, context.kv, num_tokens, lm.shape.vocab_size, native=lm.native)
         if can_pack(lm.device, lm.dtype):
             pack_linears(head)
-        return cls(head, settings, context, program, native=lm.native)
+        return cls(head, settings, context, native=lm.native)
 
     def start(self, row: Row) -> None:
         self.context.add_row()
@@ -225,10 +196,6 @@ class BlockDrafter(Drafter):
         if max(gamma) <= 0:
             return Draft.empty(len(rows), rows.device)
         asked = self.context.next_pass([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
-        if self.program is not None and programs_serve(rows):
-            draft = self.program(rows, gamma, asked, self.kv)
-            if not bans_bite(rows, draft):
-                return draft  # else the same pass again: it writes what the program wrote
         states = block_pass(self.head, *asked, self.kv.keys, self.kv.values, self._native)
         guesses = BlockGuesses(self.head, self.head.guessing(states))
         if self._plan is not None:

@@ -1,7 +1,7 @@
 """What a block head knows of its rows: keys and values of the target's states, the newest of which still wait as they came.
 
 A step ends with states of the tokens that stayed. They are not read at once: the next pass of the head takes them along
-(`models/heads/block_program.py`), so a step costs one pass, and one that drafts nothing costs none. Whatever else happens to
+(`models/heads/block_pass.py`), so a step costs one pass, and one that drafts nothing costs none. Whatever else happens to
 the rows, `settle` reads what waits first.
 """
 

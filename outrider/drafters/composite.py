@@ -185,7 +185,7 @@ class CompositeDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
         parts = [
-            _Part(name, kind.build(replace(setup, settings=own, head=kind.head_of(own), any_length=True)), _is_model(kind, own))
+            _Part(name, kind.build(replace(setup, settings=own, head=kind.head_of(own))), _is_model(kind, own))
             for name, (kind, own) in cls.part_classes(setup.settings).items()
         ]
         return cls(parts, setup.settings.mode)

@@ -5,7 +5,7 @@ The drafting is a draft model's, token by token or level by level (`draft_model.
 the TARGET's own features. So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features of
 the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads them.
 
-Chains of a compiled target come from a compiled program, whole (`models/heads/eagle_loop.py`), where it knows how the rows pick.
+Beside a target on the native runtime the head's passes run there, too, and chains come whole from one call (`runtime/eagle.py`).
 
     place of a row's cache    0              1              ...   n - 2
     token                     x_{b+1}        x_{b+2}              x_{n-1}, the pending token
@@ -26,12 +26,11 @@ from torch import Tensor
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
-from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
+from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.errors import CapabilityError
 from outrider.models.heads.eagle import EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
 from outrider.models.heads.eagle_lm import EagleLM
-from outrider.models.heads.eagle_loop import EagleLoop, eagle_loop
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import LoadedModel
 from outrider.models.memory import ModelMemory, head_memory
@@ -207,21 +206,8 @@ class Chains(Protocol):
         """
 
 
-class ProgramChains:
-    """Those of compiled programs."""
-
-    def __init__(self, loop: EagleLoop) -> None:
-        self._loop = loop
-
-    def draft(self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int) -> tuple[Tensor, Tensor]:
-        """See `Chains`."""
-        count = self._loop.length(num_tokens)
-        draws = draws_of(rows, count)
-        return self._loop(pairs, draws, count)
-
-
 class EagleChain(FeatureFed, ModelDrafter):
-    """Chains: in one go where there is a program for it, else token by token."""
+    """Chains: in one go where that is possible, else token by token."""
 
     def __init__(self, lm: EagleLM, loop: Chains | None = None, confidence: ConfidenceSettings | None = None) -> None:
         super().__init__(lm, None, confidence)
@@ -302,10 +288,6 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
             return lm, EagleChains(lm, run) if whole else None
         except NotLoweredError as error:
             notes.append(f"the {kind} head runs without the native runtime: {error}")
-    if whole and setup.workshop is not None:
-        label = f"the {kind} head"
-        program = eagle_loop(lm, setup.workshop, setup.num_draft_tokens, any_length=setup.any_length, label=label)
-        loop = None if program is None else ProgramChains(program)
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
     return lm, loop

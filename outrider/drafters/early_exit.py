@@ -64,7 +64,7 @@ class EarlyExitDrafter(SelfDrafter):
     Settings = EarlyExitSettings
 
     def __init__(self, lm: LM, setup: DraftSetup, notes: list[str]) -> None:
-        super().__init__(lm, setup, "exit")
+        super().__init__(lm, setup.target.lm)
         self._notes = notes
 
     @property

@@ -11,7 +11,6 @@ travels with it. A drafter keeps one feature a row: of the prompt's last chunk (
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,15 +19,12 @@ from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
 from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
-from outrider.drafters.programs import bans_bite, drafted, draws_of, programs_serve
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
-from outrider.models.heads.medusa_program import medusa_program
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears, panel_linears
 from outrider.models.signals import AFTER_NORM
-from outrider.models.workshop import Workshop
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -95,26 +91,6 @@ class MedusaGuesses:
         return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
 
 
-@dataclass(frozen=True)
-class Program:
-    """A compiled draft of the first `num_tokens` heads."""
-
-    call: Callable[..., tuple[Tensor, Tensor]]
-    num_tokens: int
-
-    @classmethod
-    def of(cls, workshop: Workshop, heads: MedusaHeads, most: int, vocab_size: int) -> Program | None:
-        """Of heads bound to their target, for at most `most` tokens a row."""
-        num_tokens = min(most, heads.num_heads)
-        found = medusa_program(workshop, heads, num_tokens, vocab_size)
-        return None if found is None else cls(found, num_tokens)
-
-    def __call__(self, rows: Rows, gamma: list[int], hidden: Tensor, columns: Tensor) -> Draft:
-        draws = draws_of(rows, self.num_tokens)
-        tokens, laws = self.call(hidden.contiguous(), columns, list(draws))
-        return drafted(rows, tokens, laws, [min(budget, self.num_tokens) for budget in gamma])
-
-
 class MedusaDrafter(Drafter):
     """Chains and trees from Medusa heads."""
 
@@ -124,11 +100,8 @@ class MedusaDrafter(Drafter):
     shape = "chain or tree"
     Settings = MedusaSettings
 
-    def __init__(
-        self, heads: MedusaHeads, settings: MedusaSettings, note: str = "", program: Program | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, heads: MedusaHeads, settings: MedusaSettings, note: str = "") -> None:
         self.heads = heads
-        self.program = program
         self._settings = settings
         self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
@@ -173,12 +146,9 @@ class MedusaDrafter(Drafter):
         heads.to(device=lm.device, dtype=lm.dtype)
         if lm.native:
             panel_linears(heads)
-        program = None
-        if setup.workshop is not None and settings.tree == "chain" and settings.stop == "none":
-            program = Program.of(setup.workshop, heads, setup.num_draft_tokens, lm.shape.vocab_size)
         if can_pack(lm.device, lm.dtype):
             pack_linears(heads)
-        return cls(heads, settings, note, program)
+        return cls(heads, settings, note)
 
     def start(self, row: Row) -> None:
         self._settle()
@@ -194,10 +164,6 @@ class MedusaDrafter(Drafter):
         if max(budgets) <= 0:
             return Draft.empty(len(rows), rows.device)
         hidden, columns = asked[0], torch.tensor([column or 0 for column in asked[1]], device=rows.device)
-        if self.program is not None and programs_serve(rows):
-            draft = self.program(rows, budgets, hidden, columns)
-            if not bans_bite(rows, draft):
-                return draft
         guesses = MedusaGuesses(self.heads(hidden[torch.arange(len(rows), device=rows.device), columns]))
         if self._plan is not None:
             draft, self._growths = draft_tree(rows, budgets, guesses, self._plan)

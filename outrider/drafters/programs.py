@@ -1,4 +1,4 @@
-"""The host's side of compiled drafting programs: which batches they serve, how rows draw, and the draft that comes out.
+"""The host's side of whole drafting loops: which batches they serve, how rows draw, and the draft that comes out.
 
 A program picks its own tokens (`models/picking.py`), with the numbers that `choice.choose` would have drawn them with.
 

@@ -56,7 +56,7 @@ class QuantisedDrafter(SelfDrafter):
         self.bits = setup.settings.bits
         self.added_bytes = num_bytes  # weights alone; keys and values are the target's
         self._notes = [f"the int{self.bits} draft takes {num_bytes / MIB:.1f} MiB beside the target", *notes]
-        super().__init__(lm, setup, f"int{self.bits}")
+        super().__init__(lm, setup.target.lm)
 
     @property
     def notes(self) -> list[str]:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.programs import Loop, ProgramLoop
 from outrider.kv.view import KVView
-from outrider.models.derive import derived_lm, derived_loop
+from outrider.models.derive import derived_lm
 from outrider.models.lm import LM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
@@ -33,10 +31,10 @@ class SelfDrafter(ModelDrafter):
     needs_module = True
     reads_texts = False  # the target has
 
-    def __init__(self, lm: LM, setup: DraftSetup, purpose: str) -> None:
-        """`lm`: as `own_lm` made it, its cache about to be replaced; `purpose`: see `derived_loop`."""
-        lm.kv = self._view = KVView(setup.target.lm.kv)
-        super().__init__(lm, _loop_of(lm, setup, purpose))
+    def __init__(self, lm: LM, target: LM) -> None:
+        """`lm`: as `own_lm` made it, its cache about to be replaced."""
+        lm.kv = self._view = KVView(target.kv)
+        super().__init__(lm, ChainLoop(lm, lm.run, target.shape.vocab_size) if isinstance(lm.run, NativeRun) else None)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self._view.follow()
@@ -55,10 +53,3 @@ def own_lm(module: Any, target: LM, name: str, notes: list[str]) -> LM:
         except NotLoweredError as error:
             notes.append(f"{name} runs without the native runtime: {error}")
     return derived_lm(module, target, name)
-
-
-def _loop_of(lm: LM, setup: DraftSetup, purpose: str) -> Loop | None:
-    if isinstance(lm.run, NativeRun):
-        return ChainLoop(lm, lm.run, setup.target.lm.shape.vocab_size)
-    loop = derived_loop(lm, setup.target, setup.workshop, purpose)
-    return None if loop is None else ProgramLoop(loop)

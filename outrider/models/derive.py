@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -18,15 +17,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
-from outrider.models.draft_loop import DraftLoop, compile_draft_loop
 from outrider.models.gguf.linear import BlockLinear
-from outrider.models.huge_pages import advise_huge_pages
-from outrider.models.lm import LM, ModuleRun, module_run
-from outrider.models.load import LoadedModel, finish
+from outrider.models.lm import LM, module_run
+from outrider.models.load import finish
 from outrider.models.pack import PackedLinear
 from outrider.models.panel import PanelLinear, output_major
 from outrider.models.probe import probe_logits
-from outrider.models.workshop import Workshop
 
 Linear: TypeAlias = nn.Linear | Conv1D | PackedLinear | PanelLinear | BlockLinear
 LINEAR_KINDS = (nn.Linear, Conv1D, PackedLinear, PanelLinear, BlockLinear)
@@ -105,31 +101,6 @@ def plain_lm(module: nn.Module, target: LM) -> LM:
     lm = LM(module_run(module), shape, target.dtype, target.device)
     lm.native = target.native
     return lm
-
-
-def derived_loop(lm: LM, target: LoadedModel, workshop: Workshop | None, purpose: str) -> DraftLoop | None:
-    """The compiled drafting loop of a derived model on native kernels, where the target runs compiled, too; None where its
-    program is not there and is not to be made. `purpose`: in a word, what kind of draft it is.
-
-    A program of one token, called once for each: unrolled, a model as deep as its target would take minutes to compile, to
-    save some 30 microseconds a token of a pass of milliseconds. Quantised linears count no parameters, so whatever its size their
-    model's program runs torch's own kernels on one thread, as small drafts do; ours take all.
-    """
-    if workshop is None or not lm.native:
-        return None
-    assert isinstance(lm.run, ModuleRun)
-    module: Any = lm.run.module
-    vocab_size = target.lm.shape.vocab_size
-    facts = (lm.shape, lm.dtype, lm.device, module.config.to_json_string(), vocab_size)
-    tensors = dict(chain(module.named_parameters(), module.named_buffers()))
-    program = workshop.program(
-        f"{purpose}-draft1", facts, tensors, f"the {purpose} draft",
-        lambda path: compile_draft_loop(lm, module, 1, vocab_size, path),
-    )  # fmt: skip
-    if program is None:
-        return None
-    advise_huge_pages()
-    return DraftLoop(lm, {1: program})
 
 
 def own_module(module: Any, drafter: str) -> Any:

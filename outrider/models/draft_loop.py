@@ -1,41 +1,37 @@
-"""A whole drafting loop, gamma tokens of a draft model, as ONE compiled program.
+"""A whole drafting loop, gamma tokens of a draft model, as one module: what is recorded as a CUDA graph (`graphs.py`).
 
 A tiny draft is all overhead: each token costs a trip through Python, a dispatch per operation, a mask, a softmax, a draw.
-Unrolled into one program, only the arithmetic is left. The program feeds what the draft's cache lacks (one token, or two
+Unrolled and recorded, only the arithmetic is left. The program feeds what the draft's cache lacks (one token, or two
 after a full acceptance), then picks each next token inside, as `picking.py` does, and returns the laws of the rows that draw.
 Penalties, biases and grammars need the general path, token by token (`drafters/draft_model.py`), which is also the reference:
-`tests/unit/models/test_compile.py`.
+`tests/unit/models/test_draft_loop.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.export import Dim
 
 from outrider.kv.cache import BLOCK, KVCache
 from outrider.models.attention import PassPlan
-from outrider.models.compile import ONE_THREAD, compile_program
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
-from outrider.models.picking import Draws, example_draws, pick
-from outrider.models.program import Program
+from outrider.models.picking import Draws, pick
 from outrider.models.vocabulary import fit_width
 
-MAX_SMALL_PARAMETERS = 8_000_000  # below this, a second thread costs the fused kernels more than it does
+Program = Callable[..., tuple[Tensor, ...]]
 WIDTH = 2  # tokens of the first pass: up to two catch up
 
 
 class DraftLoopProgram(nn.Module):
-    """What is compiled. Also runs eagerly, for the equality test."""
+    """What is recorded. Also runs as it is, for the equality test."""
 
     def __init__(self, lm: LM, module: nn.Module, num_tokens: int, vocab_size: int) -> None:
         super().__init__()
-        self.module = module  # registered, so that its parameters become constants of the program
+        self.module = module
         self._run: Run = lm.run
         self.num_tokens, self.vocab_size, self.native = num_tokens, vocab_size, lm.native
         self.later_width = 1 if lm.native else WIDTH  # oneDNN takes other kernels for a single row, so it is padded
@@ -46,16 +42,16 @@ class DraftLoopProgram(nn.Module):
         self,
         state: Tensor,  # (B, 4) int64: the two tokens the cache lacks, which of them is the last, committed positions
         key_positions: Tensor,  # (S,) int64, only its length counts
-        keys: list[Tensor],  # the layers' stores, once for each token: `each_token`
+        keys: list[Tensor],  # the layers' stores
         values: list[Tensor],
         draws: list[Tensor],  # `Draws`
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B, n) int64; laws (R, n + 1, V) fp32, the last ones 0; the `state` to go on from."""
-        tokens, laws, num_layers = [], [], len(keys) // self.num_tokens
+        tokens, laws = [], []
         ids, last, starts = state[:, :WIDTH].clamp(max=self.last_id), state[:, WIDTH], state[:, WIDTH + 1]
         slots = torch.arange(state.shape[0], device=state.device) * keys[0].shape[1]
         for node in range(self.num_tokens):
-            width, layers = self.later_width if node else WIDTH, slice(node * num_layers, (node + 1) * num_layers)
+            width = self.later_width if node else WIDTH
             offsets = torch.arange(width, device=starts.device)
             masks = [
                 attention_mask(starts, width, key_positions.shape[0], keys[0].dtype, window)
@@ -63,7 +59,7 @@ class DraftLoopProgram(nn.Module):
             ]
             places = (slots + starts)[:, None] + offsets
             near = masks[-1] if self.window is not None else None
-            plan = PassPlan(keys[layers], values[layers], places.flatten(), masks[0], near, self.native)
+            plan = PassPlan(keys, values, places.flatten(), masks[0], near, self.native)
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
@@ -77,7 +73,7 @@ class DraftLoopProgram(nn.Module):
 
 
 class DraftLoop:
-    """The compiled or recorded loop with the host's part: inputs from the cache, commits to it.
+    """The recorded loop with the host's part: inputs from the cache, commits to it.
 
     `programs` by their length. A fixed draft length is one call; programs of several lengths make up any other, at 40 to 110
     microseconds for each further call (what `--num-draft-tokens auto` uses).
@@ -109,9 +105,8 @@ class DraftLoop:
         self._keys.reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
         state, done = self._state(pending), 0
         for size in self._calls(num_tokens):  # the host looks at nothing between two calls
-            keys, values = each_token(kv.keys, size), each_token(kv.values, size)
             own = draws if size == num_tokens else draws.of(slice(done, done + size))
-            tokens, laws, state = self._programs[size](state, self._keys.positions, keys, values, list(own))
+            tokens, laws, state = self._programs[size](state, self._keys.positions, kv.keys, kv.values, list(own))
             found.append((tokens, laws))
             done += size
         for row, missing in enumerate(pending):
@@ -159,45 +154,3 @@ def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if not len(last):  # greedy batches have none
         return tokens, last.new_empty(0, tokens.shape[1] + 1, last.shape[2])
     return tokens, torch.cat([*(law[:, :-1] for law in laws[:-1]), last], dim=1)
-
-
-def each_token(stores: Sequence[Tensor], num_tokens: int) -> list[Tensor]:
-    """A cache as a loop of so many tokens takes it: the same stores again for each token.
-
-    A program that writes to one input twice is compiled to copy all of it, every slot to its end, before and behind; so each
-    input is written once. That they are one memory does no harm, though the compiler does not know: all that a token writes and
-    reads depends on the token before it, hence on all that was written for that one.
-    """
-    return [*stores] * num_tokens
-
-
-def example_stores(stores: Sequence[Tensor], num_slots: int, num_tokens: int) -> list[Tensor]:
-    """What `each_token` gives, as torch.export must see it: each input a memory of its own."""
-    return [
-        torch.zeros(num_slots, 3 * BLOCK, *store.shape[2:], dtype=store.dtype, device=store.device)
-        for store in each_token(stores, num_tokens)
-    ]
-
-
-def compile_draft_loop(lm: LM, module: nn.Module, num_tokens: int, vocab_size: int, path: Path) -> None:
-    """Make the program of a drafting loop and store it at `path`."""
-    inputs, dynamic = example(lm, num_tokens, vocab_size)
-    is_small = lm.shape.num_parameters <= MAX_SMALL_PARAMETERS
-    program = DraftLoopProgram(lm, module, num_tokens, vocab_size)
-    compile_program(program, inputs, dynamic, path, ONE_THREAD if is_small else {})
-
-
-def example(lm: LM, num_tokens: int, vocab_size: int) -> tuple[tuple, tuple]:
-    """Example inputs for four rows, and which dimensions stay symbolic."""
-    num_rows, (draws, dynamic_draws) = 4, example_draws(num_tokens, vocab_size, lm.device)
-    keys, values = (example_stores(stores, num_rows + 1, num_tokens) for stores in (lm.kv.keys, lm.kv.values))
-    row = torch.arange(num_rows, device=lm.device)
-    inputs = (
-        torch.stack([row, row, row % WIDTH, row + 3], dim=1), torch.arange(2 * BLOCK, device=lm.device), keys, values, draws,
-    )  # fmt: skip
-    rows = {0: Dim("rows", min=1, max=4096)}
-    store = {0: Dim("slots", min=1, max=4096), 1: Dim("capacity", min=BLOCK, max=1 << 24)}
-    dynamic = (
-        rows, {0: Dim("keys", min=BLOCK, max=1 << 24)}, [store] * len(keys), [store] * len(values), dynamic_draws,
-    )  # fmt: skip
-    return inputs, dynamic

@@ -1,4 +1,4 @@
-"""How a compiled drafting program picks its tokens: what `drafters/choice.py` does with the laws of `Warpers.draft_law`.
+"""How a recorded drafting loop picks its tokens: what `drafters/choice.py` does with the laws of `Warpers.draft_law`.
 
 Every row takes its likeliest token but for those named: rows that draw, rows whose verifier shares its noise, and which of them
 filter. Only they pay for it: in a batch of greedy rows nobody is named, and all that remains of a pick is an argmax.
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.export import Dim
 
 from outrider.sampling import rng
 from outrider.sampling.draft_filters import above_floor
@@ -20,8 +19,6 @@ from outrider.sampling.draft_filters import above_floor
 class Draws(NamedTuple):
     """What n tokens of each row are picked with: S of B rows are sampled; of these R draw from their laws, C race with keyed
     noise (`gumbel`), and F filter. `drawn`, `racing` and `filtered` say which of the S.
-
-    Programs take it as a list, which torch.export knows.
     """
 
     sampled: Tensor  # (S,) int64: which rows
@@ -85,16 +82,3 @@ def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
         return rng.inverse_cdf(law, uniforms)
     cumulative = law.double().cumsum(dim=-1)
     return (cumulative <= uniforms[..., None] * cumulative[..., -1:]).sum(dim=-1)
-
-
-def example_draws(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
-    """Draws of three rows or more as torch.export must see them, and which of their dimensions stay symbolic."""
-    two = torch.tensor([0, 2], device=device)  # torch.export takes no two inputs for one
-    draws = Draws(
-        sampled=torch.arange(3, device=device), temperature=torch.ones(3, device=device),
-        drawn=two.clone(), uniforms=torch.rand(2, num_tokens, dtype=torch.float64, device=device),
-        racing=two.clone(), noise=torch.zeros(2, num_tokens, vocab_size, dtype=torch.float64, device=device),
-        filtered=two.clone(), top_k=two.clone(), top_p=two.double() / 2, min_p=two.double() / 4,
-    )  # fmt: skip
-    rows, drawn, racing, filtered = ({0: Dim(name, min=0, max=4096)} for name in ("sampled", "drawn", "racing", "filtered"))
-    return list(draws), [rows] * 2 + [drawn] * 2 + [racing] * 2 + [filtered] * 4

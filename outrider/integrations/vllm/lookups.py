@@ -62,7 +62,7 @@ class Plan:
         """The drafter, for at most `num_draft_tokens` a row. Raises what drafters raise, and CapabilityError for one that turns
         out to want hidden states."""
         loaded = target.load(tokenizer=any(kind.needs_tokenizer for _, kind, _ in self.parts))
-        drafter = self.kind.build(DraftSetup(loaded, None, num_draft_tokens, self.settings, any_length=True))
+        drafter = self.kind.build(DraftSetup(loaded, None, num_draft_tokens, self.settings))
         if drafter.signals:
             raise CapabilityError(_refusal(self.name, "the target's hidden states"))
         return drafter

@@ -136,7 +136,7 @@ def load_drafter(options: DrafterOptions, status: Callable[[str], None] = lambda
     device = resolve_device(options.device)
     loaded, notes = _load_draft(options, parts, device, status) if options.draft is not None else (None, [])
     target, vocab_size, context = _target(options, loaded, device)
-    setup = DraftSetup(target, loaded, options.max_draft_tokens, parts.drafter_settings, any_length=True)
+    setup = DraftSetup(target, loaded, options.max_draft_tokens, parts.drafter_settings)
     drafter: Drafter = parts.drafter.build(setup)
     if drafter.signals:
         raise CapabilityError(f"drafter '{parts.drafter_name}' wants the target's hidden states. Use {WORKS}")

@@ -221,26 +221,3 @@ def test_through_the_front_door(tmp_path: Path) -> None:
         build(replace(options, draft=str(tmp_path / "nothing")))
     with pytest.raises(CapabilityError, match="trained"):
         EagleDrafter.build(DraftSetup(loaded_target(), None, 4, EagleSettings()))
-
-
-class Orders:
-    """A workshop that writes down what is asked of it."""
-
-    def __init__(self) -> None:
-        self.purposes: list[str] = []
-
-    def program(self, purpose: str, facts: Any, tensors: Any, label: str, make: Any) -> Any:
-        self.purposes.append(purpose)
-        return lambda *inputs: None
-
-
-@pytest.mark.parametrize(("changes", "purposes"), [
-    ({}, ["eagle3-draft4"]), ({"any_length": True}, ["eagle3-draft1", "eagle3-draft-on1"]),
-    ({"settings": EagleSettings(tree="best-first")}, []), ({"settings": EagleSettings(stop="product", stop_below=0.1)}, []),
-])  # fmt: skip
-def test_programs_are_of_the_length_that_is_asked_for(tmp_path: Path, changes: dict[str, Any], purposes: list[str]) -> None:
-    """Catches a program made for drafts that it does not serve, or none where the length differs from step to step."""
-    head, workshop = str(saved_head(tmp_path, "eagle3")), Orders()
-    setup = DraftSetup(loaded_target(), None, 4, EagleSettings(), head, workshop)  # type: ignore[arg-type]
-    Eagle3Drafter.build(replace(setup, **changes))
-    assert workshop.purposes == purposes

@@ -21,7 +21,7 @@ from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
-from tests.unit.models.heads.test_eagle_loop import (
+from tests.unit.runtime.beside import (
     FILTERED,
     HEADS,
     MIXED,

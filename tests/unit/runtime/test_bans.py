@@ -1,8 +1,9 @@
-"""Rows with `min_tokens` or `bad_words` and compiled drafting programs (run eagerly here): programs serve them and draft for
-them as the general path does, whether a ban bites or not."""
+"""Rows with `min_tokens` or `bad_words` and whole chains: what these draft is what the general path drafts, whether a ban bites
+or not."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,21 +12,24 @@ import torch
 from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.eagle import EagleChain, ProgramChains
-from outrider.drafters.programs import ProgramLoop, bans_bite, programs_serve
+from outrider.drafters.eagle import EagleChain
+from outrider.drafters.programs import bans_bite, programs_serve
 from outrider.grammar import Grammars, choice
-from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.heads.eagle_lm import EagleLM
-from outrider.models.lm import LM
+from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
 from outrider.rows import Row, Rows
+from outrider.runtime.drafting import ChainLoop
+from outrider.runtime.eagle import EagleChains, EagleRun
+from outrider.runtime.lower import lower
+from outrider.runtime.run import NativeRun
 from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
 from tests.helpers import EOS, bad_words, byte_tokenizer, disturbed, make_row, tiny_llama
-from tests.unit.models.heads.test_eagle_loop import NODES, VOCAB, Beside, loop_of, models
+from tests.unit.runtime.beside import NODES, VOCAB, Beside, models
 
 GREEDY, WARM = SamplingParams(max_tokens=90), SamplingParams(max_tokens=90, temperature=0.8)
 WORDS = [[begin, last] for begin in range(0, VOCAB, 9) for last in range(VOCAB // 2)]  # half of what may follow a ninth of all
@@ -43,17 +47,14 @@ def bound_rows() -> list[Row]:
 
 
 class Counted:
-    """A program, and how often it was asked."""
+    """Whole chains, and how often they were asked for."""
 
     def __init__(self, loop: Any) -> None:
         self._loop, self.asked = loop, 0
 
-    def length(self, wanted: int) -> int:
-        return int(self._loop.length(wanted))
-
-    def __call__(self, *arguments: Any) -> Any:
+    def draft(self, *arguments: Any) -> Any:
         self.asked += 1
-        return self._loop(*arguments)
+        return self._loop.draft(*arguments)
 
 
 class Stepwise:
@@ -68,29 +69,33 @@ class Stepwise:
         return self._real(*arguments)
 
 
-def draft_models() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
-    """A target; its draft model with a program, and without."""
+def draft_models(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
+    """A target; its draft model with whole chains on the runtime, and token by token."""
     cpu, module = torch.device("cpu"), tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
     draft = disturbed(module, 0.2).requires_grad_(False)
     target, lm = build_lm(module, "target", torch.float32, cpu), build_lm(draft, "draft", torch.float32, cpu)
-    program = Counted(DraftLoop(lm, {NODES: DraftLoopProgram(lm, draft, NODES, VOCAB)}))
-    return target, ModelDrafter(lm, ProgramLoop(program)), ModelDrafter(lm.twin()), program  # type: ignore[arg-type]
+    lm.run = run = NativeRun(lm, draft, lower(draft), path)
+    lm.limits = PassLimits(granularity=1)
+    program = Counted(ChainLoop(lm, run, VOCAB))
+    return target, ModelDrafter(lm, program), ModelDrafter(lm.twin()), program
 
 
-def eagles() -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
+def eagles(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     """The same of an EAGLE-3 head."""
-    target, lm = models("eagle3")
-    program = Counted(loop_of(lm, NODES))
-    chain = EagleChain(lm, ProgramChains(program))  # type: ignore[arg-type]
-    return target, chain, EagleChain(EagleLM(lm.head, VOCAB, lm.shape.context_length)), program
+    target, lm = models("eagle3", torch.float32)
+    stepwise = EagleLM(lm.head, VOCAB, lm.shape.context_length)
+    lm.run = run = EagleRun(lm, path)
+    stepwise.run = EagleRun(stepwise, path)
+    program = Counted(EagleChains(lm, run))
+    return target, EagleChain(lm, program), EagleChain(stepwise), program
 
 
 @pytest.mark.parametrize("parts", [draft_models, eagles])
-def test_drafts_are_those_of_the_general_path(parts: Any) -> None:
+def test_drafts_are_those_of_the_general_path(parts: Any, library_path: Path) -> None:
     """Catches a ban that a program's draft is kept in spite of, a cache that the program's draft is left in, other random numbers
     when it is drafted anew, and a ban that keeps the batch off the program although it does not bite."""
-    target, served, general, program = parts()
-    stepwise, both = Stepwise(served), Beside(served, general)
+    target, served, general, program = parts(library_path)
+    stepwise, both = Stepwise(served), Beside(served, general, tolerance=2e-5)
     decoder = Decoder(target, both, BlockVerifier(), FixedLength(NODES))
     for row in bound_rows():
         decoder.add(row)

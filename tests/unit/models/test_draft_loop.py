@@ -1,30 +1,19 @@
-"""Compiled programs against the eager module they were made from. Slow: each program takes a C++ compiler's time."""
+"""The drafting loop that CUDA graphs record, run as it is, against the module token by token."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import outrider
-from outrider.models import draft_loop
-from outrider.models.compile import MODEL_SOURCES, cannot_compile, compile_program, drop_old
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
 from outrider.models.load import build_lm
 from outrider.models.picking import Draws
-from outrider.models.program import load_program
 from tests.helpers import disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
 
 VOCAB = 40
-slow_compile = [
-    pytest.mark.slow,
-    pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile())),
-]
 
 
 def _pair(folder: Path) -> tuple[Path, Path]:
@@ -117,68 +106,3 @@ def test_programs_make_up_a_length(tmp_path: Path, lengths: tuple[int, ...], wan
     assert asked == calls
     assert tokens.tolist() == [list(range(4, 4 + sum(calls)))]
     assert laws.shape == (0, sum(calls) + 1, VOCAB)
-
-
-def test_example_inputs_fit_the_program(tmp_path: Path) -> None:
-    """The example is what torch.export traces: it must run, and leave no row behind."""
-    module = tiny_llama(VOCAB)
-    lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
-    inputs, dynamic = draft_loop.example(lm, 2, VOCAB)
-    with torch.inference_mode():
-        tokens, laws, state = DraftLoopProgram(lm, module, 2, VOCAB)(*inputs)
-    assert tokens.shape == (4, 2)
-    assert laws.shape == (2, 3, VOCAB)
-    assert state.shape == inputs[0].shape
-    assert len(inputs) == len(dynamic)
-    assert lm.kv.num_rows == 0
-
-
-def test_cache_folder_is_bounded_and_drops_the_least_recently_used(tmp_path: Path) -> None:
-    """Catches a cache that grows for ever, or that drops the program just made."""
-    for age, name in enumerate(("old", "middle", "new")):
-        file = tmp_path / f"{name}.pt2"
-        file.write_bytes(b"x" * 100)
-        os.utime(file, (1000 + age, 1000 + age))
-    drop_old(tmp_path, limit_bytes=250)
-    assert sorted(f.stem for f in tmp_path.glob("*.pt2")) == ["middle", "new"]
-    drop_old(tmp_path, limit_bytes=10)
-    assert [f.stem for f in tmp_path.glob("*.pt2")] == ["new"], "the newest stays even when it alone is too large"
-
-
-class _Double(nn.Module):
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        return torch.relu(numbers) * 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
-def test_compiling_leaves_nothing_but_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model's left 300 MB in the temporary folder, which in a container is memory; and a program in use, as much as its
-    weights, for good if the process was killed."""
-    rest, path = tmp_path / "rest", tmp_path / "programs" / "double.pt2"
-    rest.mkdir()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(rest))
-    monkeypatch.setenv("TMPDIR", str(rest))
-    compile_program(_Double(), (torch.ones(4),), (None,), path)
-    assert [file.name for file in path.parent.iterdir()] == ["double.pt2"]
-    assert sum(file.stat().st_size for file in rest.rglob("*")) < 1 << 20, "what torch tried the compiler with"
-    program = load_program(path)
-    assert not [file for file in rest.rglob("*") if "Double" in file.name or "wrapper" in file.name]
-    assert program(torch.ones(4))[0].tolist() == [2.0] * 4
-
-
-def test_whatever_runs_in_a_program_is_in_its_name(tmp_path: Path) -> None:
-    """Catches code that programs are made of and that changes without them: they would be found in the cache as before."""
-    module = tiny_llama(VOCAB)
-    lm = build_lm(module, "tiny", torch.float32, torch.device("cpu"))
-    program, inputs = DraftLoopProgram(lm, module, 2, VOCAB), draft_loop.example(lm, 2, VOCAB)[0]
-    ours, met = Path(outrider.__file__).parent, set[Path]()
-    sys.setprofile(lambda frame, event, argument: met.add(Path(frame.f_code.co_filename)))
-    try:
-        with torch.inference_mode():
-            program(*inputs)
-    finally:
-        sys.setprofile(None)
-    named = {(ours / "models" / name).resolve() for name in MODEL_SOURCES}
-    assert ours / "sampling" / "draft_filters.py" in met
-    assert {path for path in met if path.is_relative_to(ours)} <= named
