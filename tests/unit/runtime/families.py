@@ -97,12 +97,12 @@ NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our ca
 }
 
 
-def make(family: str, dtype: torch.dtype = torch.float32) -> Any:
+def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = True) -> Any:
     """A random model of this family, in eval mode."""
     attention.register()  # which `lower` ends with
     changes = FAMILIES[family] if family in FAMILIES else NOT_LOWERED[family][1]
     named = {**SIZES, **changes}
-    if dtype == torch.bfloat16:  # in which rounding changes what a router picks: all experts, of all groups
+    if dtype == torch.bfloat16 and picks_all:  # in which rounding changes what a router picks: all experts, of all groups
         named |= {key: named["num_experts"] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in named}
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
     if family in ("gpt2", "gpt_bigcode", "opt"):

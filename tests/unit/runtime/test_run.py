@@ -14,7 +14,7 @@ from outrider.kv import KVCache, LayerShape
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
 from outrider.models.plan import plan_pass
-from outrider.models.probe import probe_tokens
+from outrider.models.probe import probe_logits, probe_tokens
 from outrider.models.signals import AFTER_NORM
 from outrider.models.sum_order import AttentionKind
 from outrider.runtime import library, run
@@ -148,3 +148,22 @@ def test_other_dtypes_are_refused(tmp_path: Path) -> None:
     lm = build_lm(module, "llama", torch.float64, CPU)
     with pytest.raises(CapabilityError, match="float64"):
         run.use_native_run(lm, module, tmp_path)
+
+
+def test_a_router_that_rounding_changes_is_no_reason_to_refuse(
+    library_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In bf16 a token now and then picks other experts than eagerly, and its logits differ; a wrong program shows in all tokens."""
+    module = make("qwen3_moe", torch.bfloat16, picks_all=False)
+    lm = build_lm(module, "qwen3_moe", torch.bfloat16, CPU)
+    plain = probe_logits(lm)
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    run.use_native_run(lm, module, tmp_path)
+    apart = (probe_logits(lm) - plain).abs().amax(-1) / plain.abs().max()
+    assert apart.max() > 0.1, "no router picked otherwise: the test shows nothing"
+    program = lower(module)
+    place = next(place for place, op in enumerate(program.body) if op.code == Code.SILU)
+    program.body[place] = replace(program.body[place], code=Code.RELU)
+    monkeypatch.setattr(run, "lower", lambda module: program)
+    with pytest.raises(CapabilityError, match="differ"):
+        run.use_native_run(build_lm(module, "qwen3_moe", torch.bfloat16, CPU), module, tmp_path)
