@@ -153,7 +153,7 @@ def test_other_dtypes_are_refused(tmp_path: Path) -> None:
 def test_a_router_that_rounding_changes_is_no_reason_to_refuse(
     library_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In bf16 a token now and then picks other experts than eagerly, and its logits differ; a wrong program shows in all tokens."""
+    """In bf16 a token now and then picks other experts than eagerly; a wrong program shows in all tokens."""
     module = make("qwen3_moe", torch.bfloat16, picks_all=False)
     lm = build_lm(module, "qwen3_moe", torch.bfloat16, CPU)
     plain = probe_logits(lm)
