@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from outrider.cli.lean import import_models
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
 from outrider.errors import ConfigError
 
@@ -146,6 +147,7 @@ def serve(
     settings = _settings(target, config, model, engine, listen)
     check_installed()
     from outrider.cli.session import quieten_libraries
+    import_models()
     from outrider.serve.run import run_server
 
     quieten_libraries()
