@@ -34,6 +34,7 @@ from outrider.models.quantised.scheme import scheme_of
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked
+from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.run import use_native_run
 
@@ -87,9 +88,9 @@ class ModelLoader:
         if not self._is_target(name):
             self._limit(module, tokenizer, self._labels[name])
         key = None if self._may_differ() else checked.key_of(name, config, dtype)
-        known = checked.find(key)
+        known, kernels = checked.find(key), layer_kernels(self.device, dtype)
         with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
-            lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape)
+            lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
         generation_config = getattr(module, "generation_config", None)
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
         loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=generation_config)
@@ -97,7 +98,7 @@ class ModelLoader:
         if runtime == NATIVE and known is None:
             checked.keep(key, checked.Checked(lm.shape, lm.limits))
         if runtime != NATIVE:
-            finish(lm, module)
+            finish(lm, module, kernels=kernels)
         if (file := gguf_in(name)) is not None:
             self.notes += gguf_notes(file, module, self._labels[name])
         elif (scheme := scheme_of(config, self.device)) is not None:

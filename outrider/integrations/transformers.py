@@ -138,7 +138,7 @@ class Speculative:
         if self._loaded is None or _device(self._loaded, "the draft") != device:
             name = str(self._draft)
             config = load_config(name)
-            self._loaded = load_module(name, config, resolve_dtype("auto", config, device), device)
+            self._loaded = load_module(name, config, resolve_dtype("auto", config, device, ours=False), device)
         return self._loaded
 
     def _decoder(self, target: nn.Module, draft: nn.Module | None, rows: Sequence[Row]) -> Decoder:

@@ -19,15 +19,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
-from outrider.models import attention, hub, native, ops
+from outrider.models import attention, hub, native
 from outrider.models.adapter import adapter_in, told_of
 from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
 from outrider.models.gguf.config import gguf_config
-from outrider.models.gguf.linear import block_layers, use_kernels
+from outrider.models.gguf.linear import block_layers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
+from outrider.models.kernel import Kernels
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
@@ -146,7 +147,7 @@ def resolve_dtype(dtype: str, config: Any, device: torch.device, *, ours: bool =
 
 def _is_fast(dtype: torch.dtype, cpu: torch.device, ours: bool) -> bool:
     if dtype == torch.bfloat16:
-        return has_fast_bf16() or (ours and native.can_serve(cpu, dtype))
+        return has_fast_bf16() or (ours and native.is_supported(cpu, dtype))
     return dtype != torch.float16
 
 
@@ -260,13 +261,17 @@ def load_module(
     return module.eval().requires_grad_(False).to(device)
 
 
-def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None) -> LM:
+def build_lm(
+    module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None, kernels: Kernels | None = None
+) -> LM:
     """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed.
 
-    `known`: what an earlier check of the same model found, which is not made again.
+    `known`: what an earlier check of the same model found, which is not made again. `kernels`: for weights in blocks, which each
+    pass would widen without.
     """
     attention.register()
-    _multiply_blocks(module, dtype, device)
+    if kernels is not None and any(True for _ in block_layers(module)):
+        kernels(module)
     if known is not None:
         module.set_attn_implementation(attention.NAME)
         return LM(module_run(module), known, dtype, device)
@@ -285,33 +290,17 @@ def build_lm(module: Any, name: str, dtype: torch.dtype, device: torch.device, k
     return lm
 
 
-def _multiply_blocks(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Put weights in blocks on their kernel, before the first pass: each would widen all of them."""
-    if any(True for _ in block_layers(module)) and native.can_serve(device, dtype):
-        library = native.library_path()
-        if not library.exists():
-            native.build(library)
-        ops.enable(library)
-        use_kernels(module)
+def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | None = None) -> None:
+    """The fast eager path on a CPU, then the pass limits measured on it.
 
-
-def use_native(lm: LM, module: nn.Module, library: Path) -> None:
-    """Put the model on the native CPU kernels, built at `library` if they are not there yet."""
-    if not library.exists():
-        native.build(library)
-    ops.enable(library)
-    panel_linears(module)
-    lm.native, lm.kernels = True, native.load(library)
-
-
-def finish(lm: LM, module: nn.Module, *, pack: bool = True) -> None:
-    """The fast CPU path (linears packed for oneDNN, or for our kernels where it has none of this dtype or weights are in blocks),
-    then the pass limits measured on it. Raises CapabilityError where our kernels cannot be built."""
-    in_blocks = any(True for _ in block_layers(module)) and native.can_serve(lm.device, lm.dtype)
+    Linears are packed for oneDNN; where it has none of this dtype, or weights are in blocks, `kernels` put them on our library.
+    """
+    in_blocks = kernels is not None and any(True for _ in block_layers(module))
     if pack and not in_blocks and can_pack(lm.device, lm.dtype):
         pack_linears(module)
-    elif pack and native.can_serve(lm.device, lm.dtype):
-        use_native(lm, module, native.library_path())
+    elif pack and kernels is not None:
+        panel_linears(module)
+        lm.kernels = kernels(module)
     lm.limits = find_pass_limits(lm, module, is_compiled=not pack)
 
 

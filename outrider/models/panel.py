@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from outrider.models.kernel import KernelLayer
+
 WIDTH = 32  # outputs of a panel, as in native/panel.h
 
 
@@ -40,7 +42,7 @@ def to_panels(weight: Tensor) -> Tensor:
     return padded.view(-1, WIDTH, inputs // 2, 2).transpose(1, 2).contiguous()
 
 
-class PanelLinear(nn.Module):
+class PanelLinear(KernelLayer):
     """Drop-in for `nn.Linear` (and GPT-2's transposed `Conv1D`) without gradients. Keeps the panels only."""
 
     def __init__(self, linear: nn.Linear | Conv1D) -> None:
@@ -58,4 +60,6 @@ class PanelLinear(nn.Module):
         return rows[: self.out_features]
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        return torch.ops.outrider.panel_linear(x, self.panels, self.bias, self.out_features)
+        if self.kernel is not None and x.dtype == torch.bfloat16:
+            return self.kernel(x)
+        return F.linear(x, self.weight.to(x.dtype), self.bias)

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.derive import Linear, weight_of
-from outrider.models.gguf.formats import own_form
+from outrider.models.gguf.formats import own_form, values_of
 from outrider.models.huge_pages import on_huge_pages
+from outrider.models.kernel import KernelLayer
 from outrider.models.panel import WIDTH
 
 UNIT = 16  # inputs of torch's int8 kernel and outputs of its int4 kernel come in multiples of this
@@ -106,7 +107,7 @@ class Int4Linear(QuantisedLinear):
         return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.codes, self.input_unit, self.scales)
 
 
-class QuantisedPanels(QuantisedLinear):
+class QuantisedPanels(QuantisedLinear, KernelLayer):
     """Our kernel, bf16: codes, scales and zeros side by side as it reads them, (out / 32, bytes) uint8."""
 
     kept: ClassVar[dict[str, int]] = {"codes": 0}
@@ -125,7 +126,10 @@ class QuantisedPanels(QuantisedLinear):
         return (panels_of((codes.to(torch.int16) + 128).to(torch.uint8), [scales[:, None]], bits=8),)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        return torch.ops.outrider.block_linear(x, self.codes, self.bias, self.out_features, self.form.number, self.form.group)
+        if self.kernel is not None and x.dtype == torch.bfloat16:
+            return self.kernel(x)
+        weight = values_of(self.codes, self.form, self.out_features)[:, : self.in_features]
+        return F.linear(x, weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 def four_bits(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,10 +14,10 @@ from outrider.kv import LayerShape
 from outrider.models.huge_pages import on_huge_pages
 from outrider.models.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.matrices import Format, Matrix
+from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.schedule import Schedule, schedule
-from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct
+from outrider.runtime.structures import Format, OperandStruct, OpStruct, PhaseStruct, ProgramStruct
 
 NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT = range(6)  # where a value lies, as in `native/program.h`
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,15 +10,6 @@ from torch import Tensor, nn
 from outrider.models.gguf.formats import Form, values_of
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
 from outrider.models.quantised_linear import QuantisedPanels
-
-
-class Format(IntEnum):
-    """How a weight lies, as in `native/program.h`."""
-
-    PANELS_BF16 = 0
-    PANELS_FP32 = 1
-    BLOCKS = 2  # integers with scales
-    TABLE = 3  # as torch has it: of embeddings alone
 
 
 @dataclass(frozen=True)

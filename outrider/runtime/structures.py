@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 Number, Pointer, Real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
@@ -13,6 +14,15 @@ def _numbers(names: str) -> list[tuple[str, type]]:
 
 def _pointers(names: str) -> list[tuple[str, type]]:
     return [(name, Pointer) for name in names.split()]
+
+
+class Format(IntEnum):
+    """How a weight lies, as in `native/program.h`."""
+
+    PANELS_BF16 = 0
+    PANELS_FP32 = 1
+    BLOCKS = 2  # integers with scales
+    TABLE = 3  # as torch has it: of embeddings alone
 
 
 class OperandStruct(ctypes.Structure):

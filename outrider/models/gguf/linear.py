@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.gguf.formats import WIDTH, Form, values_of
+from outrider.models.kernel import KernelLayer
 
 
-class Blocks(nn.Module):
+class Blocks(KernelLayer):
     """Weights (out, in) in panels. Without gradients."""
 
     panels: Tensor  # (ceil(out / 32), bytes of a panel) uint8
@@ -27,7 +28,6 @@ class Blocks(nn.Module):
         self.register_buffer("panels", panels)
         self.form, self.dtype = form, dtype
         self.outputs, self.inputs = outputs, inputs
-        self.is_native = False  # on the native kernels
 
     @property
     def weight(self) -> Tensor:
@@ -55,9 +55,8 @@ class BlockLinear(Blocks):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        if self.is_native and x.dtype == torch.bfloat16:
-            form = self.form
-            return torch.ops.outrider.block_linear(x, self.panels, self.bias, self.out_features, form.number, form.group)
+        if self.kernel is not None and x.dtype == torch.bfloat16:
+            return self.kernel(x)
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
@@ -79,8 +78,8 @@ class BlockEmbedding(Blocks):
 
     def rows(self, tokens: Tensor) -> Tensor:
         """The rows themselves, unscaled."""
-        if self.is_native:
-            return torch.ops.outrider.block_rows(tokens, self.panels, self.inputs, self.form.number, self.form.group)
+        if self.kernel is not None:
+            return self.kernel.rows(tokens)
         flat = tokens.reshape(-1)
         near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(-1, WIDTH, self.inputs)
         found = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]
@@ -90,11 +89,3 @@ class BlockEmbedding(Blocks):
 def block_layers(module: nn.Module) -> Iterator[Blocks]:
     """All layers of a module that keep their blocks."""
     return (part for part in module.modules() if isinstance(part, Blocks))
-
-
-def use_kernels(module: nn.Module) -> int:
-    """Put every such layer on the native kernels, which must be enabled; returns how many."""
-    layers = list(block_layers(module))
-    for layer in layers:
-        layer.is_native = layer.dtype == torch.bfloat16
-    return len(layers)

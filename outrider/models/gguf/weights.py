@@ -70,8 +70,8 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
     if layers:
         kinds = ", ".join(name for name, _ in quantised.most_common())
         how = "activations are rounded to 8 bits, as llama.cpp does"
-        if not all(layer.is_native for layer in layers):
-            how = "the native kernels do not serve here (they take bfloat16, a CPU with AVX2 and a C++ compiler): slow"
+        if not all(layer.kernel is not None for layer in layers):
+            how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
         notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")
     if widened := Counter(
         tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES and not _may_stay(tensor)

@@ -45,8 +45,8 @@ def quantised_note(module: Any, scheme: Scheme, label: str) -> str:
     """What a person should know of such a model, in a line."""
     widened, layers = getattr(module, WIDENED, 0), list(block_layers(module))
     how = "activations are rounded to 8 bits"
-    if not all(layer.is_native for layer in layers):
-        how = "the native kernels do not serve here (they take bfloat16, a CPU with AVX2 and a C++ compiler): slow"
+    if not all(layer.kernel is not None for layer in layers):
+        how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
     note = f"'{label}' keeps its weights in {scheme.bits} bits, as {scheme.method} stores them; {how}"
     return note + (f"; {widened} layers are widened, no layout of ours holds their values exactly" if widened else "")
 

@@ -26,6 +26,13 @@ struct Room {
   std::vector<int64_t> starts;
 };
 
+// A row of a table in BLOCKS, widened.
+void read_row(const Op& op, int64_t index, char* to) {
+  const uint8_t* const panels = static_cast<const uint8_t*>(op.weight);
+  if (op.out.is_bf16) blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<bf16*>(to));
+  else blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<float*>(to));
+}
+
 class Execution {
  public:
   Execution(const Program& program, const Pass& pass, Pool& pool, Room& room)
@@ -162,12 +169,6 @@ class Execution {
     }
   }
 
-  static void read_row(const Op& op, int64_t index, char* to) {
-    const uint8_t* const panels = static_cast<const uint8_t*>(op.weight);
-    if (op.out.is_bf16) blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<bf16*>(to));
-    else blocks::read_row(panels, op.form, op.K, op.group, index, reinterpret_cast<float*>(to));
-  }
-
   void write_logits() const {
     constexpr int64_t chunk = 1 << 13;
     const int64_t size = program_.vocab_size, chunks = (size + chunk - 1) / chunk;
@@ -209,6 +210,29 @@ void outrider_runtime_run(const Program* program, const Pass* pass, void* worker
   auto& own = *static_cast<Workers*>(workers);
   std::lock_guard<std::mutex> turn(own.pool.turn());
   Execution(*program, *pass, own.pool, own.room).run();
+}
+
+// One linear layer by itself: x (M, K) -> out (M, N).
+void outrider_runtime_linear(const Op* op, const char* x, int64_t M, char* out, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  const void* from = x;
+  if (op->format == BLOCKS) {
+    const int64_t blocks = linear::num_rounded(*op), bytes = op->K * (op->out.is_bf16 ? 2 : 4);
+    if (int64_t(own.room.rounded.size()) < M * blocks) own.room.rounded.resize(M * blocks);
+    Inputs* const rounded = own.room.rounded.data();
+    const auto row = [&](int64_t m) { linear::round_row(*op, x + m * bytes, rounded + m * blocks); };
+    if (M > FEW) own.pool.run(M, row);
+    else for (int64_t m = 0; m < M; ++m) row(m);
+    from = rounded;
+  }
+  own.pool.run(linear::num_pieces(*op), [&](int64_t piece) { linear::run_piece(*op, piece, from, M, out); });
+}
+
+// Rows of a table in BLOCKS: tokens (count) -> out (count, K).
+void outrider_runtime_rows(const Op* op, const int64_t* tokens, int64_t count, char* out) {
+  const int64_t bytes = op->K * (op->out.is_bf16 ? 2 : 4);
+  for (int64_t i = 0; i < count; ++i) read_row(*op, tokens[i], out + i * bytes);
 }
 
 // A chain of draft tokens for each row, behind `pass`, whose logits are room for those of one token a row. False where scores are no

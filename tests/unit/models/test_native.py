@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from outrider.models.layout import attention_mask, tree_depths_and_ancestors
 from outrider.models.load import build_lm, finish
 from outrider.models.panel import PanelLinear, fits, to_panels
 from outrider.models.probe import check_same_logits, probe_logits
+from outrider.runtime.layers import use_kernels
 from tests.helpers import tiny_llama
 from tests.unit.conftest import KERNELS
 
@@ -42,10 +44,10 @@ def library(native_library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 @pytest.fixture(params=["operation", *native.PANEL_KERNELS])
-def kernel(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Kernel:
+def kernel(request: pytest.FixtureRequest, library: ctypes.CDLL, library_path: Path) -> Kernel:
     """A way to run a panel linear: as the models do, by vectors, by tiles."""
     if request.param == "operation":
-        return PanelLinear.__call__
+        return lambda layer, x: layer(x) if use_kernels(layer, library_path) else x
     if "tiles" in request.param and not library.outrider_has_tiles():
         pytest.skip("needs matrix tiles (AMX)")
     return _by(request.param, library)
@@ -99,11 +101,12 @@ def test_a_row_has_the_same_bits_beside_any_other(kernel: Kernel, inputs: int) -
         torch.set_num_threads(threads)
 
 
-def test_models_multiply_by_tiles_where_there_are(library: ctypes.CDLL) -> None:
+def test_models_multiply_by_tiles_where_there_are(library: ctypes.CDLL, library_path: Path) -> None:
     """Catches a choice that never takes them: right, and slow. Bits tell: the kernels add up in different orders."""
     layer, x = PanelLinear(_linear(1000, 640, "bias")), torch.randn(9, 1000).bfloat16()
     by_tiles = _by("outrider_panel_linear_tiles", library)(layer, x) if library.outrider_has_tiles() else None
     by_vectors = _by("outrider_panel_linear_vectors", library)(layer, x)
+    use_kernels(layer, library_path)
     assert torch.equal(layer(x), by_vectors if by_tiles is None else by_tiles)
     assert by_tiles is None or not torch.equal(by_tiles, by_vectors)
 
@@ -179,15 +182,17 @@ def test_nan_is_not_hidden() -> None:
     assert out[1, 2:].isnan().all()
 
 
-def test_where_onednn_has_no_bf16_plain_passes_take_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CPU without AVX-512 does, on any: linears and attention are ours, and the logits those of the plain module."""
+def test_where_onednn_has_no_bf16_plain_passes_take_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, library_path: Path
+) -> None:
+    """What a CPU without AVX-512 does, on any: linears are ours, and the logits those of the plain module."""
     attention.register()
     module = tiny_llama(97).bfloat16().eval()
     lm = build_lm(module, "tiny", torch.bfloat16, CPU)
     expected = probe_logits(lm)
     monkeypatch.setattr(load, "can_pack", lambda device, dtype: False)
-    finish(lm, module)
-    assert lm.native
+    finish(lm, module, kernels=partial(use_kernels, path=library_path))
+    assert module.lm_head.kernel is not None
     assert isinstance(module.lm_head, PanelLinear)
     check_same_logits(lm, expected)  # as of a compiled program: within the rounding of bf16
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.kv import LayerShape
-from outrider.models import attention, native, pass_limits, sum_order
-from outrider.models.load import build_lm, finish, use_native
+from outrider.models import attention, pass_limits, sum_order
+from outrider.models.load import build_lm, finish
 from outrider.models.pass_limits import WIDTHS, find_pass_limits
 from outrider.models.sum_order import (
     AttentionKind,
@@ -78,16 +78,6 @@ def test_torchs_attention_does_not_keep_the_bits_of_trees(dtype: torch.dtype, ki
     """It sums over whole blocks of keys, where other branches lie between those of a path. Catches luck in half precision."""
     lm, _ = make_lm(dtype)
     assert not trees_keep_bits(kind, lm)
-
-
-@pytest.mark.skipif(not native.can_serve(CPU, torch.bfloat16), reason="no native kernels here")
-@pytest.mark.parametrize("kind", KINDS[:2])
-def test_our_attention_keeps_the_bits_of_trees(kind: AttentionKind) -> None:
-    """Catches samples that no kernel could pass."""
-    lm, module = make_lm(torch.bfloat16)
-    use_native(lm, module, native.library_path())
-    assert trees_keep_bits(kind, lm)
-    assert all(same_bits(sample, list(WIDTHS)) for sample in attention_samples(kind, lm, WIDTHS))
 
 
 def _over_reversed_keys(at_width: int, real: Attend) -> Attend:

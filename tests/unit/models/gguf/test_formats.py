@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gguf
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from outrider.models.gguf import formats
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of, values_of
-from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, use_kernels
+from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
+from outrider.runtime.layers import use_kernels
 from tests.gguf_files import Kind, random_blocks
 from tests.helpers import in_bytes
 
@@ -65,14 +68,13 @@ def test_without_kernels_a_layer_is_its_widened_weight(kind: Kind) -> None:
     assert torch.allclose(layer.float()(x), expected, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.usefixtures("native_library")
 @every_format
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_the_kernel_multiplies_the_values_of_gguf(kind: Kind, outputs: int, inputs: int) -> None:
+def test_the_kernel_multiplies_the_values_of_gguf(kind: Kind, outputs: int, inputs: int, library_path: Path) -> None:
     """Exact but for the last rounding, given activations in 8 bits for each 32: catches any code or factor at the wrong place."""
     for bias in (True, False):
         layer = linear(kind, outputs, inputs, bias=bias)
-        assert use_kernels(layer) == 1
+        use_kernels(layer, library_path)
         for num_rows in (1, 9, 70):  # one block of rows, two
             x = torch.randn(num_rows, inputs).bfloat16()
             exact = in_bytes(x) @ reference(kind, outputs, inputs).double().t() + (layer.bias.double() if bias else 0)
@@ -80,28 +82,26 @@ def test_the_kernel_multiplies_the_values_of_gguf(kind: Kind, outputs: int, inpu
             assert (error <= 2**-8 * exact.abs() + 1e-5 * exact.abs().max()).all()
 
 
-@pytest.mark.usefixtures("native_library")
 @every_format
-def test_rounded_activations_cost_what_is_documented(kind: Kind) -> None:
+def test_rounded_activations_cost_what_is_documented(kind: Kind, library_path: Path) -> None:
     """Half a step of 8 bits for each weight, no more; a step is a block's largest activation / 127."""
     layer, x, weight = (
         linear(kind, 64, 512, bias=False),
         torch.randn(20, 512).bfloat16(),
         reference(kind, 64, 512).double(),
     )
-    use_kernels(layer)
+    use_kernels(layer, library_path)
     exact = x.double() @ weight.t()
     steps = x.double().view(20, -1, 32).abs().amax(2) / 127
     bound = (steps / 2 * 1.001) @ weight.abs().view(64, -1, 32).sum(2).t()
     assert ((layer(x).double() - exact).abs() <= bound + 2**-8 * exact.abs() + 1e-5 * exact.abs().max()).all()
 
 
-@pytest.mark.usefixtures("native_library")
 @every_format
-def test_a_row_has_the_same_bits_beside_any_other(kind: Kind) -> None:
+def test_a_row_has_the_same_bits_beside_any_other(kind: Kind, library_path: Path) -> None:
     """What greedy exactness rests on. 28,000 numbers a comparison: a sum in another order would change dozens of them."""
     layer, x = linear(kind, 400, 512), torch.randn(70, 512).bfloat16()
-    use_kernels(layer)
+    use_kernels(layer, library_path)
     alone, threads = torch.cat([layer(x[i : i + 1]) for i in range(70)]), torch.get_num_threads()
     try:
         for count in (1, 2):
@@ -111,9 +111,8 @@ def test_a_row_has_the_same_bits_beside_any_other(kind: Kind) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("native_library")
 @every_format
-def test_rows_of_a_table_are_those_of_gguf(kind: Kind) -> None:
+def test_rows_of_a_table_are_those_of_gguf(kind: Kind, library_path: Path) -> None:
     """To the bit of bf16, with and without the kernel."""
     weight = reference(kind, 45, 512).bfloat16()
     table = BlockEmbedding(
@@ -121,16 +120,16 @@ def test_rows_of_a_table_are_those_of_gguf(kind: Kind) -> None:
     )
     tokens = torch.tensor([[0, 44, 31], [32, 7, 44]])
     for is_native in (False, True):
-        table.is_native = is_native
+        if is_native:
+            use_kernels(table, library_path)
         assert torch.equal(table.rows(tokens), weight[tokens])
         assert torch.equal(table(tokens), weight[tokens] * torch.tensor(3.0).bfloat16())
 
 
-@pytest.mark.usefixtures("native_library")
-def test_a_token_outside_the_table_is_an_error() -> None:
+def test_a_token_outside_the_table_is_an_error(library_path: Path) -> None:
     """As with `nn.Embedding`; a kernel alone would read whatever lies there."""
     table = BlockEmbedding(panels_of(blocks_of(Kind.Q8_0, 45, 64), Kind.Q8_0), FORMS["Q8_0"], 45, 64, torch.bfloat16)
-    table.is_native = True
+    use_kernels(table, library_path)
     for token in (-1, 64):
         with pytest.raises(IndexError, match="beyond"):
             table(torch.tensor([token]))

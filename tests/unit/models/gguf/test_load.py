@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from outrider.models.gguf.weights import gguf_notes
 from outrider.models.load import LoadedModel, eos_token_ids, load_config, load_module, load_tokenizer
 from outrider.models.memory import model_memory
 from outrider.models.quantise import quantised_copy
+from outrider.runtime.layers import use_kernels
 from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, write_model
 
 CPU = torch.device("cpu")
@@ -268,16 +270,13 @@ def test_drafts_derive_from_blocks(tmp_path: Path) -> None:
     assert (near - own).norm() < 0.05 * own.norm()
 
 
-def test_rows_are_independent_and_limits_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_library: Any
-) -> None:
-    """On the kernels: exact, and a tree as exact as a chain, measured by probes that cannot agree by luck."""
+def test_rows_are_independent_and_limits_are_found(tmp_path: Path, library_path: Path) -> None:
+    """Run eagerly, on the library: a row's bits are its own, measured by probes that cannot agree by luck."""
     path = write_model(tmp_path / "m.gguf", made(), "llama", kind=Kind.Q8_0)
     module = loaded(path, torch.bfloat16)
-    monkeypatch.setattr(load.native, "build", lambda path, kind=None: None)  # it is there already
-    monkeypatch.setattr(load.native, "load", lambda path: native_library)
-    lm = load.build_lm(module, "tiny", torch.bfloat16, CPU)
-    load.finish(lm, module)
-    assert lm.native
-    assert all(layer.is_native for layer in block_layers(module))
-    assert (lm.limits.exact_rows, lm.limits.exact_trees, lm.limits.max_tokens_per_pass) == (True, True, 72)
+    kernels = partial(use_kernels, path=library_path)
+    lm = load.build_lm(module, "tiny", torch.bfloat16, CPU, kernels=kernels)
+    load.finish(lm, module, kernels=kernels)
+    assert all(layer.kernel is not None for layer in block_layers(module))
+    assert lm.kernels is not None
+    assert lm.limits.exact_rows

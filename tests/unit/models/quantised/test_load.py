@@ -24,7 +24,6 @@ from outrider.runtime.run import NativeRun
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.models.quantised.stored import FORMATS, gptq, some
-from tests.unit.runtime.conftest import library_path  # noqa: F401  a fixture
 from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")
@@ -58,7 +57,7 @@ def change(folder: Path, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, library_path: Path) -> None:  # noqa: F811
+def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, library_path: Path) -> None:
     """To the bit where weights are widened for each use; on the native runtime up to activations in 8 bits."""
     folder, plain = checkpoint(tmp_path, name)
     reference = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
@@ -77,7 +76,7 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, li
 
 @pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "compressed-int8"])
 def test_folders_run_from_their_integers(
-    name: str, tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    name: str, tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     folder, _ = checkpoint(tmp_path, name)

@@ -1,0 +1,73 @@
+"""Single layers on the native library, for modules that torch runs: one call each, and nothing is compiled for them."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from outrider.cache import cache_folder
+from outrider.models import native
+from outrider.models.gguf.linear import Blocks
+from outrider.models.kernel import KernelLayer, Kernels
+from outrider.models.panel import PanelLinear
+from outrider.runtime import library
+from outrider.runtime.matrices import matrix_of
+from outrider.runtime.structures import Format, OpStruct
+
+
+class Kernel:
+    """The weights of one layer as the library reads them: a `LayerKernel`."""
+
+    def __init__(self, layer: KernelLayer, path: Path) -> None:
+        self._library, self._op = library.load(path), OpStruct()
+        if isinstance(layer, PanelLinear):
+            panels: Tensor = layer.panels.detach()
+            self._op.format, self._op.N, self._op.K = int(Format.PANELS_BF16), layer.out_features, layer.in_features
+        else:
+            matrix = matrix_of(layer)
+            panels = matrix.panels
+            self._op.format, self._op.form, self._op.group = int(Format.BLOCKS), matrix.form.number, matrix.form.group
+            self._op.N, self._op.K = matrix.shape
+        bias = getattr(layer, "bias", None)
+        self._kept = (panels, None if bias is None else bias.detach().to(torch.bfloat16).contiguous())
+        self._op.weight, self._op.bias = (None if one is None else one.data_ptr() for one in self._kept)
+        self._op.out.is_bf16 = 1
+
+    def __call__(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], self._op.N)
+        workers = library.workers(self._library, torch.get_num_threads())
+        self._library.outrider_runtime_linear(
+            ctypes.addressof(self._op), x.data_ptr(), x.numel() // self._op.K, out.data_ptr(), workers
+        )
+        return out
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """(...) token ids -> (..., in). Raises IndexError beyond the table."""
+        tokens = tokens.contiguous()
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._op.N:
+            raise IndexError(f"token ids from {int(tokens.min())} to {int(tokens.max())} beyond {self._op.N} rows")
+        out = torch.empty(*tokens.shape, self._op.K, dtype=torch.bfloat16)
+        self._library.outrider_runtime_rows(
+            ctypes.addressof(self._op), tokens.data_ptr(), tokens.numel(), out.data_ptr()
+        )
+        return out
+
+
+def use_kernels(module: nn.Module, path: Path) -> ctypes.CDLL:
+    """Put every layer of a module that keeps such weights, and computes in bf16, on the library at `path`, which is returned."""
+    for layer in module.modules():
+        if isinstance(layer, KernelLayer) and not (isinstance(layer, Blocks) and layer.dtype != torch.bfloat16):
+            layer.kernel = Kernel(layer, path)
+    return library.load(path)
+
+
+def layer_kernels(device: torch.device, dtype: torch.dtype) -> Kernels | None:
+    """What puts layers on the library; None where it does not serve."""
+    if not native.is_supported(device, dtype) or library.why_missing() is not None:
+        return None
+    return partial(use_kernels, path=library.find(cache_folder()))
