@@ -106,7 +106,7 @@ def check_draft(target: LoadedModel, head: EagleHead, tokens: list[int], draft: 
             known = torch.cat([known, head.carry(states[-1:])])
             text = [*text, token]
             states = plain_states(head, text, known)
-        law = (head.full_logits(states[-1]) / (0.3 if index == 2 else 1.0)).softmax(-1)
+        law = (head.in_full(head.logits(states[-1])) / (0.3 if index == 2 else 1.0)).softmax(-1)
         mine = law[draft.lists[0][index][node]]
         rank = int((law > mine * (1 + 1e-4)).sum())
         assert rank <= (0 if draft.parents is None else 3) or mine == 0, (node, rank)  # among impossible ones nothing ranks
@@ -136,7 +136,7 @@ def test_a_prompt_read_in_part(tmp_path: Path, kind: str) -> None:
         features = drafter.lm.head.features({key: states[0] for key, states in alone.hidden.items()})[12:-1]
         states = plain_states(drafter.lm.head, tokens[13:], features)
         draft = drafter.propose(decoder.rows, [1])
-    assert draft.lists[0][0][0] == int(drafter.lm.head.full_logits(states[-1]).argmax())
+    assert draft.lists[0][0][0] == int(drafter.lm.head.in_full(drafter.lm.head.logits(states[-1])).argmax())
 
 
 class Idle(FixedLength):

@@ -77,7 +77,7 @@ def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]
     tokens = texts(module, 2, 9, seed=1)
     batch = batch_of(module, head.config.signals, tokens)
     features = head.features(batch.hidden)
-    trained = [head.full_logits(states) for states in unrolled(head, tokens, features, UNROLLS)]
+    trained = [head.in_full(head.logits(states)) for states in unrolled(head, tokens, features, UNROLLS)]
     checked = 0
     for row in range(2):
         for start in range(tokens.shape[1] - 2):  # the last known feature is that of position `start`

@@ -46,7 +46,7 @@ def answers(head: EagleHead) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
     states = head(torch.arange(6)[None], features, torch.arange(6)[None], attend)
-    return head.full_logits(head.carry(states) if head.config.norm_output else states)
+    return head.in_full(head.logits(head.carry(states) if head.config.norm_output else states))
 
 
 @pytest.mark.parametrize("layout", ["raw", "speculators"])
