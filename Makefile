@@ -16,7 +16,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.outrider-installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
+TOOLS := $(VENV)/.outrider-tools-installed
+# Byte code is made for what is imported, when it is; pip would make it for all of torch and transformers.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 MARKS ?= not slow and not nightly and not gpu
 ARGS ?=
@@ -32,21 +34,21 @@ help: ## this list
 demo: $(STAMP) ## answer a few problems with the embedded pair, then measure every drafter
 	@$(BIN)/outrider demo $(ARGS)
 
-test: $(STAMP) ## the tests that take seconds
+test: $(TOOLS) ## the tests that take seconds
 	@$(PYTEST) -m "$(MARKS)" $(ARGS)
 
-test-all: $(STAMP) ## the slow and the nightly ones too
+test-all: $(TOOLS) ## the slow and the nightly ones too
 	@$(PYTEST) -m "not gpu" $(ARGS)
 
-lint: $(STAMP) ## ruff
+lint: $(TOOLS) ## ruff
 	@$(BIN)/ruff check outrider tests benchmarks examples
 
-type: $(STAMP) ## mypy
+type: $(TOOLS) ## mypy
 	@$(BIN)/mypy
 
 check: lint type test ## everything a commit must pass
 
-bench: $(STAMP) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
+bench: $(TOOLS) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 # On a machine that is lent with torch and transformers and no network: the environment where there is one, else that Python.
@@ -57,10 +59,14 @@ $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed; name one with make PYTHON=..." >&2; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)" >&2; $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(TORCH)" >&2; $(PIP) $(TORCH_INDEX) "$(TORCH)"
-	@echo "installing outrider and its tools" >&2; $(PIP) -e ".[dev]"
+	@echo "installing outrider" >&2; $(PIP) -e .
 	@touch $@
 
-proto: $(STAMP) ## the modules that are generated from remote.proto
+$(TOOLS): $(STAMP)
+	@echo "installing what tests and the server need" >&2; $(PIP) -e ".[dev]"
+	@touch $@
+
+proto: $(TOOLS) ## the modules that are generated from remote.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. outrider/remote/protocol/remote.proto
 
 clean: ## remove the environment and what tools left behind
