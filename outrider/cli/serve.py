@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.lean import import_models
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
 from outrider.errors import ConfigError
 
@@ -147,7 +146,6 @@ def serve(
     settings = _settings(target, config, model, engine, listen)
     check_installed()
     from outrider.cli.session import quieten_libraries
-    import_models()
     from outrider.serve.run import run_server
 
     quieten_libraries()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from outrider.cli.lean import import_models
 from outrider.cli.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
     """The model, ready. Raises the library's errors as they are."""
     with progress(f"starting {target}") as status:
-        import_models()
         from outrider.llm import LLM
 
         quieten_libraries()
