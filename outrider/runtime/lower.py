@@ -21,6 +21,7 @@ from outrider.runtime.blocks import DTYPES, Block, Index, Known, NotLoweredError
 from outrider.runtime.events import Event
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
+from outrider.runtime.positional import MOST_NUMBERS, Positional, followed
 from outrider.runtime.record import Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
 from outrider.runtime.strides import Strided, collapse, dense, reshape
@@ -65,6 +66,9 @@ class Lowering:
         self._numbers: dict[float, Tensor] = {}
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
+        self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions)}
+        self._reach: int = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 0
+        self._kept: list[Tensor] = []
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
         self._sharing: dict[int, list[Tensor]] = {}  # known tensors by the memory that they lie in
         self._rotary: dict[object, int] = {}
@@ -130,6 +134,8 @@ class Lowering:
             self._transposed[id(event.outputs[0])] = tensors[0]
         if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
             return  # of constants alone, and so is one itself
+        if (followed_ := followed(event, self._positional)) is not None:
+            self._positional[id(event.outputs[0])] = followed_
         rule = RULES.get(event.name)
         is_in_place = rule is None and event.name.endswith("_")
         rule = RULES.get(event.name.removesuffix("_")) if is_in_place else rule
@@ -163,7 +169,20 @@ class Lowering:
         known = self.find(tensor)
         if isinstance(known, Block):
             return known
+        if id(tensor) in self._positional and tensor.is_floating_point():
+            self._known[id(tensor)] = block = self._looked_up(tensor, self._positional[id(tensor)])
+            return block
         raise NotLoweredError(known.why if isinstance(known, Unknown) else "numbers made of token ids or positions")
+
+    def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
+        """Numbers that follow from the position, out of a table for all positions."""
+        own = tuple(size for size, axis in zip(tensor.shape, found.axes, strict=True) if not axis)
+        if tensor.dtype not in DTYPES or not 0 < self._reach * prod(own) <= MOST_NUMBERS:
+            raise NotLoweredError("a table of positions that is too large")
+        made = self.value(own, tensor.dtype)
+        out = View(made.value, 1, made.count, 0, made.count)
+        self._ops.append(Op(Code.EMBED, (), out, weight=self._named(found.table(self._reach)), by_position=True))
+        return Block(found.axes, made)
 
     def _constant(self, tensor: Tensor) -> Block:
         number = self._constants.get(id(tensor))
@@ -195,6 +214,7 @@ class Lowering:
         dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
         self._made.constants[name] = tensor.detach().to(dtype).contiguous().clone()
         self._names[id(tensor)] = name
+        self._kept.append(tensor)  # as long as it lives no other tensor is told by its identity
         return name
 
     def matrix(self, path: str, layer: Any) -> str:

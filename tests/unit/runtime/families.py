@@ -64,6 +64,10 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "minicpm3": LATENT,
     "minimax_m2": EXPERTS,
     "ministral": {"sliding_window": 16, "head_dim": 16},
+    "ministral3": {"head_dim": 16, "rope_parameters": {
+        "type": "default", "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.3,
+        "original_max_position_embeddings": 16,
+    }},
     "mistral": {"sliding_window": 16, "head_dim": 16},
     "mixtral": EXPERTS,
     "nanochat": {},
@@ -87,12 +91,10 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "youtu": LATENT,
 }
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
-    "beam": ("token ids or positions", EXPERTS),
     "deepseek_v2": ("rotary", {**GROUPS, **LATENT}),
     "jetmoe": ("'index_add'", EXPERTS),
     "longcat_flash": ("lists", {**EXPERTS, **LATENT, "head_dim": 8}),
     "llama4_text": ("cannot be told apart", EXPERTS),
-    "ministral3": ("'floor'", {}),
     "phimoe": ("'max'", EXPERTS),
 }
 
