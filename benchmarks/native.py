@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from workload import console, spread, write_result
 
 from outrider import __version__
+from outrider.huge_pages import advise_huge_pages
 from outrider.models import native, ops
 from outrider.models.attention import _attend
-from outrider.models.huge_pages import advise_huge_pages
 from outrider.models.layout import attention_mask
 from outrider.models.pack import PackedLinear, has_fast_bf16
 from outrider.models.panel import PanelLinear

@@ -15,9 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
+
+from outrider.huge_pages import CHUNK, zeros_on_huge_pages
 
 BLOCK = 512  # positions; torch's CPU flash attention walks the keys in blocks of this size
 
@@ -168,20 +172,28 @@ class KVCache:
     @torch.inference_mode(False)  # ordinary tensors, wherever growth happens: rows also leave outside inference mode
     def _allocate(self, num_slots: int, capacity: int) -> None:
         # Zeros, not empty: masked positions still enter a product with weight 0, and 0 * NaN would be NaN.
-        def grown(old: list[Tensor], sizes: list[int]) -> list[Tensor]:
-            new = []
-            for index, (shape, size) in enumerate(zip(self.layers, sizes, strict=True)):
-                store = torch.zeros(
-                    num_slots, capacity, shape.num_kv_heads, size, dtype=self.dtype, device=self.device
-                )
+        heads = [shape.num_kv_heads for shape in self.layers] * 2
+        sizes = [*(shape.key_size for shape in self.layers), *(shape.value_size for shape in self.layers)]
+        shapes = [(num_slots, capacity, count, size) for count, size in zip(heads, sizes, strict=True)]
+        old, stores = [*self.keys, *self.values], list[Tensor]()
+        self.keys, self.values = [], []
+        while len(stores) < len(shapes):  # a few at a time, so that old memory is given back as new memory is taken
+            few = self._few(shapes[len(stores) :])
+            on_cpu = self.device.type == "cpu"
+            made = zeros_on_huge_pages(few, self.dtype) if on_cpu else [torch.zeros(few[0], dtype=self.dtype, device=self.device)]
+            for store in made:
                 if old:
-                    store[: old[index].shape[0], : old[index].shape[1]] = old[index]
-                    old[index] = store  # frees the old layer before the next is made
-                new.append(store)
-            return new
+                    before = old.pop(0)
+                    store[: before.shape[0], : before.shape[1]] = before
+            stores += made
+        self.keys, self.values = stores[: len(self.layers)], stores[len(self.layers) :]
 
-        self.keys = grown(self.keys, [s.key_size for s in self.layers])
-        self.values = grown(self.values, [s.value_size for s in self.layers])
+    def _few(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+        """The first of these shapes, and on a CPU those behind it that share a block of huge pages."""
+        if self.device.type != "cpu":
+            return shapes[:1]
+        ends = accumulate(prod(shape) * self.dtype.itemsize for shape in shapes)
+        return shapes[: 1 + sum(end < CHUNK for end in ends)]
 
 
 def _round_up(value: int, multiple: int) -> int:

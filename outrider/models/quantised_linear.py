@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.huge_pages import on_huge_pages
 from outrider.models.derive import Linear, weight_of
 from outrider.models.gguf.formats import own_form, values_of
-from outrider.models.huge_pages import on_huge_pages
 from outrider.models.kernel import KernelLayer
 from outrider.models.panel import WIDTH
 

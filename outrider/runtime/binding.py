@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from outrider.huge_pages import on_huge_pages
 from outrider.kv import LayerShape
-from outrider.models.huge_pages import on_huge_pages
 from outrider.models.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.matrices import Matrix

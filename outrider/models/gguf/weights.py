@@ -22,12 +22,12 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf import library
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers
-from outrider.models.huge_pages import on_huge_pages
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf.formats import BLOCK, Q4, Q8, Form, Parts, own_form, pack_parts, zero_form
 from outrider.models.gguf.linear import BlockLinear
-from outrider.models.huge_pages import on_huge_pages
 from outrider.models.quantised.formats import Codes
 
 MOST_SHIFTED = 127  # what an int8 holds

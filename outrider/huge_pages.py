@@ -1,9 +1,8 @@
-"""Weights on huge pages: looking up addresses of 4 KiB pages halves the speed at which a virtual machine's core reads memory.
+"""Weights and caches on huge pages: looking up addresses of 4 KiB pages halves the speed at which a virtual machine reads memory.
 
-Linux gives 2 MiB pages to memory that asks for them (transparent huge pages, `madvise` mode is the usual default). The
-weights of a compiled program are one large anonymous block, so asking for every such block of the process is enough; weights of
-the native runtime are put side by side into blocks made for them. It is advice: where the kernel cannot follow, nothing changes
-but speed.
+Linux gives 2 MiB pages to memory that asks for them (transparent huge pages, `madvise` mode is the usual default). Weights of
+the native runtime, and keys and values, are put side by side into blocks made for them. It is advice: where the kernel cannot
+follow, nothing changes but speed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import ctypes
 import mmap
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
@@ -44,7 +44,7 @@ def _anonymous_blocks(maps: str) -> Iterator[tuple[int, int]]:
             yield start, end - start
 
 
-class _Space:
+class Space:
     """Memory on huge pages, given out from front to back; it lives as long as any tensor in it."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _Space:
         self._next = self._end = 0
 
     def take(self, size: int) -> Tensor:
-        """So many bytes of their own."""
+        """So many bytes of their own, all 0."""
         with self._lock:
             if self._block is None or self._next + size > self._end:
                 self._open(max(size, CHUNK))
@@ -69,7 +69,19 @@ class _Space:
         self._end = self._next + size
 
 
-_SPACE = _Space()
+_WEIGHTS = Space()
+
+
+def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of zeros, side by side on huge pages; a few bytes, or on a system without such pages, as torch makes them."""
+    sizes = [prod(shape) * dtype.itemsize for shape in shapes]
+    if not hasattr(mmap, "MADV_HUGEPAGE") or sum(sizes) < 2 * HUGE:
+        return [torch.zeros(*shape, dtype=dtype) for shape in shapes]
+    space = Space()
+    return [
+        space.take(size).view(dtype).view(*shape) if size else torch.zeros(*shape, dtype=dtype)
+        for shape, size in zip(shapes, sizes, strict=True)
+    ]
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
@@ -77,7 +89,7 @@ def on_huge_pages(tensor: Tensor) -> Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE") or tensor.device.type != "cpu" or not tensor.numel():
         return tensor
     try:
-        room = _SPACE.take(tensor.nbytes)
+        room = _WEIGHTS.take(tensor.nbytes)
     except (OSError, ValueError):  # a kernel without them, or no memory for a block
         return tensor
     return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.models.huge_pages import _anonymous_blocks, _Space, advise_huge_pages, on_huge_pages
+from outrider.huge_pages import Space, _anonymous_blocks, advise_huge_pages, on_huge_pages, zeros_on_huge_pages
 
 MAPS = """\
 55a000000000-55a000400000 rw-p 00000000 00:00 0                          [heap]
@@ -56,7 +56,7 @@ def test_where_the_system_has_none_weights_stay(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_block_lives_as_long_as_its_weights() -> None:
     """Catches memory that is given back under a weight, or kept for ever behind the last one."""
-    space = _Space()
+    space = Space()
     first, second = space.take(100), space.take(100)
     block = weakref.ref(space)
     first.fill_(1)
@@ -64,3 +64,16 @@ def test_a_block_lives_as_long_as_its_weights() -> None:
     del space, first
     assert block() is None
     assert bool((second == 2).all())
+
+
+@pytest.mark.parametrize("columns", [3, 1 << 20])
+def test_zeros_are_apart(columns: int) -> None:
+    """Few bytes and many, an empty one between: each is zero, aligned and its own."""
+    shapes = [(2, columns), (0, 7), (3, columns)]
+    first, empty, last = zeros_on_huge_pages(shapes, torch.float32)
+    assert [tuple(found.shape) for found in (first, empty, last)] == shapes
+    assert not first.any()
+    assert not last.any()
+    first.fill_(1)
+    assert not last.any()
+    assert last.data_ptr() % 64 == 0
