@@ -37,12 +37,13 @@ def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
     for part in module.modules():
         if is_rotary(part) and _rope_types(part) & set(DYNAMIC_ROPES):
             raise NotLoweredError("rotary embeddings change with a text's length")
-    num_layers = module.config.get_text_config().num_hidden_layers
+    config = module.config.get_text_config()
+    num_layers = config.num_hidden_layers
     try:
         recording = record(module, signals_of(num_layers) if signals is None else signals)
     except CapabilityError as error:
         raise NotLoweredError(str(error)) from error
-    return Lowering(module, recording).program()
+    return Lowering(module, recording, getattr(config, "max_position_embeddings", None) or 0).program()
 
 
 def _memory(tensor: Tensor) -> int:
@@ -57,7 +58,8 @@ def _rope_types(part: Any) -> set[str]:
 class Lowering:
     """What is known of the tensors of a recording so far, and the operations that make them. `rules.py` works on it."""
 
-    def __init__(self, module: Any, recording: Recording) -> None:
+    def __init__(self, module: Any, recording: Recording, reach: int = 0) -> None:
+        """`reach`: positions that texts may have, 0 where nobody says."""
         self._recording = recording
         self._names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
         self._known: dict[int, Known] = {id(recording.ids): Index(False), id(recording.positions): Index(True)}
@@ -67,7 +69,7 @@ class Lowering:
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
         self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions)}
-        self._reach: int = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 0
+        self._reach = reach
         self._kept: list[Tensor] = []
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
         self._sharing: dict[int, list[Tensor]] = {}  # known tensors by the memory that they lie in
