@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "panel.h"
+#include "score_tiles.h"
 
 namespace {
 
@@ -78,7 +78,7 @@ int64_t by_tiles(int) { return 0; }
 
 extern "C" double flops_per_s(int threads, int rows) {
   int64_t flops = 0;
-  const bool tiles = outrider_has_tiles();
+  const bool tiles = has_tiles();
   const double start = omp_get_wtime();
 #pragma omp parallel num_threads(threads) reduction(+ : flops)
   flops += tiles ? by_tiles(std::min(rows, 16)) : by_vectors();

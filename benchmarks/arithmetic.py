@@ -7,9 +7,8 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-import torch
-
-from outrider.models import native
+from outrider.instructions import INSTRUCTIONS, of_this_cpu
+from outrider.runtime import building
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -18,9 +17,11 @@ class Arithmetic:
     """The probe, built into `folder`."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        path, kernels = folder / "arithmetic.so", Path(native.__file__).parent
-        sources = (str(SOURCE), str(kernels / "panel_tiles.cpp"))
-        subprocess.run([native.compiler(), *native.flags(), f"-I{kernels}", *sources, "-o", str(path)], check=True)
+        path, tool, kind = folder / "arithmetic.so", building.compiler(), of_this_cpu()
+        assert tool is not None
+        assert kind is not None
+        flags = (*building.FLAGS, "-fopenmp", *INSTRUCTIONS[kind], f"-I{building.HERE / 'native'}")
+        subprocess.run([tool, *flags, str(SOURCE), "-o", str(path)], check=True)
         self._measure = ctypes.CDLL(str(path)).flops_per_s
         self._measure.argtypes, self._measure.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_double
         self._threads = threads
@@ -28,7 +29,7 @@ class Arithmetic:
     @staticmethod
     def is_possible() -> bool:
         """Whether our kernels run here, and a compiler is here."""
-        return native.can_serve(torch.device("cpu"), torch.bfloat16)
+        return of_this_cpu() is not None and building.compiler() is not None
 
     def flops_per_s(self, rows: int) -> float:
         """Of `rows` (1 to 16) rows: few of them leave a matrix tile partly empty."""

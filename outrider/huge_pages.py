@@ -7,41 +7,15 @@ follow, nothing changes but speed.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-MIN_BYTES = 16 << 20  # blocks worth the trouble
 HUGE, CHUNK, LINE = 2 << 20, 64 << 20, 64  # bytes: of a page, of what is asked for at once, and between tensors
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # <linux/mman.h>: from now on; and what is already there (Linux 6.1)
-
-
-def advise_huge_pages(min_bytes: int = MIN_BYTES) -> int:
-    """Ask for huge pages under every large anonymous block of this process; returns the bytes asked for."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    libc, total = ctypes.CDLL(None), 0
-    for start, size in _anonymous_blocks(Path("/proc/self/maps").read_text()):
-        if size >= min_bytes and libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_HUGEPAGE) == 0:
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_COLLAPSE)
-            total += size
-    return total
-
-
-def _anonymous_blocks(maps: str) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of the writable private mappings that have no file behind them."""
-    for line in maps.splitlines():
-        span, permissions, _, _, inode, *name = line.split()
-        if permissions == "rw-p" and inode == "0" and (not name or name[0] == "[heap]"):
-            start, end = (int(part, 16) for part in span.split("-"))
-            yield start, end - start
 
 
 class Space:

@@ -5,3 +5,12 @@ INSTRUCTIONS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mavx512vnni", "-mf16c"),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
+
+
+def of_this_cpu() -> str | None:
+    """The best of INSTRUCTIONS that this CPU has; None: it has none of them."""
+    import torch
+
+    if torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported():
+        return "avx512"
+    return "avx2" if torch.cpu._is_avx2_supported() else None

@@ -54,10 +54,10 @@ def _runtime() -> dict[str, Any]:
     """Which runtime models get here, with which instructions, and why not a faster one."""
     import torch
 
-    from outrider.models import native
+    from outrider.instructions import of_this_cpu
     from outrider.runtime import library
 
-    kind, why_not = native.instructions(), library.why_missing()
+    kind, why_not = of_this_cpu(), library.why_missing()
     return {
         "name": "graphs" if torch.cuda.is_available() else "eager" if why_not else "native",
         "instructions": None if why_not else kind,

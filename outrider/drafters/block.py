@@ -30,7 +30,7 @@ from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_files import load_block, outline_block
 from outrider.models.heads.block_pass import block_pass
 from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.pack import can_pack, pack_linears, panel_linears
+from outrider.models.pack import can_pack, pack_linears
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -110,8 +110,7 @@ class BlockDrafter(Drafter):
     Settings = BlockSettings
 
     def __init__(
-        self, head: BlockHead, settings: BlockSettings, context: BlockContext, *,
-        native: bool = False,
+        self, head: BlockHead, settings: BlockSettings, context: BlockContext,
     ) -> None:  # fmt: skip
         """`head`: bound to the target's tables."""
         self.head = head
@@ -120,7 +119,6 @@ class BlockDrafter(Drafter):
         self._plan = None if settings.tree == "chain" else TreePlan(replace(settings, max_depth=depth))
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
         self.context = context
-        self._native = native
 
     @property
     def kv(self) -> KVCache:
@@ -166,12 +164,10 @@ class BlockDrafter(Drafter):
         assert target.tables is not None, "a target loaded for heads keeps its tables"
         head.bind(target.tables.embedding, target.tables.output)
         head.to(device=lm.device, dtype=lm.dtype)
-        if lm.native:
-            panel_linears(head)
         context = BlockContext(head, lm.dtype, lm.device)
         if can_pack(lm.device, lm.dtype):
             pack_linears(head)
-        return cls(head, settings, context, native=lm.native)
+        return cls(head, settings, context)
 
     def start(self, row: Row) -> None:
         self.context.add_row()
@@ -196,7 +192,7 @@ class BlockDrafter(Drafter):
         if max(gamma) <= 0:
             return Draft.empty(len(rows), rows.device)
         asked = self.context.next_pass([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
-        states = block_pass(self.head, *asked, self.kv.keys, self.kv.values, self._native)
+        states = block_pass(self.head, *asked, self.kv.keys, self.kv.values)
         guesses = BlockGuesses(self.head, self.head.guessing(states))
         if self._plan is not None:
             draft, self._growths = draft_tree(rows, gamma, guesses, self._plan)

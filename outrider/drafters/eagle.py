@@ -34,7 +34,7 @@ from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import LoadedModel
 from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.pack import can_pack, pack_linears, panel_linears
+from outrider.models.pack import can_pack, pack_linears
 from outrider.rows import Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.eagle import EagleChains, EagleRun
@@ -269,7 +269,7 @@ class Eagle3Drafter(EagleDrafter):
 
 
 def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) -> tuple[EagleLM, Chains | None]:
-    """The head, on the target's kernels or on the native runtime; and whole chains where the target is compiled or runs there.
+    """The head, on the native runtime where the target runs there, and whole chains where they come from one call.
     Raises CheckpointError when it does not fit the target."""
     target = setup.target
     if setup.head is None or target.config is None:
@@ -277,11 +277,9 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
     head = load_eagle(setup.head, kind, TargetSizes.of(target.config, target.lm.shape.vocab_size))
     head.to(device=target.lm.device, dtype=target.lm.dtype)
     bind_target(head, target)
-    if target.lm.native:
-        panel_linears(head)
     shape = target.lm.shape
     loop: Chains | None = None
-    lm = EagleLM(head, shape.vocab_size, shape.context_length, native=target.lm.native)
+    lm = EagleLM(head, shape.vocab_size, shape.context_length)
     if isinstance(target.lm.run, NativeRun):
         try:
             lm.run = run = EagleRun(lm, target.lm.run.path)

@@ -23,7 +23,7 @@ from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
 from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.pack import can_pack, pack_linears, panel_linears
+from outrider.models.pack import can_pack, pack_linears
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
@@ -144,8 +144,6 @@ class MedusaDrafter(Drafter):
         )
         lm = target.lm
         heads.to(device=lm.device, dtype=lm.dtype)
-        if lm.native:
-            panel_linears(heads)
         if can_pack(lm.device, lm.dtype):
             pack_linears(heads)
         return cls(heads, settings, note)

@@ -96,7 +96,7 @@ def _draft_of(module: Any, target: LoadedModel, settings: QuantisedSettings, not
             return native_derived_lm(draft, target.lm, name), added_bytes(draft)
         except NotLoweredError as error:
             notes.append(f"{name} runs without the native runtime: {error}")
-    draft = copy(native=target.lm.native)
+    draft = copy(native=False)
     return derived_lm(draft, target.lm, name), added_bytes(draft)
 
 

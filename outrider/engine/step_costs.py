@@ -22,7 +22,6 @@ import torch
 from outrider.build import Options
 from outrider.cache import cache_folder
 from outrider.machine import cores, cpu_name
-from outrider.models import native
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
 from outrider.runtime import building
@@ -87,7 +86,7 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
     device = torch.device(options.device)
     facts = {
         "outrider": __version__,
-        "kernels": (native.fingerprint(), building.fingerprint()),  # the first with torch's version
+        "kernels": (building.fingerprint(), torch.__version__),
         "loop_lengths": parts.loop_lengths,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": cores()["usable"],

@@ -30,7 +30,6 @@ class PassPlan(NamedTuple):
     places: Tensor  # (B*T,) int64: slot * capacity + position of every new token
     mask: Tensor  # (B, 1, T padded to QUERY_BLOCK, S) additive, S a multiple of the cache block
     window_mask: Tensor | None  # the same for sliding-window layers; None when the model has none
-    native: bool = False  # attend with the native kernel (`ops.py`); the general ones otherwise
 
 
 def attention(
@@ -54,9 +53,6 @@ def attention(
     keys = _write(plan.keys[layer], plan.places, key)
     values = _write(plan.values[layer], plan.places, value)
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
-    if plan.native and softcap is None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return torch.ops.outrider.cache_attention(query, keys, values, mask, scale), None
     num_rows, num_queries, num_keys = query.shape[0], query.shape[2], mask.shape[3]
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)

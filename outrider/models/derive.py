@@ -98,9 +98,7 @@ def derived_lm(module: nn.Module, target: LM, name: str) -> LM:
 def plain_lm(module: nn.Module, target: LM) -> LM:
     """An `LM` around a module derived from the target's, with its own empty cache; its pass limits are not known."""
     shape = dataclasses.replace(target.shape, num_parameters=num_weights(module))
-    lm = LM(module_run(module), shape, target.dtype, target.device)
-    lm.native = target.native
-    return lm
+    return LM(module_run(module), shape, target.dtype, target.device)
 
 
 def own_module(module: Any, drafter: str) -> Any:

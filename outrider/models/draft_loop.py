@@ -33,8 +33,7 @@ class DraftLoopProgram(nn.Module):
         super().__init__()
         self.module = module
         self._run: Run = lm.run
-        self.num_tokens, self.vocab_size, self.native = num_tokens, vocab_size, lm.native
-        self.later_width = 1 if lm.native else WIDTH  # oneDNN takes other kernels for a single row, so it is padded
+        self.num_tokens, self.vocab_size = num_tokens, vocab_size
         self.window, self.context_length = lm.shape.sliding_window, lm.shape.context_length
         self.last_id = lm.shape.vocab_size - 1  # a target's padded vocabulary may be wider
 
@@ -51,22 +50,21 @@ class DraftLoopProgram(nn.Module):
         ids, last, starts = state[:, :WIDTH].clamp(max=self.last_id), state[:, WIDTH], state[:, WIDTH + 1]
         slots = torch.arange(state.shape[0], device=state.device) * keys[0].shape[1]
         for node in range(self.num_tokens):
-            width = self.later_width if node else WIDTH
-            offsets = torch.arange(width, device=starts.device)
+            offsets = torch.arange(WIDTH, device=starts.device)
             masks = [
-                attention_mask(starts, width, key_positions.shape[0], keys[0].dtype, window)
+                attention_mask(starts, WIDTH, key_positions.shape[0], keys[0].dtype, window)
                 for window in ((None,) if self.window is None else (None, self.window))
             ]
             places = (slots + starts)[:, None] + offsets
             near = masks[-1] if self.window is not None else None
-            plan = PassPlan(keys, values, places.flatten(), masks[0], near, self.native)
+            plan = PassPlan(keys, values, places.flatten(), masks[0], near)
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
             token, law = pick(fit_width(logits, self.vocab_size), Draws(*draws), node)
             tokens.append(token)
             laws.append(law)
-            ids = token[:, None].expand(-1, self.later_width)
+            ids = token[:, None].expand(-1, WIDTH)
             starts, last = starts + last + 1, torch.zeros_like(last)
         state = torch.stack([token, token, last, starts], dim=1)
         return torch.stack(tokens, dim=1), F.pad(torch.stack(laws, dim=1), (0, 0, 0, 1)), state

@@ -59,7 +59,7 @@ def find_exit(layers: DecoderLayers, target: LoadedModel, num_draft_tokens: int)
 def _own_texts(target: LoadedModel) -> list[tuple[list[int], int]]:
     """What the target says after each prompt, up to its end: (tokens, how many of them are the prompt)."""
     lm = LM(target.lm.run, target.lm.shape, target.lm.dtype, target.lm.device)  # the same program, another cache
-    lm.limits, lm.native = target.lm.limits, target.lm.native
+    lm.limits = target.lm.limits
     prompts = _prompts(target)
     texts = [list(prompt) for prompt in prompts]
     for _ in texts:

@@ -76,8 +76,7 @@ class LM:
         self.device = device
         self.kv = KVCache(shape.layers, dtype, device)
         self.limits = PassLimits()
-        self.native = False  # attention on the native kernel
-        self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`models/native`)
+        self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`runtime/library.py`)
         self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`
         self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
         self._columns: dict[int, Tensor] = {}
@@ -85,7 +84,7 @@ class LM:
     def twin(self) -> LM:
         """The same arithmetic, with an empty cache of its own."""
         twin = LM(self.run, self.shape, self.dtype, self.device)
-        twin.limits, twin.native, twin.kernels = self.limits, self.native, self.kernels
+        twin.limits, twin.kernels = self.limits, self.kernels
         return twin
 
     def forward(
@@ -157,7 +156,7 @@ class LM:
         num_rows, width = tokens.shape
         return plan_pass(
             self.kv, num_rows, width, parents, first_row,
-            window=self.shape.sliding_window, last_position=self.shape.context_length - 1, native=self.native,
+            window=self.shape.sliding_window, last_position=self.shape.context_length - 1,
         )  # fmt: skip
 
 

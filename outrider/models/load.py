@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
-from outrider.models import attention, hub, native
+from outrider.instructions import of_this_cpu
+from outrider.models import attention, hub
 from outrider.models.adapter import adapter_in, told_of
 from outrider.models.context import context_length
 from outrider.models.draft_loop import DraftLoop
@@ -139,15 +140,15 @@ def resolve_dtype(dtype: str, config: Any, device: torch.device, *, ours: bool =
     if dtype == "auto":
         in_integers = device.type == "cpu" and scheme_of(config, device) is not None
         own = torch.bfloat16 if in_integers else own_dtype(config)
-        return torch.float32 if device.type == "cpu" and not _is_fast(own, device, ours) else own
+        return torch.float32 if device.type == "cpu" and not _is_fast(own, ours) else own
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
 
 
-def _is_fast(dtype: torch.dtype, cpu: torch.device, ours: bool) -> bool:
+def _is_fast(dtype: torch.dtype, ours: bool) -> bool:
     if dtype == torch.bfloat16:
-        return has_fast_bf16() or (ours and native.is_supported(cpu, dtype))
+        return has_fast_bf16() or (ours and of_this_cpu() is not None)
     return dtype != torch.float16
 
 

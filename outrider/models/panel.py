@@ -1,9 +1,9 @@
-"""Linear layers on our own CPU kernel: bf16 weights in panels, read at the speed of memory (`native/panel.h`).
+"""Linear layers on our own CPU kernel: bf16 weights in panels, read at the speed of memory (`runtime/native/panel.h`).
 
 On a 2-core AVX-512 CPU the 160 MB of an 80M-parameter target take 5 ms for 1 row and 5.7 for 8, where oneDNN's packed
 linears take 8 to 11 (same hour, same weights); with matrix tiles (AMX) 16 rows cost what 1 does. A row's bits do not
 depend on the rows beside it, by construction.
-`nn.Linear` stays the reference (`tests/unit/models/test_native.py`); where the kernel cannot be had, `pack.py` serves.
+`nn.Linear` stays the reference (`tests/unit/runtime/test_layers.py`); where the kernel cannot be had, `pack.py` serves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.models.kernel import KernelLayer
 
-WIDTH = 32  # outputs of a panel, as in native/panel.h
+WIDTH = 32  # outputs of a panel, as in runtime/native/panel.h
 
 
 def fits(layer: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from outrider.models.layout import ancestors_on_host, attention_mask, chain_mask
 
 def plan_pass(
     kv: KVCache, num_rows: int, width: int, parents: Tensor | None = None, first_row: int = 0,
-    *, window: int | None = None, last_position: int, native: bool = False,
+    *, window: int | None = None, last_position: int,
 ) -> tuple[PassPlan, Tensor]:  # fmt: skip
     """Of `width` tokens each, written behind what rows first_row .. first_row + num_rows hold; and position ids (B, T).
 
@@ -23,9 +23,9 @@ def plan_pass(
     lengths = kv.lengths[first_row : first_row + num_rows]
     num_keys = min(-(-(max(lengths) + width) // BLOCK) * BLOCK, kv.capacity)
     if num_rows == 1 and parents is None and window is None:
-        return _plan_one_chain(kv, width, num_keys, first_row, last_position, native)
+        return _plan_one_chain(kv, width, num_keys, first_row, last_position)
     if parents is not None and window is None and kv.device.type == "cpu":
-        return _plan_trees(kv, parents, num_keys, first_row, last_position, native)
+        return _plan_trees(kv, parents, num_keys, first_row, last_position)
     starts = torch.tensor(lengths, device=kv.device)
     offsets = torch.arange(width, device=kv.device)
     depths, sees = (None, None) if parents is None else tree_depths_and_ancestors(parents)
@@ -35,11 +35,11 @@ def plan_pass(
     full = attention_mask(starts, width, num_keys, kv.dtype, None, depths, sees)
     near = None if window is None else attention_mask(starts, width, num_keys, kv.dtype, window, depths, sees)
     places = ((slots + starts)[:, None] + offsets).flatten()
-    return PassPlan(*_stores(kv, first_row), places, full, near, native), positions
+    return PassPlan(*_stores(kv, first_row), places, full, near), positions
 
 
 def _plan_one_chain(
-    kv: KVCache, width: int, num_keys: int, first_row: int, last_position: int, native: bool
+    kv: KVCache, width: int, num_keys: int, first_row: int, last_position: int
 ) -> tuple[PassPlan, Tensor]:
     """The same for the pass of most steps, one text alone, in a third of the time: 4 operations, not 16, and each costs
     several times its work where the last pass has driven its code and data out of the caches."""
@@ -47,11 +47,11 @@ def _plan_one_chain(
     places = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
     positions = places if start + width <= last_position + 1 else places.clamp(max=last_position)
     mask = chain_mask(start, width, num_keys, kv.dtype, kv.device)
-    return PassPlan(*_stores(kv, first_row), places, mask, None, native), positions[None]
+    return PassPlan(*_stores(kv, first_row), places, mask, None), positions[None]
 
 
 def _plan_trees(
-    kv: KVCache, parents: Tensor, num_keys: int, first_row: int, last_position: int, native: bool
+    kv: KVCache, parents: Tensor, num_keys: int, first_row: int, last_position: int
 ) -> tuple[PassPlan, Tensor]:
     """The same for trees without a window, by NumPy, where the general way takes some thirty small operations of torch. A draft
     that grows a tree plans a pass for every level."""
@@ -61,7 +61,7 @@ def _plan_trees(
     places = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
     positions = np.minimum(starts + depths, last_position)
     mask = tree_mask(starts[:, 0].tolist(), sees, num_keys, kv.dtype)
-    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(places.ravel()), mask, None, native)
+    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(places.ravel()), mask, None)
     return plan, torch.from_numpy(positions)
 
 

@@ -197,7 +197,7 @@ class _Bench:
 
     def __init__(self, kind: AttentionKind, lm: LM, attend: Attend) -> None:
         self._attend = attend
-        self._kind, self._dtype, self._device, self._native = kind, lm.dtype, lm.device, lm.native
+        self._kind, self._dtype, self._device = kind, lm.dtype, lm.device
         self._generator = torch.Generator().manual_seed(20250102)
         self._layer = SimpleNamespace(layer_idx=0)
         self._kv = KVCache([kind.shape], lm.dtype, lm.device)
@@ -250,7 +250,7 @@ class _Bench:
         """(tokens, heads * value size) of a pass over these."""
         if self._attend is not None:
             return self._attend(self._kv, query, key, value, parents)
-        plan, _ = plan_pass(self._kv, 1, query.shape[2], parents, last_position=1 << 20, native=self._native)
+        plan, _ = plan_pass(self._kv, 1, query.shape[2], parents, last_position=1 << 20)
         out, _ = attention(
             self._layer, query, key, value, None, scaling=1.0, softcap=self._kind.softcap, outrider_plan=plan
         )

@@ -69,9 +69,7 @@ class DecoderLayers:
 
     def run(self, module: nn.Module) -> LM:
         """An `LM` around a copy, with an empty cache of its own."""
-        lm = LM(module_run(module), self._target.shape, self._target.dtype, self._target.device)
-        lm.native = self._target.native
-        return lm
+        return LM(module_run(module), self._target.shape, self._target.dtype, self._target.device)
 
     @torch.inference_mode()
     def _layers_return_tuples(self) -> bool:

@@ -13,18 +13,8 @@ from outrider.errors import CapabilityError
 from outrider.instructions import INSTRUCTIONS
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parent / "models" / "native"
-PREBUILT = HERE / "lib"  # where a wheel or an editable install has them
-PARTS = (
-    "executor.cpp", "attend.h", "cache_panels.h", "choices.h", "drafting.h", "experts.h", "functions.h", "linear.h", "picks.h",
-    "pool.h", "program.h", "score_tiles.h", "tokenwise.h",
-)  # fmt: skip
-SHARED = (  # with the kernels of compiled programs
-    "verdicts.cpp", "laws.cpp", "noise.cpp", "chains.h", "trees.h", "residuals.h", "races.h", "laws.h", "gumbel.h", "philox.h",
-    "block_panels.h", "rounded_inputs.h", "panel.h", "panel_tiles.h", "panel_vectors.h", "lanes.h", "lanes_avx2.h",
-    "lanes_avx512.h",
-)  # fmt: skip
-SOURCES = (*(HERE / "native" / name for name in PARTS), *(KERNELS / name for name in SHARED))
+PREBUILT = HERE / "lib"  # a wheel or an editable install has libraries there
+SOURCES = tuple(sorted((HERE / "native").glob("*.*")))
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-Wl,-Bsymbolic")
 
 
@@ -53,7 +43,7 @@ def build(path: Path, kind: str) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         made = Path(scratch) / path.name
         sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
-        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{HERE / 'native'}", f"-I{KERNELS}", *sources, "-o", str(made))
+        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{HERE / 'native'}", *sources, "-o", str(made))
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache import cache_folder
-from outrider.models import native
 from outrider.models.gguf.linear import Blocks
 from outrider.models.kernel import KernelLayer, Kernels
 from outrider.models.panel import PanelLinear
@@ -68,6 +67,6 @@ def use_kernels(module: nn.Module, path: Path) -> ctypes.CDLL:
 
 def layer_kernels(device: torch.device, dtype: torch.dtype) -> Kernels | None:
     """What puts layers on the library; None where it does not serve."""
-    if not native.is_supported(device, dtype) or library.why_missing() is not None:
+    if device.type != "cpu" or dtype != torch.bfloat16 or library.why_missing() is not None:
         return None
     return partial(use_kernels, path=library.find(cache_folder()))

@@ -1,7 +1,7 @@
 """The executor's shared library: found in the package, or built once into the cache folder by a checkout never installed.
 
-It links nothing but the C++ runtime: no torch, no OpenMP. One library for each set of instructions that `models/native/lanes.h`
-is written for; the best one that the CPU has is loaded.
+It links nothing but the C++ runtime: no torch, no OpenMP. One library for each set of instructions that `native/lanes.h` is
+written for; the best one that the CPU has is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
-from outrider.models import native
+from outrider.instructions import of_this_cpu
 from outrider.runtime.building import PREBUILT, build, compiler, file_name
 
 NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16"
@@ -20,7 +20,7 @@ NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16"
 
 def find(cache: Path) -> Path:
     """The best library for this CPU, built into `cache` where the package has none. Raises CapabilityError with the reason."""
-    kind = native.instructions()
+    kind = of_this_cpu()
     if kind is None:
         raise CapabilityError(NO_INSTRUCTIONS)
     name = file_name(kind)
@@ -33,7 +33,7 @@ def find(cache: Path) -> Path:
 
 def why_missing() -> str | None:
     """None where the library is in the package, or can be built; else the reason in a few words."""
-    kind = native.instructions()
+    kind = of_this_cpu()
     if kind is None:
         return NO_INSTRUCTIONS
     if (PREBUILT / file_name(kind)).exists() or compiler() is not None:

@@ -1,4 +1,4 @@
-"""Laws, coins, noise and verdicts by the native kernels (`models/native`): fast paths beside `sampling/` and verifiers.
+"""Laws, coins, noise and verdicts by the native kernels (`runtime/native`): fast paths beside `sampling/` and verifiers.
 
 A pass of the target drives everything else out of the caches, so behind it some fifty operations of torch, of a few microseconds
 each, take a tenth of a step of a small model; and torch's nucleus sorts what it cannot decide otherwise, 42 ms for six flat laws
@@ -30,7 +30,7 @@ _OF_CHAINS = (TokenVerifier, BlockVerifier)
 class Kernels:
     """Of a target that runs on them. fp32 on the CPU only, as its passes give logits."""
 
-    # as `Rule` in models/native/verdicts.cpp numbers them (on a chain traversal is the block rule)
+    # as `Rule` in runtime/native/verdicts.cpp numbers them (on a chain traversal is the block rule)
     _rules: ClassVar[dict[type, int]] = {TokenVerifier: 0, BlockVerifier: 1, TraversalVerifier: 2, CoupledVerifier: 3}
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -33,7 +33,6 @@ def block_pass(
     num_keys: int,  # of the cache to look at, a multiple of its block
     keys: list[Tensor],
     values: list[Tensor],
-    native: bool,
 ) -> Tensor:
     """States (B, block size, H) of one block behind every row. The cache must have room for W + block size more positions."""
     config = head.config
@@ -47,7 +46,7 @@ def block_pass(
     slots = torch.arange(numbers.shape[0], device=numbers.device) * keys[0].shape[1]
     places = (slots + cached)[:, None] + torch.cat([behind, counts[:, None] + block], dim=1)
     mask = config.mask(cached + counts, num_keys, keys[0].dtype)
-    plan = PassPlan(keys, values, places.flatten(), mask, None, native)
+    plan = PassPlan(keys, values, places.flatten(), mask, None)
 
     def attend(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
         all_keys = torch.cat([context[layer][0], own_keys], dim=2)

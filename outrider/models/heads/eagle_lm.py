@@ -59,7 +59,7 @@ class HeadRun(Protocol):
 class EagleLM:
     """See the module docstring. `run`: in place of the module's own passes."""
 
-    def __init__(self, head: EagleHead, vocab_size: int, context_length: int, *, native: bool = False) -> None:
+    def __init__(self, head: EagleHead, vocab_size: int, context_length: int) -> None:
         config = head.config
         self.head = head
         self.device = next(parameter.device for parameter in head.parameters())
@@ -67,7 +67,6 @@ class EagleLM:
         self.shape = HeadShape(vocab_size, context_length)
         shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
         self.kv = KVCache([shape] * config.num_layers, head.dtype, self.device)
-        self.native = native
         self._given: list[Tensor] = []  # per row (k, H)
         self.run: HeadRun | None = None
         self._carried: Tensor | None = None  # (B, T, H) of the last pass: what the pairs that follow are given
@@ -133,7 +132,7 @@ class EagleLM:
             parents = F.pad(parents, (0, width - num_tokens), value=-1)
         self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
         plan, positions = plan_pass(
-            self.kv, num_rows, width, parents, first_row, last_position=self.shape.context_length - 1, native=self.native
+            self.kv, num_rows, width, parents, first_row, last_position=self.shape.context_length - 1
         )
         if self.run is not None:
             nobody = torch.empty(0, dtype=torch.int64)

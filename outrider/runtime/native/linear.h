@@ -1,8 +1,8 @@
 // y = x W^T + b, piece by piece: some panels of the weight for all rows of x. Which kernel multiplies depends on how the weight lies:
 //
-//     PANELS_BF16   models/native/panel.h, by matrix tiles where the processor has them, else by vectors
+//     PANELS_BF16   panel.h, by matrix tiles where the processor has them, else by vectors
 //     PANELS_FP32   panels[N / 32][K][32 outputs] fp32
-//     BLOCKS        models/native/block_panels.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
+//     BLOCKS        block_panels.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
 //
 // Each output of each row is added up in one order, whatever stands beside it.
 

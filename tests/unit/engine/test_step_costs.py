@@ -21,7 +21,6 @@ from outrider.engine.calibrate import _Timer, calibrate_alone
 from outrider.engine.request import Speculation
 from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
 from outrider.llm import LLM
-from outrider.models import native
 from outrider.rows import Rows
 from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
@@ -128,7 +127,7 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
 
 def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     own = facts_for(options_of(models))
-    monkeypatch.setattr(native, "fingerprint", lambda **_: "another")
+    monkeypatch.setattr(building, "fingerprint", lambda: "another")
     assert facts_for(options_of(models)) != own
     monkeypatch.undo()
     monkeypatch.setattr(building, "fingerprint", lambda: "another")

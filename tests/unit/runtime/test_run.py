@@ -167,3 +167,19 @@ def test_a_router_that_rounding_changes_is_no_reason_to_refuse(
     monkeypatch.setattr(run, "lower", lambda module: program)
     with pytest.raises(CapabilityError, match="differ"):
         run.use_native_run(build_lm(module, "qwen3_moe", torch.bfloat16, CPU), module, tmp_path)
+
+
+@torch.inference_mode()
+def test_a_key_that_is_no_number_reaches_those_who_see_it_alone(library_path: Path) -> None:
+    """Catches a maximum or a mask that hides it, and one that lets it through."""
+    kind = AttentionKind(6, LayerShape(2, 64, 64), None)
+    attend, kv = NativeAttention(kind, torch.bfloat16, library_path), KVCache([kind.shape], torch.bfloat16, CPU)
+    kv.add_row()
+    kv.reserve(1, 600)
+    kv.lengths[0] = 300
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 4, 64).bfloat16() for heads in (6, 2, 2))
+    key[0, :, 2] = float("nan")
+    found = attend(kv, query, key, value, None)
+    assert torch.isfinite(found[:2]).all()
+    assert found[2:].isnan().all()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.instructions import of_this_cpu
 from outrider.kv import KVCache, LayerShape
-from outrider.models import native
 from outrider.models.sum_order import AttentionKind
 from outrider.runtime import building, library
 from tests.unit.runtime.samples import NativeAttention
@@ -101,7 +101,7 @@ def test_a_wide_pass_is_torchs(kind: AttentionKind, window: int, dtype: torch.dt
 ])  # fmt: skip
 def test_another_order_is_found_out(right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails for samples that could pass by luck: kernels are built whose sums follow the pass."""
-    kind = native.instructions()
+    kind = of_this_cpu()
     if kind is None or building.compiler() is None:
         pytest.skip("needs AVX2 or AVX-512, and a C++ compiler")
     shutil.copytree(building.HERE / "native", tmp_path / "native")
@@ -109,9 +109,7 @@ def test_another_order_is_found_out(right: str, wrong: str, tmp_path: Path, monk
     before = header.read_text(encoding="utf-8")
     assert right in before
     header.write_text(before.replace(right, wrong), encoding="utf-8")
-    sources = [tmp_path / "native" / path.name if path.parent.name == "native" and (tmp_path / "native" / path.name).exists()
-               else path for path in building.SOURCES]  # fmt: skip
-    monkeypatch.setattr(building, "SOURCES", sources)
+    monkeypatch.setattr(building, "SOURCES", tuple(tmp_path / "native" / path.name for path in building.SOURCES))
     monkeypatch.setattr(building, "HERE", tmp_path)
     building.build(tmp_path / "mutated.so", kind)
     library.load(tmp_path / "mutated.so")

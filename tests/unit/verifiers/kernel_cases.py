@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.models import native
+from outrider.runtime import library
 from outrider.types import Draft
 
 needs_kernels = pytest.mark.skipif(
-    not native.can_serve(torch.device("cpu"), torch.bfloat16),
-    reason="needs AVX2 or AVX-512, and a C++ compiler",
+    library.why_missing() is not None, reason="needs AVX2 or AVX-512, and the library or a C++ compiler"
 )
 
 

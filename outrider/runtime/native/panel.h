@@ -32,15 +32,3 @@ struct Output {
     store_some(some_high, at + row * N + 16, high);
   }
 };
-
-extern "C" {
-
-// x (M, K), panels as above, bias (N) or null -> out (M, N)
-using PanelLinear = void(
-    const bf16* x, int64_t M, int64_t K, const bf16* panels, const bf16* bias, bf16* out, int64_t N);
-
-bool outrider_has_tiles();                // whether this processor and system have bf16 tiles (AMX)
-PanelLinear outrider_panel_linear;          // by tiles where there are, else by vectors
-PanelLinear outrider_panel_linear_vectors;  // AVX-512 or AVX2
-PanelLinear outrider_panel_linear_tiles;    // only where there are tiles
-}
