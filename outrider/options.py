@@ -56,7 +56,7 @@ class Needs:
 
     draft: bool = False  # a draft model
     module: bool = False  # the target's own weights, beside its packed ones
-    loop_lengths: tuple[int, ...] = ()  # tokens that the calls of a compiled drafting loop make; none: there is no loop
+    loop_lengths: tuple[int, ...] = ()  # tokens that calls of a recorded loop draft (CUDA graphs); none: no loop
     heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that draft, and their folders
 
     @classmethod

@@ -56,7 +56,7 @@ class Parts:
 
     @property
     def loop_lengths(self) -> tuple[int, ...]:
-        """Tokens that the calls of a compiled drafting loop make; none: there is no loop."""
+        """Tokens that the calls of a recorded drafting loop make (CUDA graphs); none: there is no loop."""
         return self.drafter.loop_lengths(self.drafter_settings, self.length.most, any_length=self._varies)
 
     @property

@@ -38,8 +38,9 @@ LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make 
 
 
 def lengths_for_any(most: int) -> tuple[int, ...]:
-    """Tokens that the calls of a compiled drafting loop make, where together they are to make any number up to `most`. Few,
-    because each program takes long to compile; enough for no number to eight to take more than two calls or a token in vain: a
+    """Tokens that the calls of recorded drafting loops make, which together make any number up to `most`.
+
+    Few, because each recording takes memory; enough for no number to eight to take more than two calls or a token in vain: a
     further call costs half a token of a small draft."""
     return tuple(length for length in LOOP_LENGTHS if length <= most)
 
@@ -149,8 +150,9 @@ class Drafter(ABC):
 
     @classmethod
     def loop_lengths(cls, settings: Any, most: int, *, any_length: bool) -> tuple[int, ...]:
-        """Tokens that the calls of a compiled drafting loop should make (none: no loop is used): `most`, the fixed number, or
-        `lengths_for_any` where the number differs from step to step."""
+        """Tokens that the calls of a recorded drafting loop (CUDA graphs) make, none: no loop is used.
+
+        They are `most`, the fixed number, or `lengths_for_any` where the number differs from step to step."""
         return ()
 
     @classmethod

@@ -94,7 +94,7 @@ class Lineup:
 
     def is_reproducible(self, request: Request, verifier: Verifier) -> bool:
         """Whether its text follows from prompt, parameters and seed. What a row says that is sampled and not drafter-invariant
-        depends on its drafts, and these on the hour: how many there are (the control), whether a compiled loop makes them (not
+        depends on its drafts, and these on the hour: how many there are (the control), whether one call drafts them all (not
         beside a row with filters or a grammar), when the draft model has read the prompt, and from what pages."""
         limits = self._models.target.lm.limits
         exact = limits.exact_rows and (limits.exact_trees or not self._draws_trees)

@@ -135,8 +135,7 @@ class Runner:
     def open(self, configuration: Configuration, *, any_length: bool = False) -> Contender:
         """A fresh decoder. Raises ConfigError or CapabilityError where it cannot be built on these models.
 
-        `any_length`: with programs that draft any number of tokens, up to the configuration's, at what that number costs; a head
-        that drafts token by token is otherwise compiled for its one number, for a minute each.
+        `any_length`: with drafting loops for any number of tokens up to the configuration's, at what that number costs.
         """
         return Contender(configuration, assemble(self.models, replace(self._parts(configuration), any_length=any_length)))
 

@@ -198,7 +198,7 @@ class GraphedPass:
 
 
 class GraphedLoop:
-    """A whole drafting loop as one recording: what `DraftLoop` calls, in place of a compiled program."""
+    """A whole drafting loop as one recording, which `DraftLoop` calls."""
 
     def __init__(self, program: DraftLoopProgram) -> None:
         self._program = program

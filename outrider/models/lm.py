@@ -5,7 +5,7 @@ The caller then commits what it keeps (`kv.keep`, `kv.advance`). Feeding a row u
 feeds `tokens[kv.length:]`, so a fresh prompt, a fully accepted draft and a row that moved here from elsewhere are one
 case. The last token of a row is never fed by `catch_up`: it is the pending token, first of the next pass.
 
-`run` is the model itself: transformers' module, or a compiled package of the same module (`compile.py`). Passes are
+`run` is the model itself: transformers' module, or a faster run of the same passes (`runtime/run.py`, `graphs.py`). Passes are
 padded and split as `granularity` and `max_tokens_per_pass` ask, which `pass_limits.py` measures so that a row's bits do not
 depend on the pass it is in. `capture` names hidden states (`signals.py`) that a pass then leaves in `hidden`.
 """
@@ -165,7 +165,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class ModuleRun:
-    """The plain, uncompiled run: transformers' forward with our plan passed through its keyword arguments."""
+    """The plain run: transformers' forward with our plan passed through its keyword arguments."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -74,7 +74,7 @@ class LoadedModel:
     config: Any  # PretrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
-    draft_loop: DraftLoop | None = None  # when it drafts and is compiled
+    draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # transformers' GenerationConfig
@@ -302,7 +302,7 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | N
     elif pack and kernels is not None:
         panel_linears(module)
         lm.kernels = kernels(module)
-    lm.limits = find_pass_limits(lm, module, is_compiled=not pack)
+    lm.limits = find_pass_limits(lm, module)
 
 
 def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:

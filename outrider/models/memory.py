@@ -3,7 +3,7 @@
 Weights are counted from the headers of the safetensors files (which also shows a truncated file at once), or
 from the config where there are no files yet. Keys and values cost `layers x KV heads x head size x 2 x bytes
 per number` for each token. A draft model has a share of both, and so have trained heads. On CPU the weights exist
-twice while they are packed or compiled (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
+twice while they are packed (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
 megabytes.
 """
 
@@ -29,7 +29,7 @@ from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, qu
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
-PACKED_COPIES = 2.0  # weights as loaded, and packed for oneDNN or compiled in
+PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
 FLOATS = {

@@ -34,9 +34,8 @@ PREFIX = 24  # tokens before the probed pass
 
 
 @torch.inference_mode()
-def find_pass_limits(lm: LM, module: Any, *, is_compiled: bool = False) -> PassLimits:
-    """Pass shapes among which a row's bits do not change. `lm` runs `module`, as it is or
-    compiled; its cache is empty, before and after.
+def find_pass_limits(lm: LM, module: Any) -> PassLimits:
+    """Pass shapes among which a row's bits do not change. `lm` runs `module` as it is; its cache is empty, before and after.
 
     torch computes the end of an array, after the last whole pair of vectors, by other code than the rest, and there SiLU and
     GELU differ in the last bit for one value in fifty. So a model with projections that are no multiple of VECTORS takes passes
@@ -61,7 +60,7 @@ def find_pass_limits(lm: LM, module: Any, *, is_compiled: bool = False) -> PassL
     exact_trees = exact_trees and all(trees_keep_bits(kind, lm) for kind in kinds)
     samples: list[Sample] = [{width: logits[0] for width, logits in alone.items()}]
     samples += [sample for kind in kinds for sample in attention_samples(kind, lm, WIDTHS)]
-    samples += linear_samples(module, lm, WIDTHS, is_compiled=is_compiled)
+    samples += linear_samples(module, lm, WIDTHS)
 
     def agree(widths: list[int]) -> bool:
         return all(same_bits(sample, widths) for sample in samples)

@@ -102,13 +102,9 @@ def trees_keep_bits(kind: AttentionKind, lm: LM, attend: Attend = None) -> bool:
     return True
 
 
-def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...], *, is_compiled: bool) -> Iterator[Sample]:
-    """One sample per shape of linear layer, with the model's own weights and random inputs.
-
-    `is_compiled`: only layers that call our kernel, which a compiled program calls, too; it replaces the others.
-    """
-    ours = (PanelLinear, BlockLinear)
-    kinds = ours if is_compiled else (nn.Linear, Conv1D, PackedLinear, *ours)
+def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...]) -> Iterator[Sample]:
+    """One sample per shape of linear layer, with the model's own weights and random inputs."""
+    kinds = (nn.Linear, Conv1D, PackedLinear, PanelLinear, BlockLinear)
     seen = set()
     for layer in module.modules():
         if not isinstance(layer, kinds):

@@ -2,7 +2,7 @@
 
 A draft's law need not be the target's to the last token, only the one that was drawn from. So equals at the edge of a nucleus
 all stay, and a filter that keeps more than the HEAD likeliest tokens does nothing: no sort, no look from the host, and the same
-operations in compiled drafting programs (`models/picking.py`) and out of them (`Warpers.draft_law`). What the target's law is
+operations in recorded drafting loops (`models/picking.py`) and out of them (`Warpers.draft_law`). What the target's law is
 filtered by is `warpers.py`; a test compares the two.
 """
 

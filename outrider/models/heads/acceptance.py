@@ -7,13 +7,13 @@ SpecDec++ reads the draft's hidden state behind the drawn token, which costs the
 Here features are those of the law that the next token WOULD be drawn from: entropy, the likeliest tokens' probabilities, how
 likely the token before was; and which tokens these are, by a small table of its own (`token_size` numbers for every token): the
 token before, and the one that is drawn or, before the draw, the mean over q. All of that is non-anticipating, needs no further
-pass, and fits any draft model, compiled or not. With few texts the table learns them by heart: token_size=0 leaves it out.
+pass, and fits any draft model. With few texts the table learns them by heart: token_size=0 leaves it out.
 
 A greedy row's token is accepted when both models' likeliest tokens agree, which is another question: a feature says which one.
 
 docs/heads.md says what it saves, with the table and without. Tried and left out: the draft's last hidden state beside the law (on
 pair-14M, worked out from the laws before the table was there: 43 % of the drafted tokens saved at T = 0 instead of 36 %, at T = 1
-20 % instead of 21 %). It would help greedy rows only, and drafters, compiled ones too, would have to hand it over.
+20 % instead of 21 %). It would help greedy rows only, and drafters would have to hand it over.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _target(options: DrafterOptions, draft: LoadedModel | None, device: torch.de
         tokenizer = load_tokenizer(name, options.trust_remote_code, options.revision)
         vocab_size = config.get_text_config().vocab_size
     if draft is not None and draft.draft_loop is not None:
-        vocab_size = draft.config.get_text_config().vocab_size  # as its compiled loop picks tokens
+        vocab_size = draft.config.get_text_config().vocab_size  # as its drafting loop picks tokens
     if tokenizer is None:
         raise ConfigError(f"'{name}' has no tokenizer, so nobody can compare its tokens with an asker's")
     context = context_length(config.get_text_config())

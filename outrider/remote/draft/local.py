@@ -32,7 +32,7 @@ from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.endpoint import Endpoint
 
 log = logging.getLogger("outrider.remote")
-START_S = 600.0  # that a draft model may take to load, compilation included
+START_S = 600.0  # that a draft model may take to load
 SIGN_OF_LIFE_S = 5.0  # between two lines while it loads
 POLL_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a service that died is started again

@@ -5,7 +5,7 @@
 TASK: target, dtype, max_model_len, max_tokens, threads, prompts (lists of token ids), speculative (vLLM's `speculative_config`).
 ANSWER: {"versions", "counters", "tokens"}, or {"error"} when vLLM refuses or fails; the traceback is on stderr.
 
-Prompts run one at a time, greedily, to the last token, uncompiled: nothing that could make the drafts differ is left to chance.
+Prompts run one at a time, greedily, to the last token, eagerly: nothing that could make the drafts differ is left to chance.
 The engine runs in this very process: who ends it ends all of vLLM. It ends by itself, with all that it started, at the end of its
 standard input, which whoever starts it must keep open; so it does not outlive them, even if they are killed.
 """

@@ -66,7 +66,7 @@ def test_a_linear_layer_that_sums_otherwise_at_one_width(dtype: torch.dtype) -> 
     lm, module = make_lm(dtype)
     torch.manual_seed(1)
     module.extra = HalvedLinear(64, 48, bias=False).to(dtype)
-    samples = list(linear_samples(nn.ModuleList([module.extra]), lm, WIDTHS, is_compiled=False))
+    samples = list(linear_samples(nn.ModuleList([module.extra]), lm, WIDTHS))
     assert len(samples) == 1
     assert same_bits(samples[0], [width for width in WIDTHS if width != 3])
     assert not same_bits(samples[0], [2, 3])
