@@ -11,6 +11,7 @@ travels with it. A drafter keeps one feature a row: of the prompt's last chunk (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,9 @@ from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Row, Rows
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.medusa import MedusaRun
+from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
 from outrider.trees.cartesian import cartesian_shape
@@ -100,18 +104,18 @@ class MedusaDrafter(Drafter):
     shape = "chain or tree"
     Settings = MedusaSettings
 
-    def __init__(self, heads: MedusaHeads, settings: MedusaSettings, note: str = "") -> None:
+    def __init__(self, heads: MedusaHeads, settings: MedusaSettings, notes: Sequence[str] = ()) -> None:
         self.heads = heads
         self._settings = settings
         self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
-        self._note = note
+        self._notes = list(notes)
         self._features: list[Tensor | None] = []  # per row (H,): at the last position that the target was fed
         self._last_pass: tuple[Tensor, list[int]] | None = None  # newer ones: states (B, T, H), the column of each row
 
     @property
     def notes(self) -> list[str]:
-        return [self._note] if self._note else []
+        return self._notes
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -139,14 +143,19 @@ class MedusaDrafter(Drafter):
         assert target.tables is not None, "a target loaded for heads keeps its tables"
         heads.bind(target.tables.output)
         planned = settings.tree == MEDUSA and not heads.config.accuracies
-        note = f"{heads.num_heads} Medusa heads: at most {heads.num_heads} tokens deep" + (
+        notes = [f"{heads.num_heads} Medusa heads: at most {heads.num_heads} tokens deep" + (
             "; their accuracies were never measured, so the tree is planned by sibling_acceptance" if planned else ""
-        )
+        )]  # fmt: skip
         lm = target.lm
         heads.to(device=lm.device, dtype=lm.dtype)
-        if can_pack(lm.device, lm.dtype):
+        if isinstance(lm.run, NativeRun):
+            try:
+                heads.run = MedusaRun(heads, lm.run.path)
+            except NotLoweredError as error:
+                notes.append(f"the Medusa heads run without the native runtime: {error}")
+        if heads.run is None and can_pack(lm.device, lm.dtype):
             pack_linears(heads)
-        return cls(heads, settings, note)
+        return cls(heads, settings, notes)
 
     def start(self, row: Row) -> None:
         self._settle()

@@ -76,10 +76,17 @@ def attention_mask(
 
 
 def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`attention_mask` of one row's chain without a window, in two operations: query t sees places 0 .. start + t."""
+    """`attention_mask` of one row's chain without a window: query t sees places 0 .. start + t.
+
+    Not by `triu_`, which wakes torch's threads for a table of any size: on a busy processor that takes longer than the pass.
+    """
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
-    hidden = torch.full((1, 1, padded, num_keys), float("-inf"), dtype=dtype, device=device)
-    return hidden.triu_(start + 1)
+    mask = torch.full((1, 1, padded, num_keys), float("-inf"), dtype=dtype, device=device)
+    mask[..., :start] = 0
+    queries = torch.arange(padded, device=device)
+    corner = mask[0, 0, :, start : start + padded]
+    corner.masked_fill_(queries[: corner.shape[1]] <= queries[:, None], 0)
+    return mask
 
 
 def tree_mask(starts: Sequence[int], sees: np.ndarray, num_keys: int, dtype: torch.dtype) -> Tensor:

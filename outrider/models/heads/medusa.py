@@ -10,6 +10,7 @@ of the target's tokens a head knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +56,12 @@ class ResidualHead(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads. Without own output layers, `bind` must give them the target's before the first pass."""
+    """All heads. Without own output layers, `bind` must give them the target's before the first pass.
 
+    `run`: in place of the modules' own passes; features (N, H) -> logits (N, heads, draft vocabulary).
+    """
+
+    run: Callable[[Tensor], Tensor] | None = None
     token_ids: Tensor | None  # (draft vocabulary,) int64: the target's id of every token the heads know; None: all
     _like: Tensor
 
@@ -116,8 +121,12 @@ class MedusaHeads(nn.Module):
     def forward(self, features: Tensor, num_heads: int | None = None) -> Tensor:
         """Features (..., H) -> logits (..., heads, V), of all heads or of the first few."""
         own = features.to(self.dtype)  # in training the heads are fp32, whatever the target is
-        logits = torch.stack([self._logits(head, own, features.dtype) for head in self.parts[:num_heads]], dim=-2)
-        logits = logits * self.config.logit_scale
+        if self.run is not None:
+            logits = self.run(own.reshape(-1, own.shape[-1])).unflatten(0, own.shape[:-1])[..., :num_heads, :]
+        else:
+            logits = torch.stack([self._logits(head, own, features.dtype) for head in self.parts[:num_heads]], dim=-2)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
         if self.token_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), OUTSIDE)
