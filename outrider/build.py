@@ -161,7 +161,7 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
     loader = ModelLoader(options, needs, device, status, labels)
     memory = loader.weigh()
     status(memory.one_line())
-    target = loader.load(options.target)
+    target = loader.load(options.target, quantise=options.quantise)
     loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
     draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
     context = loader.context(target)

@@ -49,7 +49,7 @@ class LLM:
         draft_endpoint: str | None = None,
         num_draft_tokens: int | str | None = None, drafter_options: dict[str, Any] | None = None,
         verifier: str = "auto", verifier_options: dict[str, Any] | None = None, lossy: bool = False,
-        dtype: str = "auto", device: str = "auto", threads: int | None = None,
+        dtype: str = "auto", quantise: int | None = None, device: str = "auto", threads: int | None = None,
         runtime: str = "auto", max_num_seqs: int = 8, max_model_len: int | None = None,
         trust_remote_code: bool = False, revision: str | None = None, generation_config: str = "auto",
         status: Callable[[str], None] = lambda line: None,
@@ -58,7 +58,8 @@ class LLM:
             target=str(target), drafter=drafter, draft=None if draft is None else str(draft),
             draft_endpoint=draft_endpoint,
             num_draft_tokens=num_draft_tokens, drafter_options=drafter_options or {}, verifier=verifier,
-            verifier_options=verifier_options or {}, lossy=lossy, dtype=dtype, device=device, threads=threads,
+            verifier_options=verifier_options or {}, lossy=lossy, dtype=dtype, quantise=quantise, device=device,
+            threads=threads,
             runtime=runtime, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
             trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip

@@ -30,10 +30,12 @@ from outrider.models.load import (
 from outrider.models.memory import MemoryReport, estimate_memory
 from outrider.models.own_code import ignored_code
 from outrider.models.quantised.load import quantised_note
+from outrider.models.quantised.on_loading import quantise_linears
 from outrider.models.quantised.scheme import scheme_of
+from outrider.models.quantised_checkpoint import quantisation_of
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
-from outrider.runtime import checked
+from outrider.runtime import checked, library
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.run import use_native_run
@@ -67,27 +69,34 @@ class ModelLoader:
         CheckpointError when a head was not made for this target."""
         configs = [self._config(name) for name in self._names()]
         check_asked(self.options.max_model_len, configs[0], self._labels[self.options.target])
-        dtype = resolve_dtype(self.options.dtype, configs[0], self.device)
+        quantise = self.options.quantise
+        dtype = resolve_dtype(self.options.dtype, configs[0], self.device, rounded=quantise is not None)
+        if quantise is not None:
+            self._refuse_rounding(configs[0], dtype)
         heads = [kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads]
         return estimate_memory(
             self._names(), configs, heads=heads, dtype=dtype, device=self.device,
             num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
+            quantise=quantise,
         )  # fmt: skip
 
-    def load(self, name: str, loop_vocab: int | None = None) -> LoadedModel:
-        """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary."""
+    def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
+        """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary; `quantise`:
+        bits that its linear layers are rounded to."""
         options = self.options
         revision = options.revision if self._is_target(name) else None
         config = self._config(name)
         tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
-        dtype = resolve_dtype(options.dtype, config, self.device)
-        self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}, {self.device})")
+        dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
+        bits = "" if quantise is None else f", rounded to {quantise} bits"
+        self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}{bits}, {self.device})")
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
+        rounded = None if quantise is None else quantise_linears(module, quantise, self._labels[name])
         self.notes += merged_note(self._labels[name], name)
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         if not self._is_target(name):
             self._limit(module, tokenizer, self._labels[name])
-        key = None if self._may_differ() else checked.key_of(name, config, dtype)
+        key = None if self._may_differ() else checked.key_of(name, config, dtype, quantise)
         known, kernels = checked.find(key), layer_kernels(self.device, dtype)
         with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
             lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
@@ -103,6 +112,8 @@ class ModelLoader:
             self.notes += gguf_notes(file, module, self._labels[name])
         elif (scheme := scheme_of(config, self.device)) is not None:
             self.notes.append(quantised_note(module, scheme, self._labels[name]))
+        if rounded is not None:
+            self.notes.append(rounded.note(self._labels[name]))
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
@@ -132,6 +143,27 @@ class ModelLoader:
                 f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --runtime auto, or "
                 f"--device {home}."
             )
+
+    def _refuse_rounding(self, config: Any, dtype: torch.dtype) -> None:
+        """Raises CapabilityError where the target's weights cannot be rounded on loading, or no kernel multiplies them then."""
+        if self.device.type != "cpu":
+            raise CapabilityError(
+                f"--quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or use "
+                "--device cpu."
+            )
+        method = "GGUF" if gguf_in(self.options.target) is not None else quantisation_of(config)
+        if method is not None:
+            raise CapabilityError(
+                f"'{self._labels[self.options.target]}' is quantised already ({method}). Leave --quantise out, or give the "
+                "checkpoint that it was made from."
+            )
+        if layer_kernels(self.device, dtype) is None:
+            if dtype != torch.bfloat16 and self.options.dtype != AUTO:
+                raise CapabilityError(
+                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was asked for. Leave one of them out."
+                )
+            why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
+            raise CapabilityError(f"--quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
 
     def _may_differ(self) -> bool:
         """Whether a model may be another one than its files say, or none that a start before this one has checked."""

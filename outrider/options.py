@@ -12,6 +12,7 @@ from outrider.errors import ConfigError
 from outrider.parts import Parts
 
 AUTO, NATIVE, GRAPHS, EAGER = RUNTIMES = ("auto", "native", "graphs", "eager")  # how passes run
+QUANTISE_BITS = (4, 8)
 DEMO = "demo"  # the name of the embedded pair, as target and as draft
 
 
@@ -29,6 +30,7 @@ class Options:
     verifier_options: dict[str, Any] = field(default_factory=dict)
     lossy: bool = False
     dtype: str = "auto"
+    quantise: int | None = None  # bits that the target's linear layers are rounded to on loading: 4 or 8
     device: str = "auto"
     threads: int | None = None
     runtime: str = AUTO
@@ -40,6 +42,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"runtime must be one of {', '.join(RUNTIMES)}; got '{self.runtime}'.")
+        if self.quantise not in (None, *QUANTISE_BITS) or isinstance(self.quantise, bool):
+            raise ConfigError(f"quantise must be 4 or 8 (bits of a weight), or left out; got {self.quantise!r}")
         if not 1 <= self.max_num_seqs <= 4096:
             raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
         if self.threads is not None and self.threads < 1:

@@ -66,6 +66,13 @@ class MachineOptions:
         str | None, option(DRAFTING, "A smaller model that drafts: a local folder, a .gguf file or a hub id.", show_default=False)
     ] = None
     dtype: Annotated[str, option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
+    quantise: Annotated[
+        int | None,
+        option(
+            MODEL, "Round the target's linear layers to 4 or 8 bits on loading (CPU): another model, smaller and faster.",
+            metavar="4|8", show_default=False,
+        ),
+    ] = None  # fmt: skip
     device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
     runtime: Annotated[

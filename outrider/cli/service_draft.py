@@ -114,6 +114,8 @@ def _settings(
     from outrider.remote.draft.hosted import DrafterOptions, wants_draft
     from outrider.remote.draft.run import DraftServiceSettings
 
+    if machine.quantise is not None:
+        raise ConfigError("--quantise rounds a target, and a draft service has none: leave it out")
     options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
     drafter = "draft-model" if hosted.drafter == "auto" else hosted.drafter
     target, draft_model = hosted.model, machine.draft

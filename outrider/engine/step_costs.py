@@ -92,6 +92,7 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
         "cores": cores()["usable"],
         "threads": options.threads,
         "dtype": options.dtype,
+        "quantise": options.quantise,
         "runtime": options.runtime,
         "target": _shape_of(target),
         "draft": _shape_of(draft) if draft is not None and parts.wants_draft else None,

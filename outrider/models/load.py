@@ -133,12 +133,15 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: str, config: Any, device: torch.device, *, ours: bool = True) -> torch.dtype:
+def resolve_dtype(
+    dtype: str, config: Any, device: torch.device, *, ours: bool = True, rounded: bool = False
+) -> torch.dtype:
     """'auto' is the checkpoint's own dtype; on a CPU that is slow in it float32, which contains it exactly. That is so with
     float16, and with bfloat16 where neither oneDNN has it nor our kernels, if they will be used (`ours`): torch multiplies
-    number by number then. Weights that stay integers run in bfloat16 there, the type that kernels for them have."""
+    number by number then. Weights that stay integers run in bfloat16 there, the type that kernels for them have, as do
+    weights that loading rounds (`rounded`)."""
     if dtype == "auto":
-        in_integers = device.type == "cpu" and scheme_of(config, device) is not None
+        in_integers = device.type == "cpu" and (rounded or scheme_of(config, device) is not None)
         own = torch.bfloat16 if in_integers else own_dtype(config)
         return torch.float32 if device.type == "cpu" and not _is_fast(own, ours) else own
     if dtype not in DTYPES:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.adapter import WEIGHTS, adapter_in
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
+from outrider.models.quantised.on_loading import rounded_bytes
 from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, quantisation_of
 
 GIB = 1 << 30
@@ -57,10 +58,11 @@ class ModelMemory:
     weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
     kv_bytes_per_token: int
     quantised_bytes: int = 0  # of `weights_bytes`: stays as it is stored, so that no second copy is packed
+    loading_bytes: int = 0  # while loading rounds plain weights; 0: it rounds none
 
     def held_bytes(self, copies: float) -> int:
         """Weights at the worst moment of loading."""
-        return round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes
+        return max(self.loading_bytes, round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes)
 
 
 @dataclass(frozen=True)
@@ -163,13 +165,16 @@ def estimate_memory(
     num_tokens: int | None = None,
     packed: bool = False,
     available_bytes: int | None = None,
+    quantise: int | None = None,
 ) -> MemoryReport:
     """Weigh the target and, as second name, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
 
     `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
-    damaged files.
+    damaged files. `quantise`: bits that the target's linear layers are rounded to.
     """
     models = [model_memory(name, config, dtype, device) for name, config in zip(names, configs, strict=True)]
+    if quantise is not None:
+        models[0] = rounded_memory(models[0], configs[0], dtype, quantise)
     context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS
     report = MemoryReport(
         target=models[0],
@@ -198,6 +203,17 @@ def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.devic
         plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
     plain += 0 if adapter is None else adapter.weights_bytes  # while it is merged
     return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype), quantised)
+
+
+def rounded_memory(plain: ModelMemory, config: Any, dtype: torch.dtype, bits: int) -> ModelMemory:
+    """A model whose linear layers loading rounds: both forms are there for a moment."""
+    freed, blocks = rounded_bytes(config, dtype, bits)
+    if plain.weights_bytes <= freed:  # not known
+        return plain
+    return replace(
+        plain, weights_bytes=plain.weights_bytes - freed + blocks, quantised_bytes=blocks,
+        loading_bytes=plain.weights_bytes + blocks,
+    )  # fmt: skip
 
 
 def head_memory(name: str, head: nn.Module, kv_numbers_per_token: int, dtype: torch.dtype) -> ModelMemory:

@@ -1,6 +1,6 @@
 """Linear layers in 4 or 8 bits, on torch's kernels or on ours.
 
-What the weights become is the same for both:
+What the weights become (`rounding.py`) is the same for both:
 
     4 bits   w = (code - 8) * scale + zero    a pair per output and group of inputs
     8 bits   w = code * scale                 a scale per output
@@ -28,6 +28,7 @@ from outrider.models.derive import Linear, weight_of
 from outrider.models.gguf.formats import own_form, values_of
 from outrider.models.kernel import KernelLayer
 from outrider.models.panel import WIDTH
+from outrider.models.rounding import eight_bits, four_bits
 
 UNIT = 16  # inputs of torch's int8 kernel and outputs of its int4 kernel come in multiples of this
 BLOCK = 32  # inputs that our kernel multiplies at once
@@ -132,22 +133,6 @@ class QuantisedPanels(QuantisedLinear, KernelLayer):
         return F.linear(x, weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
-def four_bits(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes (out, in) uint8, scales and zeros (out, in / group) bf16 of weights (out, in) fp32."""
-    groups = weight.view(weight.shape[0], -1, group_size)
-    low, high = groups.amin(dim=2), groups.amax(dim=2)
-    scales = _stored((high - low) / 15)
-    zeros = (low + 8 * scales.float()).to(torch.bfloat16)
-    codes = ((groups - zeros.float()[..., None]) / scales.float()[..., None]).round() + 8
-    return codes.clamp(0, 15).to(torch.uint8).view_as(weight), scales, zeros
-
-
-def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (out, in) int8 and scales (out,) bf16 of weights (out, in) fp32."""
-    scales = _stored(weight.abs().amax(dim=1) / 127)
-    return (weight / scales.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scales
-
-
 def panels_of(codes: Tensor, factors: list[Tensor], bits: int) -> Tensor:
     """(out / 32, bytes) uint8 as the native kernel reads them, from codes (out, in) uint8 and `factors` (out, groups) bf16."""
     panels, groups = codes.shape[0] // WIDTH, factors[0].shape[1]
@@ -157,8 +142,3 @@ def panels_of(codes: Tensor, factors: list[Tensor], bits: int) -> Tensor:
         split = split[:, :, :, 0::2] | split[:, :, :, 1::2] << 4
     beside = [factor.view(panels, WIDTH, groups).transpose(1, 2).contiguous().view(torch.uint8) for factor in factors]
     return torch.cat([*beside, split.reshape(panels, groups, -1)], dim=2).view(panels, -1)
-
-
-def _stored(scales: Tensor) -> Tensor:
-    """As bf16, which the kernels read; never 0, so that codes can be found by division."""
-    return scales.clamp(min=torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outrider.lab.bench.result import ENDINGS, BenchResult, Cell, Identity, Measured
+from outrider.lab.bench.result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
 from outrider.report import server
 from outrider.report.bench_grid import grids
 from outrider.report.bench_plots import main_cells, plots
@@ -165,6 +165,11 @@ def _title(result: BenchResult) -> str:
 def _subtitle(result: BenchResult) -> str:
     words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
     if (target := result.target) is not None:
-        words += [str(result.machine.get("cpu", "")), f"{target.dtype} on {target.device}, {target.threads} threads"]
+        words += [str(result.machine.get("cpu", "")), f"{_numbers(target)} on {target.device}, {target.threads} threads"]
         words += [f"{target.runtime} runtime", f"{result.seconds / 60:.1f} minutes of measuring"]
     return " · ".join(words)
+
+
+def _numbers(target: TargetInfo) -> str:
+    """What the target's weights are held in."""
+    return target.dtype if target.quantise is None else f"{target.dtype}, rounded to {target.quantise} bits on loading,"

@@ -32,7 +32,7 @@ HEADLINES: dict[Verdict, str] = {
     "inconclusive": "Inconclusive: nothing was found to be wrong, but a check could not tell.",
 }
 SETTINGS = (
-    "target", "draft", "drafter", "num_draft_tokens", "verifier", "dtype", "device", "threads", "runtime", "exact",
+    "target", "draft", "drafter", "num_draft_tokens", "verifier", "dtype", "quantise", "device", "threads", "runtime", "exact",
 )  # fmt: skip
 SPACINGS = "in spacings of the model's dtype at the size of those logits (ulp)"
 CAUSES = {

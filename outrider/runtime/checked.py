@@ -42,14 +42,16 @@ class Checked:
     limits: PassLimits
 
 
-def key_of(name: str, config: Any, dtype: torch.dtype) -> str | None:
-    """Tells this model on this machine from every other one; None where its files do not."""
+def key_of(name: str, config: Any, dtype: torch.dtype, quantise: int | None = None) -> str | None:
+    """Tells this model on this machine from every other one; None where its files do not. `quantise`: bits that loading rounds
+    its linear layers to."""
     files = files_of(name)
     commit = getattr(config, "_commit_hash", None)
     if adapter_in(name) is not None or not (files or commit):
         return None
     facts = (
-        name, files, commit, str(dtype), torch.__version__, transformers.__version__, _sources(), fingerprint(), cpu_name(),
+        name, files, commit, str(dtype), quantise, torch.__version__, transformers.__version__, _sources(), fingerprint(),
+        cpu_name(),
     )  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 

@@ -69,6 +69,11 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     Raises OutriderError; KeyboardInterrupt leaves a run that `resume` goes on with.
     """
     progress = progress if progress is not None and _is_main() else Quiet()
+    if spec.options.quantise is not None:
+        raise ConfigError(
+            "training reads the checkpoint's own weights: leave --quantise out; what was trained can draft for the rounded "
+            "target, too"
+        )
     kind = KINDS.load(spec.kind)
     settings = parse_settings(kind.Settings, spec.settings, f"recipe '{spec.kind}'")
     spec.material.check(spec.init)

@@ -29,22 +29,24 @@ COPIES = 10
 
 def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
     """What is known without running anything; the bandwidth is measured, which takes a second."""
-    memory, lm = models.memory.target, models.target.lm
+    memory, lm, quantise = models.memory.target, models.target.lm, models.options.quantise
+    read = pass_bytes(memory.weights_bytes, models.target.config, lm.dtype, quantise)
     return TargetInfo(
-        name=name, draft=draft, dtype=str(lm.dtype).removeprefix("torch."), device=str(lm.device),
-        runtime=models.options.runtime, threads=torch.get_num_threads(), context=models.context,
-        weights_bytes=memory.weights_bytes or None, pass_bytes=pass_bytes(memory.weights_bytes, models.target.config, lm.dtype),
+        name=name, draft=draft, dtype=str(lm.dtype).removeprefix("torch."), quantise=quantise,
+        device=str(lm.device), runtime=models.options.runtime, threads=torch.get_num_threads(), context=models.context,
+        weights_bytes=memory.weights_bytes or None, pass_bytes=read,
         kv_bytes_per_token=memory.kv_bytes_per_token, bandwidth_bytes_per_s=bandwidth(lm.device),
     )  # fmt: skip
 
 
-def pass_bytes(weights_bytes: int, config: Any, dtype: torch.dtype) -> int | None:
-    """Of the weights, what each pass reads: not the input embedding where it is a table of its own. None for mixtures of experts,
+def pass_bytes(weights_bytes: int, config: Any, dtype: torch.dtype, quantise: int | None = None) -> int | None:
+    """Of the weights, what each pass reads: not the input embedding where it is a table of its own, as it is beside an output
+    layer that loading has rounded. None for mixtures of experts,
     whose passes read what their tokens choose, and for unknown weights."""
     text = config.get_text_config()
     if not weights_bytes or any((getattr(text, name, None) or 1) > 1 for name in EXPERTS):
         return None
-    tied = bool(getattr(text, "tie_word_embeddings", False))
+    tied = quantise is None and bool(getattr(text, "tie_word_embeddings", False))
     return weights_bytes - (0 if tied else text.vocab_size * text.hidden_size * dtype.itemsize)
 
 

@@ -241,6 +241,7 @@ class TargetInfo(Record):
     name: str  # as the user named it
     draft: str | None = None
     dtype: str
+    quantise: int | None = None  # bits that its linear layers were rounded to on loading
     device: str
     runtime: str  # native, graphs or eager
     threads: int

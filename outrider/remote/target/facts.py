@@ -35,6 +35,7 @@ def model_facts(built: Built) -> dict[str, str]:
         "weights": weights_hash(target.name, target.config),
         "config": _digest(json.dumps(config, sort_keys=True, default=str).encode()),
         "dtype": str(target.lm.dtype).removeprefix("torch."),
+        "quantise": str(built.options.quantise),
         "device": target.lm.device.type,
         "programs": type(target.lm.run).__name__,
         "arithmetic": arithmetic_hash(target.lm),

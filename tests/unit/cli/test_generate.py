@@ -22,7 +22,7 @@ STATS = [
 ]  # fmt: skip
 EVERY_OPTION = (
     "--drafter draft-model --draft d --drafter-option max_ngram=3 --tree t --exit-layer 2 --corpus c --num-draft-tokens 3 "
-    "--verifier token --dtype float32 --device cpu "
+    "--verifier token --dtype float32 --quantise 4 --device cpu "
     "--threads 1 --runtime eager --max-model-len 99 --revision r --trust-remote-code --max-new-tokens 9 "
     "--temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
     "--frequency-penalty 0.3 --seed 5 --stop A --stop B"
@@ -80,7 +80,7 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
     assert target == "demo"
     assert options == ModelOptions(
         drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3"], tree="t",
-        exit_layer="2", corpus="c", verifier="token", dtype="float32", device="cpu",
+        exit_layer="2", corpus="c", verifier="token", dtype="float32", quantise=4, device="cpu",
         threads=1, runtime="eager", max_model_len=99, revision="r", trust_remote_code=True,
     )  # fmt: skip
     merged = ("settings", "drafter_option", "verifier_option", "tree", "exit_layer", "corpus")

@@ -22,9 +22,8 @@ from outrider.models.quantised_linear import (
     Int8Linear,
     QuantisedLinear,
     QuantisedPanels,
-    eight_bits,
-    four_bits,
 )
+from outrider.models.rounding import eight_bits, four_bits
 from outrider.runtime.layers import use_kernels
 from tests.helpers import in_bytes, tiny_llama
 

@@ -34,6 +34,8 @@ def test_an_embedding_of_its_own_is_not_read() -> None:
 
 def test_a_shared_embedding_is_read_as_the_output_layer() -> None:
     assert pass_bytes(5000, config(tie_word_embeddings=True), torch.bfloat16) == 5000
+    rounded = pass_bytes(5000, config(tie_word_embeddings=True), torch.bfloat16, 4)
+    assert rounded == 5000 - 100 * 8 * 2, "its output layer was rounded apart from the table"
 
 
 def test_mixtures_and_unknown_weights_have_no_roof() -> None:

@@ -1,0 +1,137 @@
+"""A plain checkpoint's linear layers, rounded to blocks of 4 or 8 bits while the model is loaded (`--quantise`).
+
+The layouts are GGUF's Q4_1 and Q8_0, 32 inputs sharing a scale. As llama.cpp does, the output layer keeps more bits than the
+rest (8), and so does what chooses experts (all). A table of embeddings stays as it is: a pass reads a few of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from outrider.errors import CapabilityError
+from outrider.huge_pages import on_huge_pages
+from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, Form, Parts, pack_parts
+from outrider.models.gguf.linear import BlockLinear
+from outrider.models.panel import output_major
+from outrider.models.rounding import eight_bits, four_bits
+
+ROUTERS = ("gate", "router", "shared_expert_gate")  # names of layers that choose experts
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer to be rounded."""
+
+    parent: nn.Module
+    name: str
+    layer: Any  # nn.Linear or Conv1D
+    form: Form
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        first, second = self.layer.weight.shape
+        return (second, first) if isinstance(self.layer, Conv1D) else (first, second)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the panels."""
+        outputs, inputs = self.shape
+        return -(-outputs // WIDTH) * self.form.panel_bytes(inputs)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """What was done to a module: layers in so many bits, and layers whose sizes no block holds."""
+
+    bits: int
+    layers: int
+    left: int
+
+    def note(self, label: str) -> str:
+        """What a person should know of such a model, in a line."""
+        left = f"; {self.left} layers stay as they are (experts, or inputs that are no multiple of {BLOCK})" if self.left else ""
+        output = "" if self.bits == 8 else ", its output layer to 8"
+        return (
+            f"'{label}' was rounded to {self.bits} bits on loading (--quantise){output}: another model than the "
+            f"checkpoint, and the one that every result is about; activations are rounded to 8 bits{left}"
+        )
+
+
+def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
+    """Put a module's linear layers into blocks, in place. Raises CapabilityError where it has none that can be."""
+    places, left = places_of(module, bits)
+    if not places:
+        raise CapabilityError(f"'{label}' has no linear layer that --quantise could round. Leave --quantise out.")
+    dtype, threads = module.get_input_embeddings().weight.dtype, torch.get_num_threads()
+    torch.set_num_threads(1)  # each layer is many small operations, which do not divide well
+    try:
+        with torch.no_grad(), ThreadPoolExecutor(threads) as pool:
+            panels = pool.map(_panels, places)
+            while places:  # a plain weight is freed as soon as its panels are there
+                place = places.pop(0)
+                bias, shape = place.layer.bias, place.shape
+                bias = None if bias is None else bias.detach()
+                made = BlockLinear(on_huge_pages(next(panels)), place.form, *shape, dtype, bias)
+                setattr(place.parent, place.name, made)
+    finally:
+        torch.set_num_threads(threads)
+    return Rounded(bits, sum(isinstance(part, BlockLinear) for part in module.modules()), left)
+
+
+def places_of(module: Any, bits: int) -> tuple[list[Place], int]:
+    """The layers to be rounded, and how many others stay because no block holds them."""
+    output, places, left = module.get_output_embeddings(), list[Place](), 0
+    for parent in module.modules():
+        left += any(parameter.dim() > 2 for parameter in parent.parameters(recurse=False))  # of several experts
+        for name, layer in parent.named_children():
+            if not isinstance(layer, nn.Linear | Conv1D) or name in ROUTERS:
+                continue
+            form = Q8 if bits == 8 or layer is output else Q4_ZERO
+            place = Place(parent, name, layer, form)
+            if type(layer) in (nn.Linear, Conv1D) and place.shape[1] % BLOCK == 0:  # a subclass may do more than multiply
+                places.append(place)
+            else:
+                left += 1
+    return places, left
+
+
+def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]:
+    """Bytes that rounding frees and bytes of the blocks, from the config alone; zeros where no module can be made of it."""
+    try:
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
+        return 0, 0
+    places, _ = places_of(module, bits)
+    table = module.get_input_embeddings().weight
+    freed = sum(place.layer.weight.numel() for place in places if place.layer.weight is not table) * dtype.itemsize
+    return freed, sum(place.num_bytes for place in places)
+
+
+def rounded_parts(weight: Tensor, form: Form) -> Parts:
+    """Weights (out, in) as codes and factors of this form, which shares a scale among 32 inputs."""
+    blocks = weight.float().reshape(-1, form.group)
+    if form.bits == 4:
+        codes, scales, zeros = four_bits(blocks, form.group, middle=form.middle, factors=form.factors)
+        return Parts(codes.view(weight.shape), _by_row(scales, weight), _by_row(zeros, weight), None, None)
+    codes, scales = eight_bits(blocks, factors=form.factors)
+    raised = (codes.to(torch.int16) + form.middle).to(torch.uint8)
+    return Parts(raised.view(weight.shape), _by_row(scales, weight), None, None, None)
+
+
+def _by_row(factors: Tensor, weight: Tensor) -> Tensor:
+    return factors.reshape(weight.shape[0], -1)
+
+
+def _panels(place: Place) -> Tensor:
+    rows: Iterator[Tensor] = iter(output_major(place.layer).split(ROWS_AT_ONCE))
+    return torch.cat([pack_parts(rounded_parts(some, place.form), place.form) for some in rows])
