@@ -208,4 +208,4 @@ def test_fp32_is_refused(tmp_path: Path, library_path: Path, monkeypatch: pytest
     lm = build_lm(module, "tied", torch.float32, CPU)
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     with pytest.raises(CapabilityError, match="bfloat16"):
-        run.use_native_run(lm, module, "tied", tmp_path)
+        run.use_native_run(lm, module, tmp_path)
