@@ -97,15 +97,21 @@ def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         building.build(tmp_path / "runtime.so", "avx2")
 
 
-@pytest.mark.slow
+KERNEL_TESTS = (
+    "runtime/test_layers.py", "models/test_quantise.py", "models/gguf/test_formats.py", "verifiers/test_kernels.py",
+    "verifiers/test_one_call.py",
+)  # fmt: skip
+RUNTIME_TESTS = tuple(f"runtime/test_{name}.py" for name in ("run", "limits", "matrices", "choices", "drafting", "wide_passes"))
+
+
 @pytest.mark.skipif(of_this_cpu() != "avx512", reason="AVX2's are the best here, so every test has run on them")
-def test_kernels_for_avx2_are_right_too() -> None:
-    """On a machine with AVX-512: the tests of all kernels once more, on those that most processors get."""
-    files = (
-        "models/test_quantise.py", "models/gguf/test_formats.py", "verifiers/test_kernels.py", "verifiers/test_one_call.py",
-        *(f"runtime/test_{name}.py" for name in ("layers", "run", "limits", "matrices", "choices", "drafting", "wide_passes")),
-    )  # fmt: skip
-    pytest_options = ("-p", "no:cacheprovider", "-m", "not slow")
+@pytest.mark.parametrize("files", [
+    pytest.param(KERNEL_TESTS, marks=pytest.mark.slow, id="kernels"),
+    pytest.param(RUNTIME_TESTS, marks=pytest.mark.nightly, id="runtime"),
+])  # fmt: skip
+def test_kernels_for_avx2_are_right_too(files: tuple[str, ...]) -> None:
+    """On a machine with AVX-512: tests of the library once more, on the kernels that most processors get."""
+    pytest_options = ("-p", "no:cacheprovider", "-m", "not slow and not nightly")
     command = [sys.executable, "-m", "pytest", *pytest_options, *(str(UNIT / name) for name in files)]
     done = subprocess.run(command, env={**os.environ, KERNELS: "avx2"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
