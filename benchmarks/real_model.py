@@ -136,7 +136,7 @@ def gguf_file(model: Path) -> Path | None:
 
 
 def present(peers: Sequence[str], out: Console) -> list[str]:
-    """Those with an environment; the others are named."""
+    """Peers that have an environment; a line names each of the others."""
     for peer in peers:
         if not interpreter(peer).exists():
             out.print(f"{peer}: not installed, left out (benchmarks/setup_peers.sh {peer})")

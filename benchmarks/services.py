@@ -105,7 +105,7 @@ class Setup:
 
     @property
     def beside(self) -> dict[str, Any]:
-        """The same drafts in the target's process."""
+        """Options for drafting in the target's own process."""
         draft = {} if self.draft is None else {"draft": str(self.draft)}
         return {"drafter": self.drafter, "num_draft_tokens": self.k, **draft}
 

@@ -145,7 +145,7 @@ def embedded_heads(target: str) -> dict[str, str]:
 
 
 def _set_threads(asked: int | None) -> None:
-    """As many as were asked for; else torch's choice, which knows the affinity, but no more than a container's quota lets run."""
+    """Use as many threads as were asked for; else torch's choice, at most what affinity and a container's quota let run."""
     wanted = min(torch.get_num_threads(), usable_cpus()) if asked is None else asked
     if wanted != torch.get_num_threads():
         torch.set_num_threads(wanted)

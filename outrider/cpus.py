@@ -25,7 +25,7 @@ def cgroup_quota(mount: Path = CGROUPS, own: Path = OWN) -> float | None:
 
 
 def _folders(mount: Path, own: Path) -> Iterator[Path]:
-    """Where limits of this process may stand: its own groups' folders, and those above, each of which holds, too."""
+    """Folders that may hold a limit of this process: those of its own control groups and all above them."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

@@ -59,7 +59,7 @@ def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> 
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy of a weight on huge pages, beside the one before; the tensor itself where it is on no CPU or the system has none."""
+    """A copy of a weight on huge pages; the weight itself where it is not on a CPU or the system has no such pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or tensor.device.type != "cpu" or not tensor.numel():
         return tensor
     try:

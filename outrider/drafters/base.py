@@ -198,8 +198,11 @@ class Drafter(ABC):
         """
 
     def credit(self, index: int) -> Callable[[list[int], int], None] | None:
-        """For a host that hears what became of its latest proposal after the next one: takes the nodes that the text went along,
-        and how many levels are known by then. None: this drafter learns from texts alone."""
+        """A function that tells a row's latest proposal which of its nodes were kept; None: only texts teach this drafter.
+
+        A draft service calls it, since it hears of a proposal after the next one: with the kept nodes, and how many levels are
+        known by then.
+        """
         return None
 
     def stop(self, index: int) -> None:  # noqa: B027

@@ -115,8 +115,10 @@ class Prefiller:
 
 @torch.inference_mode()
 def reads_any_way(target: LM) -> bool:
-    """Whether keys and values have the same bits however a text is cut into passes: measured on one text, but where no pass has
-    limits, which loading has seen."""
+    """Whether keys and values have the same bits however a text is cut into passes.
+
+    Measured on one text, except where loading found that no pass has limits.
+    """
     if target.limits == PassLimits(granularity=1):
         return True
     if target.limits.granularity > 2:

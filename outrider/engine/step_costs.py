@@ -11,8 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from outrider.build import Options
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, keep_json
 from outrider.machine import cores, cpu_name
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
@@ -29,7 +27,7 @@ from outrider.version import __version__
 
 log = logging.getLogger("outrider.engine")
 VERSION = 2
-MOST_FILES = 200  # the oldest go first
+MAX_FILES = 200  # the oldest go first
 NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
 
 
@@ -67,16 +65,10 @@ class StepCosts:
                 self.save()
 
     def save(self) -> None:
-        """For the next start. A folder that cannot be written costs that start its time, nothing else."""
+        """Keep the costs for the next start. A folder that cannot be written costs that start its time, nothing else."""
         content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
-        path = _path(self.facts)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-            os.replace(scratch, path)
-            _drop_old(path.parent)
+            keep_json(_path(self.facts), content, max_files=MAX_FILES)
         except OSError as error:
             log.info("what steps take is not kept for the next start: %s", error)
 
@@ -117,9 +109,3 @@ def _path(facts: dict[str, Any]) -> Path:
 def folder() -> Path:
     """Where the files are."""
     return cache_folder() / "step-costs"
-
-
-def _drop_old(place: Path) -> None:
-    files = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[MOST_FILES:]:
-        file.unlink(missing_ok=True)

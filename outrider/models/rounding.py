@@ -29,7 +29,7 @@ def eight_bits(weight: Tensor, *, factors: torch.dtype = torch.bfloat16) -> tupl
 
 
 def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the kernels read them; never 0, so that codes can be found by division."""
+    """Scales in the type that the kernels read; never 0, so that codes can be found by division."""
     numbers = torch.finfo(dtype)
     smallest = numbers.tiny * numbers.eps if dtype == torch.float16 else numbers.tiny  # fp16: 2 ** -24, it reaches no further
     return scales.clamp(min=smallest).to(dtype)

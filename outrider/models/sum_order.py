@@ -146,7 +146,7 @@ def _in_passes(layer: nn.Module, x: Tensor, width: int, count: int) -> Tensor:
 
 
 def _product(layer: Any, x: Tensor) -> Tensor:
-    """Of a router that is a linear layer and picks experts as well (Phi MoE) the product alone."""
+    """The product of a linear layer, without the choice of experts that a router may make besides (Phi MoE)."""
     out = layer(x)
     return out if isinstance(out, Tensor) else F.linear(x, layer.weight, layer.bias)
 

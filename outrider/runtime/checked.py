@@ -10,8 +10,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, keep_json
 from outrider.kv import LayerShape
 from outrider.machine import cpu_name
 from outrider.models.adapter import adapter_in
@@ -30,7 +28,7 @@ from outrider.models.lm import LMShape, PassLimits
 from outrider.runtime.building import fingerprint
 
 log = logging.getLogger("outrider.models")
-MOST_FILES = 200  # the oldest go first
+MAX_FILES = 200  # the oldest go first
 FEW_WEIGHTS = 1_000_000_000  # passes over fewer are short: threads would wait for one another longer than they work
 
 
@@ -72,15 +70,8 @@ def keep(key: str | None, checked: Checked) -> None:
     """Remember the findings. A folder that cannot be written costs the next start its time, nothing else."""
     if key is None:
         return
-    path = _path(key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(checked), file, indent=1)
-        os.replace(scratch, path)
-        for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
-            old.unlink(missing_ok=True)
+        keep_json(_path(key), asdict(checked), max_files=MAX_FILES)
     except OSError as error:
         log.info("what loading found is not kept for the next start: %s", error)
 
@@ -115,7 +106,7 @@ def _state(file: Path) -> tuple[str, int, int]:
 
 @functools.cache
 def _sources() -> tuple[tuple[str, int, int], ...]:
-    """Of our own code that reads, lowers and runs models."""
+    """States of our own source files that read, lower and run models."""
     package = Path(__file__).parents[1]
     return tuple(sorted(_state(file) for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py")))
 

@@ -19,7 +19,7 @@ from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.vocabulary import OUTSIDE
 from outrider.rows import Rows
-from outrider.runtime.run import Bound, FirstPass, NativeRun
+from outrider.runtime.run import Bound, FirstPass, NativeRun, addresses
 from outrider.runtime.structures import DraftingStruct
 from outrider.sampling.rng import KeyedStreams, Purpose
 
@@ -61,9 +61,10 @@ class Vocabulary(NamedTuple):
 def draft_chains(
     bound: Bound, kv: KVCache, rows: Rows, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Tokens (B, n), and the laws (R, n + 1, V) of rows that draw, the last ones 0; None where scores are none to pick from.
+    """Draft tokens (B, n) and the laws (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
 
-    The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
+    The last law of each row is 0. The cache has room for all that is written. A program with an input is given, for the next
+    token, its own first signal.
     """
     num_rows, picks = len(rows), Picks.of(rows, num_tokens)
     laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
@@ -112,8 +113,3 @@ class ChainLoop:
             for row, tokens in enumerate(pending):
                 kv.advance(row, len(tokens) + num_tokens - 1)
         return found
-
-
-def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    """Where tensors lie, null for None."""
-    return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))

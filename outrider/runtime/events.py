@@ -1,4 +1,4 @@
-"""What a model does in a pass, call by call: seen by a dispatch mode of torch, or told by a part that is not entered."""
+"""Calls that a model makes in a pass: seen by a dispatch mode of torch, or reported by a part that is not entered."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def embedding(low: Lowering, event: Event) -> list[Known]:
 
 
 def rows(low: Lowering, event: Event) -> list[Known]:
-    """Of a table that is kept in integers."""
+    """Rows of a table that is kept in integers."""
     path, layer, index = event.args
     return looked_up(low, low.matrix(path, layer), index, event.outputs[0])
 

@@ -73,8 +73,8 @@ class Executor:
         hidden = {
             layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self._dtype) for layer in layers
         }
-        signals = _addresses([hidden.get(layer) for layer in self.program.signals])
-        keys, values, rotary, given = (_addresses(each) for each in (plan.keys, plan.values, tables, inputs))
+        signals = addresses([hidden.get(layer) for layer in self.program.signals])
+        keys, values, rotary, given = (addresses(each) for each in (plan.keys, plan.values, tables, inputs))
         call = PassStruct(
             num_rows, num_tokens, capacity, ids.data_ptr(), positions.data_ptr(), starts.ctypes.data,
             None if depths is None else depths.ctypes.data, None if paths is None else paths.ctypes.data,
@@ -93,8 +93,8 @@ class Executor:
         num_rows, num_tokens = first.ids.shape
         assert self.program.logits is not None
         logits = torch.empty(num_rows, self.program.logits.cols)
-        signals = _addresses([carried, *[None] * (len(self.program.signals) - 1)])
-        keys_at, values_at, rotary, inputs = (_addresses(each) for each in (keys, values, tables, first.inputs))
+        signals = addresses([carried, *[None] * (len(self.program.signals) - 1)])
+        keys_at, values_at, rotary, inputs = (addresses(each) for each in (keys, values, tables, first.inputs))
         call = PassStruct(
             num_rows, num_tokens, keys[0].shape[1], first.ids.data_ptr(), first.positions.ctypes.data, first.starts.ctypes.data,
             None, None, *(ctypes.addressof(each) for each in (keys_at, values_at, rotary, inputs, signals)),
@@ -106,7 +106,7 @@ class Executor:
     def map(self, given: Tensor) -> Tensor:
         """The first signal (N, H) of a program without attention, of its one input (N, size)."""
         out = torch.empty(len(given), self.program.hidden_size, dtype=self._dtype)
-        inputs, signals = _addresses([given]), _addresses([out, *[None] * (len(self.program.signals) - 1)])
+        inputs, signals = addresses([given]), addresses([out, *[None] * (len(self.program.signals) - 1)])
         call = PassStruct(rows=1, tokens=len(given), inputs=ctypes.addressof(inputs), signals=ctypes.addressof(signals))
         call.arena = self._room(1, len(given), 0)
         self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
@@ -167,7 +167,8 @@ def _named(program: Program) -> set[str]:
     }
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """Addresses of tensors, null for None."""
     return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, keep_json
 from outrider.serve.selftest import SelfTest
 
 log = logging.getLogger("outrider.serve")
 VERSION = 1  # of the test: another one is made anew
-MOST_FILES = 200  # the oldest go first
+MAX_FILES = 200  # the oldest go first
 
 
 def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
@@ -33,18 +31,11 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
-    """For the next start. A folder that cannot be written costs that start its time, nothing else."""
+    """Remember a test without findings. A folder that cannot be written costs that start its time, nothing else."""
     if facts is None or result.findings:
         return
-    path = _path(facts)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"numbers": result.numbers}, file, indent=1)
-        os.replace(scratch, path)
-        for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
-            old.unlink(missing_ok=True)
+        keep_json(_path(facts), {"numbers": result.numbers}, max_files=MAX_FILES)
     except OSError as error:
         log.info("the self-test is not kept for the next start: %s", error)
 

@@ -143,7 +143,7 @@ class Laws:
         return self.law * self.share[:, None]
 
     def at(self, which: Tensor) -> Laws:
-        """Those of some positions."""
+        """The laws of some positions."""
         return Laws(self.law[which], self.share[which], self.counts[which])
 
 

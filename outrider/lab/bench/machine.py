@@ -40,9 +40,11 @@ def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
 
 
 def pass_bytes(weights_bytes: int, config: Any, dtype: torch.dtype, quantise: int | None = None) -> int | None:
-    """Of the weights, what each pass reads: not the input embedding where it is a table of its own, as it is beside an output
-    layer that loading has rounded. None for mixtures of experts,
-    whose passes read what their tokens choose, and for unknown weights."""
+    """Bytes of weights that each pass reads; None for mixtures of experts and for unknown weights.
+
+    The input embedding counts only where the output layer shares it; beside an output layer that loading has rounded it does not.
+    Passes of a mixture read the experts that their tokens choose.
+    """
     text = config.get_text_config()
     if not weights_bytes or any((getattr(text, name, None) or 1) > 1 for name in EXPERTS):
         return None

@@ -84,7 +84,10 @@ def own_form(bits: int, group: int) -> Form:
 
 
 def zero_form(bits: int, group: int, factors: torch.dtype) -> Form:
-    """The layout of 4 or 8 bits with a zero among the codes: w = scale * (code - middle) - scale * shift, exact in fp32."""
+    """The layout of 4 or 8 bits with a zero among the codes.
+
+    A weight is scale * (code - middle) - scale * shift, exact in fp32.
+    """
     number = {(4, torch.float16): 5, (4, torch.bfloat16): 12, (8, torch.float16): 13, (8, torch.bfloat16): 14}[bits, factors]
     middle = 0 if bits == 4 else 128
     return Form(number, bits, middle, has_zero=True, is_nested=True, group=group, factors=factors)
@@ -119,7 +122,7 @@ def panels_of(blocks: Tensor, kind: GGMLQuantizationType) -> Tensor:
 
 
 def pack_parts(parts: Parts, form: Form) -> Tensor:
-    """The same for weights that were taken apart elsewhere; whole groups of inputs."""
+    """Panels of weights that are given as codes and scales, in whole groups of inputs."""
     cut = [[None] * -(-len(parts.codes) // ROWS_AT_ONCE) if part is None else part.split(ROWS_AT_ONCE) for part in parts]
     return torch.cat([_to_panels(_each_part(rows, lambda part: part), form) for rows in zip(*cut, strict=True)])
 

@@ -19,7 +19,7 @@ from outrider.engine import calibrate as calibrating
 from outrider.engine import step_costs
 from outrider.engine.calibrate import _Timer, calibrate_alone
 from outrider.engine.request import Speculation
-from outrider.engine.step_costs import MOST_FILES, StepCosts, facts_of
+from outrider.engine.step_costs import MAX_FILES, StepCosts, facts_of
 from outrider.llm import LLM
 from outrider.rows import Rows
 from outrider.runtime import building
@@ -93,11 +93,11 @@ def test_a_folder_that_cannot_be_written_is_said(
 
 
 def test_the_oldest_files_go_first() -> None:
-    for number in range(MOST_FILES + 5):
+    for number in range(MAX_FILES + 5):
         StepCosts({"number": number}, SECONDS).save()
     files = list(step_costs.folder().glob("*.json"))
-    assert len(files) == MOST_FILES
-    assert StepCosts.load({"number": MOST_FILES + 4}).seconds == SECONDS
+    assert len(files) == MAX_FILES
+    assert StepCosts.load({"number": MAX_FILES + 4}).seconds == SECONDS
 
 
 # ------------------------------------------------ who uses it

@@ -76,7 +76,7 @@ def test_what_files_do_not_tell_apart_has_no_key(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(checked, "MOST_FILES", 1)
+    monkeypatch.setattr(checked, "MAX_FILES", 1)
     lm = start(model)._built.target.lm
     (first,) = kept()
     os.utime(first, (1, 1))
