@@ -74,7 +74,7 @@ class MachineOptions:
         ),
     ] = None  # fmt: skip
     device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
-    threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="torch's choice")] = None
+    threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="as many as this process may use")] = None
     runtime: Annotated[
         RuntimeName,
         option(
