@@ -11,8 +11,12 @@ same bits whether it is alone, beside draft tokens, or beside other rows (probed
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,14 +26,26 @@ NAME = "outrider"
 QUERY_BLOCK = 8
 
 
-class PassPlan(NamedTuple):
-    """Where a pass writes and what it may see. A tuple of tensors, so that it travels through torch.export."""
+@dataclass(frozen=True)
+class PassPlan:
+    """Where a pass writes and what it may see. Masks are made when attention asks for them; the native runtime needs none."""
 
     keys: list[Tensor]  # per layer (slots, capacity, KV heads, key size)
     values: list[Tensor]  # per layer (slots, capacity, KV heads, value size)
     places: Tensor  # (B*T,) int64: slot * capacity + position of every new token
-    mask: Tensor  # (B, 1, T padded to QUERY_BLOCK, S) additive, S a multiple of the cache block
-    window_mask: Tensor | None  # the same for sliding-window layers; None when the model has none
+    make_mask: Callable[[], Tensor]
+    make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no sliding-window layers
+    sees: np.ndarray | None = None  # (B, T, T) bool, whom each token of a tree sees; None for chains
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(B, 1, T padded to QUERY_BLOCK, S) additive, S a multiple of the cache block."""
+        return self.make_mask()
+
+    @cached_property
+    def window_mask(self) -> Tensor | None:
+        """The mask of sliding-window layers, of `mask`'s shape; None when the model has none."""
+        return None if self.make_window_mask is None else self.make_window_mask()
 
 
 def attention(

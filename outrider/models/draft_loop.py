@@ -10,6 +10,7 @@ Penalties, biases and grammars need the general path, token by token (`drafters/
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -51,13 +52,10 @@ class DraftLoopProgram(nn.Module):
         slots = torch.arange(state.shape[0], device=state.device) * keys[0].shape[1]
         for node in range(self.num_tokens):
             offsets = torch.arange(WIDTH, device=starts.device)
-            masks = [
-                attention_mask(starts, WIDTH, key_positions.shape[0], keys[0].dtype, window)
-                for window in ((None,) if self.window is None else (None, self.window))
-            ]
+            mask = partial(attention_mask, starts, WIDTH, key_positions.shape[0], keys[0].dtype)
             places = (slots + starts)[:, None] + offsets
-            near = masks[-1] if self.window is not None else None
-            plan = PassPlan(keys, values, places.flatten(), masks[0], near)
+            near = None if self.window is None else partial(mask, self.window)
+            plan = PassPlan(keys, values, places.flatten(), mask, near)
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -187,7 +188,8 @@ class GraphedPass:
         masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
 
         def call(ids: Tensor, positions: Tensor, places: Tensor, columns: Tensor, *masks: Tensor) -> list[Tensor]:
-            own = plan._replace(places=places, mask=masks[0], window_mask=masks[1] if len(masks) > 1 else None)
+            full, *near = (partial(_given, mask) for mask in masks)
+            own = PassPlan(plan.keys, plan.values, places, full, near[0] if near else None)
             if not layers:
                 return [self._run(ids, positions, own, columns)]
             logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
@@ -218,3 +220,7 @@ class GraphedLoop:
 def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:
     """Where a cache lies: a recording reads and writes there, whatever lies there by then."""
     return (stores[0].shape, *(store.data_ptr() for store in stores))
+
+
+def _given(mask: Tensor) -> Tensor:
+    return mask

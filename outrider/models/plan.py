@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,10 +34,14 @@ def plan_pass(
     # Padding tokens may stand behind the last position the model knows; what they compute is never read.
     positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity
-    full = attention_mask(starts, width, num_keys, kv.dtype, None, depths, sees)
-    near = None if window is None else attention_mask(starts, width, num_keys, kv.dtype, window, depths, sees)
+
+    def mask(within: int | None) -> Tensor:
+        return attention_mask(starts, width, num_keys, kv.dtype, within, depths, sees)
+
+    near = None if window is None else partial(mask, window)
+    on_host = sees.numpy() if sees is not None and kv.device.type == "cpu" else None
     places = ((slots + starts)[:, None] + offsets).flatten()
-    return PassPlan(*_stores(kv, first_row), places, full, near), positions
+    return PassPlan(*_stores(kv, first_row), places, partial(mask, None), near, on_host), positions
 
 
 def _plan_one_chain(
@@ -46,8 +52,8 @@ def _plan_one_chain(
     start = kv.lengths[first_row]
     places = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
     positions = places if start + width <= last_position + 1 else places.clamp(max=last_position)
-    mask = chain_mask(start, width, num_keys, kv.dtype, kv.device)
-    return PassPlan(*_stores(kv, first_row), places, mask, None), positions[None]
+    mask = partial(chain_mask, start, width, num_keys, kv.dtype, kv.device)
+    return PassPlan(*_stores(kv, first_row), places, mask), positions[None]
 
 
 def _plan_trees(
@@ -60,8 +66,8 @@ def _plan_trees(
     starts = np.array(kv.lengths[first_row : first_row + num_rows])[:, None]
     places = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
     positions = np.minimum(starts + depths, last_position)
-    mask = tree_mask(starts[:, 0].tolist(), sees, num_keys, kv.dtype)
-    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(places.ravel()), mask, None)
+    mask = partial(tree_mask, starts[:, 0].tolist(), sees, num_keys, kv.dtype)
+    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(places.ravel()), mask, sees=sees)
     return plan, torch.from_numpy(positions)
 
 

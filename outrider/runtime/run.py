@@ -66,8 +66,7 @@ class Executor:
         ids, positions, columns = ids.contiguous(), positions.contiguous(), columns.contiguous()
         capacity = plan.keys[0].shape[1]
         starts = plan.places.view(num_rows, num_tokens)[:, 0].numpy() % capacity  # a pass lies behind its row's prefix
-        seen = _visible(plan, starts, num_tokens)
-        depths, paths = (None, None) if seen is None else _paths(seen)
+        depths, paths = (None, None) if plan.sees is None else _paths(plan.sees)
         assert self.program.logits is not None
         logits = torch.empty(num_rows, len(columns), self.program.logits.cols)
         hidden = {
@@ -170,17 +169,6 @@ def _named(program: Program) -> set[str]:
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
     """Addresses of tensors, null for None."""
     return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
-
-
-def _visible(plan: PassPlan, starts: np.ndarray, num_tokens: int) -> np.ndarray | None:
-    """(B, T, T): which tokens of the pass each token sees; None where each sees all before it, as in a chain."""
-    if num_tokens == 1:
-        return None
-    parts = [
-        mask[0, :num_tokens, start : start + num_tokens] for mask, start in zip(plan.mask, starts.tolist(), strict=True)
-    ]
-    seen = (torch.stack(parts) == 0).numpy()
-    return None if (seen == np.tri(num_tokens, dtype=bool)).all() else seen
 
 
 def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

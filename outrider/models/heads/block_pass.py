@@ -11,6 +11,7 @@ What waits becomes context; the block and the padding are overwritten by the nex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,8 +46,8 @@ def block_pass(
     behind = torch.where(waiting < counts[:, None], waiting, waiting + config.block_size)  # padding goes behind the block
     slots = torch.arange(numbers.shape[0], device=numbers.device) * keys[0].shape[1]
     places = (slots + cached)[:, None] + torch.cat([behind, counts[:, None] + block], dim=1)
-    mask = config.mask(cached + counts, num_keys, keys[0].dtype)
-    plan = PassPlan(keys, values, places.flatten(), mask, None)
+    mask = partial(config.mask, cached + counts, num_keys, keys[0].dtype)
+    plan = PassPlan(keys, values, places.flatten(), mask)
 
     def attend(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
         all_keys = torch.cat([context[layer][0], own_keys], dim=2)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
+from outrider.models import plan
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
 from outrider.models.plan import plan_pass
@@ -183,3 +184,16 @@ def test_a_key_that_is_no_number_reaches_those_who_see_it_alone(library_path: Pa
     found = attend(kv, query, key, value, None)
     assert torch.isfinite(found[:2]).all()
     assert found[2:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["chain_mask", "tree_mask", "attention_mask"])
+def test_passes_make_no_masks(name: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks as wide as the text would cost long texts more than the pass's own bookkeeping."""
+    lm, _ = on_executor("llama", torch.float32, library_path)
+    monkeypatch.setattr(plan, name, lambda *_: pytest.fail(f"{name} was called"))
+    for _ in range(2):
+        lm.kv.add_row()
+    tokens = torch.arange(8).view(2, 4)
+    lm.forward(tokens)
+    lm.forward(tokens[:1])
+    lm.forward(tokens, torch.tensor([[-1, -1, 0], [-1, 0, 1]]))
