@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from outrider.errors import CheckpointError
-from outrider.models import hub, load, native
+from outrider.models import hub, load
 from outrider.models.load import load_config, load_tokenizer
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
@@ -94,7 +94,7 @@ def test_auto_dtype_is_one_that_the_processor_is_fast_in(
     monkeypatch: pytest.MonkeyPatch, own: torch.dtype | None, device: str, onednn: bool, kernels: bool, expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(load, "has_fast_bf16", lambda: onednn)
-    monkeypatch.setattr(native, "is_supported", lambda device, dtype: kernels and dtype == torch.bfloat16)
+    monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512" if kernels else None)
     config, on = SimpleNamespace(dtype=own), torch.device(device)
     assert load.resolve_dtype("auto", config, on) == expected
     assert load.resolve_dtype("bfloat16", config, on) == torch.bfloat16  # asked for is asked for
@@ -102,6 +102,6 @@ def test_auto_dtype_is_one_that_the_processor_is_fast_in(
 
 def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "has_fast_bf16", lambda: False)
-    monkeypatch.setattr(native, "is_supported", lambda device, dtype: True)
+    monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512")
     config = SimpleNamespace(dtype=torch.bfloat16)
     assert load.resolve_dtype("auto", config, torch.device("cpu"), ours=False) == torch.float32
