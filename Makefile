@@ -26,7 +26,7 @@ ARGS ?=
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test test-all lint type check bench gpu proto clean
+.PHONY: help demo test test-all lint type check bench gpu docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -41,7 +41,7 @@ test-all: $(TOOLS) ## the slow and the nightly ones too
 	@$(PYTEST) -m "not gpu" $(ARGS)
 
 lint: $(TOOLS) ## ruff
-	@$(BIN)/ruff check outrider tests benchmarks examples
+	@$(BIN)/ruff check outrider tests benchmarks examples tools
 
 type: $(TOOLS) ## mypy
 	@$(BIN)/mypy
@@ -50,6 +50,10 @@ check: lint type test ## everything a commit must pass
 
 bench: $(TOOLS) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+docs: $(STAMP) ## the documentation as a site, in site/
+	@$(PIP) -e ".[docs]"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "open site/index.html"
 
 # On a machine that is lent with torch and transformers and no network: the environment where there is one, else that Python.
 gpu: ## everything that must be asked of a real GPU, in 8 minutes; docs/gpu.md
