@@ -39,7 +39,7 @@ import typer
 from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
 from workload import read_result
 
-from outrider.control import Goodput
+from outrider.draft_length import Goodput
 from outrider.types import VerdictLists
 
 World = Sequence[Text] | Sequence[RecordedText]

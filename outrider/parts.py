@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.control import FixedLength, Goodput, LengthByRows
-from outrider.control.length import DraftLength
+from outrider.draft_length import FixedLength, Goodput, LengthByRows
+from outrider.draft_length.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import CapabilityError, ConfigError

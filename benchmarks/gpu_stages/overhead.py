@@ -18,8 +18,8 @@ import torch
 from gpu_stages.context import Context
 from gpu_stages.roof import verdict
 from gpu_stages.shapes import LLAMA, SMOL, Shaped, filled, make
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.errors import OutriderError
 from outrider.models.picking import no_draws
 from outrider.parts import choose_parts

@@ -6,8 +6,8 @@
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
              beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all
 
-What a part is worth is measured from its own verdicts (`outrider/survival.py`), what a model costs by the clock. At most one
-part may draw tokens from laws, a model or a trained head; its nodes come first in the tree (`outrider/trees/merge.py`).
+What a part is worth is measured from its own verdicts (`outrider/draft_length/survival.py`), what a model costs by the clock.
+At most one part may draw tokens from laws, a model or a trained head; its nodes come first (`outrider/trees/merge.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from outrider.draft_length.survival import ChainSurvival
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
@@ -27,7 +28,6 @@ from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.settings import parse_settings, setting
-from outrider.survival import ChainSurvival
 from outrider.trees.merge import Merged, merge_drafts, part_output, part_verdict
 from outrider.types import Draft, TargetOutput, Verdict
 

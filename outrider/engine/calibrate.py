@@ -15,9 +15,9 @@ from typing import Any
 
 from outrider.admission import new_row
 from outrider.build import Built
-from outrider.control import Goodput
-from outrider.control.each_drafter import EachDrafter
 from outrider.decode import Decoder
+from outrider.draft_length import Goodput
+from outrider.draft_length.each_drafter import EachDrafter
 from outrider.engine.batch import Batch
 from outrider.engine.lineup import Lineup
 from outrider.engine.step_costs import StepCosts, facts_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from outrider.admission import checked_prediction
 from outrider.build import Built, Models, assemble
-from outrider.control import Goodput
-from outrider.control.each_drafter import EachDrafter
 from outrider.decode import Control, Decoder
+from outrider.draft_length import Goodput
+from outrider.draft_length.each_drafter import EachDrafter
 from outrider.drafters.base import SMALL_TREE, Drafter
 from outrider.engine.predicted import FOLLOWER, Predicted
 from outrider.engine.request import Request

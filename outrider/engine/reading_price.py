@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.draft_length.survival import Record
 from outrider.rows import Row, Rows
-from outrider.survival import Record
 
 FADE = 0.95  # per text, and per step that reads: a memory of some 20
 

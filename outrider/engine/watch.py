@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from outrider.control.each_drafter import EachDrafter
 from outrider.decode import Control
+from outrider.draft_length.each_drafter import EachDrafter
 from outrider.drafters.base import Drafter
 from outrider.engine.reading_price import ReadingPrices
 from outrider.models.lm import PREFILL_CHUNK

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from outrider.build import REMOTE
-from outrider.control.length import DraftLength
+from outrider.draft_length.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.engine.request import Finish, Listener, Request, Speculation, Update
 from outrider.errors import CapabilityError, CheckpointError, OutriderError

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from outrider.build import Built, Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.models.lm import LM

@@ -20,10 +20,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from outrider.build import Built, Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
 from outrider.demo import demo_paths
 from outrider.demo.problems import problems
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.errors import OutriderError
 from outrider.llm import LLM

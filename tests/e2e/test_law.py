@@ -36,8 +36,8 @@ from transformers import (
 )
 
 from outrider.build import Built, Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.models.lm import PassLimits
 from outrider.parts import choose_parts
 from outrider.sampling.params import SamplingParams

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.build import Models, assemble
-from outrider.control.length import MAX_DRAFT_TOKENS
+from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import OutriderError
 from outrider.lab.certify.greedy import TOGETHER
 from outrider.lab.certify.result import Invariance

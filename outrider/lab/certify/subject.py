@@ -15,8 +15,8 @@ from torch import Tensor
 
 from outrider.admission import constraint_for, new_row
 from outrider.build import Built, Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import ConfigError, OutriderError

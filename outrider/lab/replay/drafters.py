@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.control import FixedLength
+from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.control import FixedLength
 from outrider.decode import Control
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.control.length import MAX_DRAFT_TOKENS
+from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from outrider.draft_length.survival import ChainSurvival
 from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import GeneralHost
@@ -23,7 +24,6 @@ from outrider.remote.draft.outcomes import OutcomeTree, grow
 from outrider.remote.draft.settings import MOST_NODES, DraftLimits
 from outrider.remote.draft.texts import Job, Stream, Texts
 from outrider.remote.protocol import messages
-from outrider.survival import ChainSurvival
 
 log = logging.getLogger("outrider.service")
 REST_S = 1.0  # between two looks at what is idle, while nobody asks

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.build import Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.eagle import Eagle3Drafter, EagleDrafter, EagleSettings
 from outrider.errors import CapabilityError, CheckpointError, ConfigError

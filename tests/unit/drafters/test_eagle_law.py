@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outrider.build import Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.lm import PassLimits
 from outrider.parts import choose_parts

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
 from outrider.drafters.ngram import NgramDrafter, NgramSettings

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.corpus import PIECE, read_documents
 from outrider.drafters.corpus_index import load_index, open_index, tokenize
 from outrider.drafters.retrieval import RetrievalDrafter, RetrievalSettings, grow

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.universal import MIN_COVERAGE, UniversalDrafter, UniversalSettings

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from outrider.build import Needs, Options, assemble, choose, load_models
-from outrider.control import Goodput
 from outrider.decode import Decoder
+from outrider.draft_length import Goodput
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.ngram_cache import NgramCacheDrafter
 from outrider.engine import calibrate as calibrating

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from outrider.build import Built, Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.programs import programs_serve
 from outrider.grammar import Grammars, Spec, choice, json_schema, regex
 from outrider.parts import choose_parts

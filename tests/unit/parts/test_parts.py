@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outrider.control import FixedLength, Goodput
-from outrider.control.length import AUTO_MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, DraftLength
+from outrider.draft_length import FixedLength, Goodput
+from outrider.draft_length.length import AUTO_MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, DraftLength
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import CapabilityError, ConfigError
 from outrider.parts import Parts, choose_parts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.build import Options
-from outrider.control.each_drafter import EachDrafter
+from outrider.draft_length.each_drafter import EachDrafter
 from outrider.engine import step_costs
 from outrider.engine.engine import Engine
 from outrider.engine.observer import EngineSnapshot

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleChain
 from outrider.models.heads.eagle_lm import EagleLM

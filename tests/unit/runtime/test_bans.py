@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.eagle import EagleChain
 from outrider.drafters.programs import bans_bite, programs_serve

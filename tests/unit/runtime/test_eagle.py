@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.eagle import EagleChain, EagleDrafter
 from outrider.models.heads.eagle import Kind
 from outrider.models.heads.eagle_files import save_eagle

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.build import Built, Options, build
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.parts import choose_parts
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams

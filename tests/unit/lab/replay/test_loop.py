@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control import FixedLength
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.errors import CapabilityError

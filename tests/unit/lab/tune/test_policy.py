@@ -9,7 +9,7 @@ import pytest
 
 from outrider.build import Options, choose
 from outrider.cli.options import ModelOptions
-from outrider.control import LengthByRows
+from outrider.draft_length import LengthByRows
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import Lap
 from outrider.lab.tune.load import LoadStep

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.control import Goodput
+from outrider.draft_length import Goodput
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict, VerdictLists

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from outrider.survival import Outcome
+from outrider.draft_length.survival import Outcome
 from outrider.types import VerdictLists
 
 

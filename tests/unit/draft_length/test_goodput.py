@@ -12,13 +12,13 @@ from statistics import mean
 import pytest
 import torch
 
-from outrider.control import Goodput
-from outrider.control.goodput import MOST_PLANNED, PLAN_S
-from outrider.control.offers import Offers
-from outrider.control.waiting import Step
-from outrider.survival import Outcome
+from outrider.draft_length import Goodput
+from outrider.draft_length.goodput import MOST_PLANNED, PLAN_S
+from outrider.draft_length.offers import Offers
+from outrider.draft_length.survival import Outcome
+from outrider.draft_length.waiting import Step
 from outrider.types import Draft, VerdictLists
-from tests.unit.control.simulator import Run, World, best_rate, linear, plain_rate
+from tests.unit.draft_length.simulator import Run, World, best_rate, linear, plain_rate
 
 CHAIN = list(range(9))
 TREE = [0, 1, 2, 4, 8, 12, 16]

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.control.costs import VAIN, CostCurve
-from outrider.survival import DECAY, Record, Shares
+from outrider.draft_length.costs import VAIN, CostCurve
+from outrider.draft_length.survival import DECAY, Record, Shares
 
 PRIOR_WEIGHT = 0.2  # steps that "what is asked for is offered" counts for
 IN_VAIN = 3  # steps without any offer after which a plain step is timed beside them

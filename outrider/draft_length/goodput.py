@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from outrider.control.costs import VAIN, CostCurve, Slope, Times
-from outrider.control.offers import Offers
-from outrider.control.plan import Plans
-from outrider.control.probing import TRY_ROWS, Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
-from outrider.control.waiting import Step, by_rows, chosen
+from outrider.draft_length.costs import VAIN, CostCurve, Slope, Times
+from outrider.draft_length.offers import Offers
+from outrider.draft_length.plan import Plans
+from outrider.draft_length.probing import TRY_ROWS, Entrance, GrowthChecks, PlainChecks, Surprise, Tries, few
+from outrider.draft_length.survival import ChainSurvival, NestedYield, Outcome, TreeYield
+from outrider.draft_length.waiting import Step, by_rows, chosen
 from outrider.rows import Row, Rows
-from outrider.survival import ChainSurvival, NestedYield, Outcome, TreeYield
 from outrider.types import Draft, Verdict, VerdictLists
 
 MARGIN = 0.02  # predicted gain that a change of length must promise

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.control import Goodput
-from outrider.control.each_drafter import EachDrafter
+from outrider.draft_length import Goodput
+from outrider.draft_length.each_drafter import EachDrafter
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row
-from tests.unit.control.simulator import _draft, _verdict
+from tests.unit.draft_length.simulator import _draft, _verdict
 
 SECONDS = {"model": lambda width: 1 + 0.05 * width, "copy": lambda width: 1 + 0.01 * width}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.control import FixedLength, Goodput
+from outrider.draft_length import FixedLength, Goodput
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.control.costs import LATEST, VAIN, CostCurve, Slope
-from outrider.control.offers import Offers
-from outrider.control.probing import GrowthChecks, PlainChecks, Surprise, Tries
+from outrider.draft_length.costs import LATEST, VAIN, CostCurve, Slope
+from outrider.draft_length.offers import Offers
+from outrider.draft_length.probing import GrowthChecks, PlainChecks, Surprise, Tries
 
 
 def curve_of(**seconds: list[float]) -> CostCurve:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.survival import DECAY, PRIOR, ChainSurvival, NestedYield, Outcome, Shares, TreeYield
+from outrider.draft_length.survival import DECAY, PRIOR, ChainSurvival, NestedYield, Outcome, Shares, TreeYield
 
 
 def chain_of(alphas: list[float], drafted: int, steps: int = 3000, seed: int = 0) -> ChainSurvival:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.control.goodput import Goodput
+from outrider.draft_length.goodput import Goodput
 from outrider.rows import Rows
 from outrider.types import Draft, Verdict
 

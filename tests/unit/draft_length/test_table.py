@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.control import LengthByRows
-from outrider.control.length import DraftLength
+from outrider.draft_length import LengthByRows
+from outrider.draft_length.length import DraftLength
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.parts import choose_parts
