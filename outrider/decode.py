@@ -101,7 +101,7 @@ class Decoder:
             raise NumericalError(f"generation stopped after {steps} steps: {error}{self._blame()}") from error
 
     def _blame(self) -> str:
-        """Where in the target a pass went wrong, as far as its cache shows it: keys are made from what enters a layer."""
+        """The layer in which a pass went wrong, as far as the cache shows it: keys are made from what enters a layer."""
         layer, last = self.target.kv.first_broken_layer(), len(self.target.shape.layers) - 1
         if layer is None:
             return f" (the keys and values of all layers are finite: look at layer {last} and the output head)"

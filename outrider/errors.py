@@ -41,7 +41,7 @@ class RequestError(OutriderError):
 
 
 class QueueFullError(OutriderError):
-    """As many requests wait as the operator allowed; try again after `retry_after_s` seconds."""
+    """The waiting queue is full; try again after `retry_after_s` seconds."""
 
     exit_code = 1
 

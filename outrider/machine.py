@@ -107,7 +107,7 @@ def cores() -> dict[str, int | None]:
 
 
 def folder_size(folder: Path) -> dict[str, Any]:
-    """Where, how many files, how large; zeros when it does not exist."""
+    """A folder's path, number of files and size; zeros when it does not exist."""
     files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
     return {
         "path": str(folder),

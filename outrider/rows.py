@@ -161,7 +161,8 @@ class Rows:
 
     @property
     def soft_sampling(self) -> BatchSampling:
-        """The same with greedy rows at temperature 1: a law that ranks candidates where `sampling` has a point mass."""
+        """The sampling of all rows, greedy ones at temperature 1: a law that ranks candidates where `sampling` has a point
+        mass."""
         if self._soft_sampling is None:
             params = [replace(row.params, temperature=1.0) if row.params.is_greedy else row.params for row in self.rows]
             self._soft_sampling = BatchSampling.of(params, self.vocab_size, self.device, self._constraints())

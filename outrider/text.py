@@ -124,7 +124,8 @@ class StopStrings:
     """Finds the first stop string in a growing text and holds back what could still become one."""
 
     def __init__(self, stops: Sequence[str], *, after: int = 0, include: bool = False) -> None:
-        """Those that begin in the first `after` pieces of the text do not count. `include`: the one that is found is shown."""
+        """Stop strings that begin in the first `after` pieces of the text do not count. `include`: the one that is found is
+        shown."""
         self._stops = [stop for stop in stops if stop]
         self._ignored, self._include = after, include
         self._held = ""

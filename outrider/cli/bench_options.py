@@ -195,7 +195,7 @@ def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool)
 
 
 def numbers(option: str, text: str, kind: type) -> list[Any]:
-    """Of a list with commas between, without doubles. Raises ConfigError."""
+    """The numbers of a comma-separated list, without duplicates. Raises ConfigError."""
     try:
         return list(dict.fromkeys(kind(word) for word in text.split(",") if text))
     except ValueError as error:

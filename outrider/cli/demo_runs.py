@@ -64,7 +64,7 @@ class Table(NamedTuple):
 
 
 def held_out_problems(count: int) -> list[Problem]:
-    """The same problems every time, none of which the embedded pair was trained on."""
+    """A fixed set of problems, none of which the embedded pair was trained on."""
     return list(islice(problems(PROBLEM_SEED, held_out=True), count))
 
 

@@ -137,7 +137,8 @@ def _asked(target: str, prompt: str | None, file: Path | None, workload: Workloa
 
 
 def _questions(runner: Runner, asked: Workload, workload: WorkloadOptions, max_tokens: int) -> list[Question]:
-    """As token ids. One prompt of the user's own may be cut by the context, as in `generate`; a workload's must fit."""
+    """The prompts as token ids. One prompt of the user's own may be cut by the context, as in `generate`; a workload's must
+    fit."""
     from outrider.lab.explain.recorded import Question
     from outrider.lab.workload.prompts import prepare, to_tokens
 

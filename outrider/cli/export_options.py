@@ -17,7 +17,7 @@ PANEL = "--check, in vLLM"
 
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
-    """Where vLLM is, and what both engines draft for."""
+    """Options that say where vLLM is and what both engines draft for."""
 
     vllm: Annotated[
         str | None, option(PANEL, "A Python that has vLLM.", metavar="PYTHON", show_default="this one, where it has vLLM")

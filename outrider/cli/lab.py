@@ -40,7 +40,7 @@ Json = Annotated[bool, option(OUTPUT, "Print the result as JSON instead of the r
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where a result and its reports go."""
+    """Options that say where a result and its reports are written."""
 
     out: Annotated[Path | None, option(OUTPUT, "Write the result to this JSON file.", show_default=False)] = None
     html: Html = None

@@ -1,4 +1,4 @@
-"""Where a prompt comes from: the argument, a file, or standard input. Exactly one of them."""
+"""Reads the prompt from the argument, a file, or standard input. Exactly one of them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ Config = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where the server listens and whom it lets in. None: as the configuration file says, else the default shown."""
+    """Options that say where the server listens and which clients it admits. None: as the configuration file says, else the
+    default shown."""
 
     host: Annotated[
         str | None, option(SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1")

@@ -25,7 +25,7 @@ BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**1
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Where texts come from."""
+    """Options that say where training texts come from."""
 
     prompts: Annotated[
         str | None,
@@ -141,7 +141,7 @@ class TrainingOptions:
     ] = "0"
 
     def settings(self) -> dict[str, Any]:
-        """Of the kind. Raises ConfigError."""
+        """The settings of this kind of drafter. Raises ConfigError."""
         found = dict(name_and_value("--option", text) for text in self.kind_option or [])
         return found if self.init_layers is None else {**found, "init_layers": self.init_layers}
 
@@ -175,7 +175,7 @@ class MeasuringOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Where the report goes; the result is in the run's folder."""
+    """Options that say where the report is written; the result is in the run's folder."""
 
     html: Annotated[Path | None, option(OUTPUT, "Write the report as one offline HTML page.", show_default=False)] = None
     markdown: Markdown = None

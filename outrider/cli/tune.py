@@ -36,7 +36,7 @@ CONNECT_S = 5.0  # that a draft service has to answer
 
 @dataclass(frozen=True, kw_only=True)
 class TunedModels(MachineOptions):
-    """As for any verb, with as many drafts as are to compete."""
+    """Options for the target and any number of drafts that compete."""
 
     draft: Annotated[
         list[str] | None,

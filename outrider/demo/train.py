@@ -63,7 +63,7 @@ class Plan:
         return min(done, 1.0)
 
     def rows_and_length(self, step: int) -> tuple[int, int]:
-        """The same number of tokens every step, now and then in fewer and longer rows."""
+        """Rows and length of a step's batch: a constant number of tokens, now and then in fewer and longer rows."""
         factor = 2 ** sum(step % every == every - 1 for every in self.longer_every)
         return self.rows // factor, self.length * factor
 

@@ -71,7 +71,7 @@ class Record:
 
 @dataclass
 class Shares:
-    """Of each place, counted from 0: how often it was tried, and kept of that; fading. To fade touches no place: what comes later
+    """Counts of tries and of kept tokens at each position, from 0, that fade. To fade touches no place: what comes later
     weighs more instead."""
 
     _kept: list[float] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Shares:
                 self._tried[place] = heavy
 
     def counts(self, length: int) -> list[tuple[float, float]]:
-        """Of the first `length` places how often each was kept, and tried."""
+        """How often each of the first `length` positions was kept, and tried."""
         unseen = [0.0] * (length - len(self._tried))
         kept = [value / self._weight for value in self._kept[:length]] + unseen
         return list(zip(kept, [value / self._weight for value in self._tried[:length]] + unseen, strict=True))

@@ -122,7 +122,7 @@ class BlockDrafter(Drafter):
 
     @property
     def kv(self) -> KVCache:
-        """Of the context."""
+        """The cache of the context."""
         return self.context.kv
 
     @property

@@ -68,7 +68,7 @@ class _RowTree:
         return [self.growth.tokens[node] for node in self.fed]
 
     def fed_parents(self) -> list[int]:
-        """Of every fed node, its parent's place; -1 = pending."""
+        """The parent's index of every fed node; -1 = pending."""
         parents = (self.growth.parents[node] for node in self.fed)
         return [-1 if parent < 0 else self.place[parent] for parent in parents]
 
@@ -238,7 +238,7 @@ class TreeModelDrafter(ModelDrafter):
 
 
 def _finished(growth: Growth, nodes: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Of a grown tree's chosen nodes: tokens, parents numbered among them, whether they were drawn."""
+    """A grown tree's chosen nodes: tokens, parents numbered among them, whether they were drawn."""
     number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
     drawn = growth.drawn if isinstance(growth, ShapeGrowth) else [False] * len(growth.tokens)
     return [growth.tokens[n] for n in nodes], [number[growth.parents[n]] for n in nodes], [int(drawn[n]) for n in nodes]

@@ -60,7 +60,8 @@ class NgramSettings:
 
 
 class NgramIndex:
-    """Where each n-gram of one growing text occurred: the last place in a dictionary, each place knows the one before.
+    """Positions of every n-gram in one growing text: a dictionary holds the last, and each position links to the one
+    before.
 
     A place is the position of the token that followed.
     """

@@ -48,7 +48,7 @@ class PredictionSettings:
 
 
 class Alignment:
-    """Where in its prediction one growing answer is.
+    """The position in its prediction that one growing answer has reached.
 
     A place is the position of the token that should come next; the end of the prediction is one, too. None: nobody knows.
     """

@@ -19,8 +19,11 @@ SHORT = 16  # tokens that a row may lack to be read with others
 
 
 def read_together(lm: LM, texts: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Feed and commit texts[i] but for the last token, for those i in `indices` that lack at most SHORT tokens, in one pass over
-    them and the rows between. A single such row is left to the chunks. Returns how much each was read."""
+    """Feeds several short texts in one pass and commits them; returns how much of each was read.
+
+    The texts are texts[i] but for the last token, for those i in `indices` that lack at most SHORT tokens. The pass covers the
+    rows between, too. A single such row is left to the chunks.
+    """
     missing = {index: texts[index][lm.kv.lengths[index] : -1] for index in indices}
     short = {index: list(tokens) for index, tokens in missing.items() if 0 < len(tokens) <= SHORT}
     if len(short) < 2:
@@ -35,7 +38,8 @@ def read_together(lm: LM, texts: Sequence[Sequence[int]], indices: Sequence[int]
 
 
 class Turns:
-    """Whose text is read next: each step begins with another row, so a long one delays the others by a chunk at most."""
+    """The order in which texts are read: each step begins with another row, so a long one delays the others by a chunk at
+    most."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -149,7 +149,7 @@ class SuffixTree:
 
 
 def _refer(node: Node, text: Sequence[int], start: int, end: int) -> None:
-    """The same edge, in a later text."""
+    """Makes an edge refer to its occurrence in a later text."""
     node.text, node.start, node.end = text, start, end
 
 
@@ -164,7 +164,7 @@ def _merge(above: Node, node: Node) -> None:
 
 
 class Matches:
-    """Where the ends of one text stand in a tree that holds other texts; the longest first, like `SuffixTree.points`."""
+    """Positions of one text's suffixes in a tree that holds other texts; the longest first, like `SuffixTree.points`."""
 
     def __init__(self, tree: SuffixTree) -> None:
         self._tree = tree

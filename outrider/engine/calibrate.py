@@ -61,7 +61,8 @@ def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda
 
 
 def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = lambda line: None) -> None:
-    """The same for a decoder without a server, of one row. `built`: what rows are made from; `decoder`: of `parts`, idle."""
+    """Times the steps of a decoder without a server, for one row. `built`: what rows are made from; `decoder`: of `parts`,
+    idle."""
     control = decoder.control
     if not isinstance(control, Goodput):
         return
@@ -93,8 +94,10 @@ def _sizes(control: Goodput, count: int) -> list[int]:
 def _times(
     decoder: Decoder, built: Built, drafter: str | None, count: int, sizes: list[int], budget_s: float
 ) -> dict[int, float]:
-    """Nodes in the widest row -> median seconds of a step of `count` rows that `drafter` drafts for; empty where the context is
-    too short for any."""
+    """Median seconds of a step by the number of nodes in the widest row.
+
+    The step has `count` rows that `drafter` drafts for; empty where the context is too short for any.
+    """
     control, began = decoder.control, time.perf_counter()
     pattern = probe_tokens(built.target.lm.shape.vocab_size, PATTERN, "cpu")[0].tolist()
     prompt = (pattern * TIMES)[: max(1, built.context // 2)]

@@ -1,5 +1,5 @@
-"""Where other threads meet the engine's: who is alive, what is to be done, whether more is taken, whether it still comes round.
-All under one lock.
+"""Holds what other threads and the engine's thread share: live requests, commands, admission, and the heartbeat. All under
+one lock.
 
 Other threads put commands here; the engine's hears them between two turns, and is the only one that changes anything else.
 """
@@ -31,7 +31,7 @@ class Desk:
         return len(self._alive)
 
     def __iter__(self) -> Iterator[Live]:
-        """Who is alive now; they may end meanwhile."""
+        """Iterates over the live requests; they may end meanwhile."""
         return iter(list(self._alive.values()))
 
     def __contains__(self, live: Live) -> bool:

@@ -110,7 +110,7 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Of requests that do not ask for anything else."""
+        """Whether requests that ask for nothing else keep the target's distribution."""
         return self._batch.decoder.verifier.lossless
 
     def calibrate(self, status: Callable[[str], None] = lambda line: None) -> None:

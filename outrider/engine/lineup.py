@@ -55,7 +55,7 @@ class Lineup:
         return dict(self._parts)
 
     def kv_bytes_per_token(self, drafter: Drafter) -> int:
-        """Of target, draft model and what drafters keep of a text besides."""
+        """Bytes per token of target, draft model and whatever else drafters keep of a text."""
         models = (self._models.target, self._models.draft)
         caches = [*(model.lm.kv for model in models if model is not None), *drafter.text_caches]
         return sum({id(cache): cache.bytes_per_token for cache in caches}.values())
@@ -84,7 +84,8 @@ class Lineup:
             usual.next_owner = name if name in self._parts else self.names[0]
 
     def rules_of(self, request: Request) -> tuple[str, Verifier | None]:
-        """Who drafts for a request, and its verifier where that is not the decoder's. Raises ConfigError or CapabilityError."""
+        """The drafter of a request, and its verifier where that is not the decoder's. Raises ConfigError or
+        CapabilityError."""
         asked, name = request.speculation, self._drafter_of(request)
         if asked.lossy is not None:
             return name, self._allowed_lossy(asked.lossy)
@@ -109,7 +110,7 @@ class Lineup:
             row.prediction = checked_prediction(request.prediction, self._models.target.lm.shape.vocab_size, context)
 
     def _each(self, control: Control) -> Control:
-        """Where the length is freed, it is for each drafter by itself."""
+        """The control of a batch; where the length is free, one for each drafter."""
         if not isinstance(control, Goodput):
             return control
         others = {**dict(list(self._parts.items())[1:]), FOLLOWER: self._follower}
@@ -160,7 +161,8 @@ def _settings(name: str) -> object:
 
 
 def lossy_verifier(name: str) -> Verifier:
-    """As requests may ask for. Raises ConfigError for one that is unknown, or needs nobody's leave."""
+    """A lossy verifier that requests may ask for by name. Raises ConfigError for one that is unknown, or needs nobody's
+    leave."""
     verifier = _made(name)
     if verifier.lossless:
         others = [other for other in VERIFIERS.names() if not VERIFIERS.load(other).lossless]

@@ -1,4 +1,4 @@
-"""Where requests stand, and how they move, as rows and memory allow.
+"""The scheduler: the state of every request, and how requests move between states as rows and memory allow.
 
     waiting -> prompt being read -> batch
        ^                              |

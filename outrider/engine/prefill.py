@@ -46,9 +46,12 @@ class Prefiller:
         return live in self._lanes
 
     def begin(self, live: Live) -> None:
-        """Its prompt is to be read; what is known of it is there at once, unless the caller wants more of every prompt token
-        than keys and values. Of what comes from pages a drafter that reads hidden states hears nothing: where it keeps pages of
-        its own, the target's go as far as those; else it begins behind them."""
+        """Queues a request's prompt for reading.
+
+        What is known of it is there at once, unless the caller wants more of every prompt token than keys and values. Of
+        what comes from pages a drafter that reads hidden states hears nothing: where it keeps pages of its own, the
+        target's go as far as those; else it begins behind them.
+        """
         row = self.lm.kv.add_row()
         self._lanes.append(live)
         self._turns.append(live)

@@ -17,7 +17,7 @@ FADE = 0.95  # per text, and per step that reads: a memory of some 20
 
 
 class ReadingPrice:
-    """Of one drafter."""
+    """The price of reading prompts for one drafter."""
 
     def __init__(self) -> None:
         self._pace, self._texts = Record(), Record()  # seconds per token read; tokens to read per token said
@@ -32,7 +32,7 @@ class ReadingPrice:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of an answer; 0 before a text was read, and one ended."""
+        """Seconds of reading per token of an answer; 0 before a text was read and one ended."""
         known = self._pace.tried and self._texts.tried
         return self.seconds_to_read(1) * (self._texts.kept / self._texts.tried) if known else 0.0
 
@@ -42,7 +42,7 @@ class ReadingPrice:
 
 
 class ReadingPrices:
-    """Of every drafter of a batch, by what its rows call it (`Row.drafter`)."""
+    """The price of reading for every drafter of a batch, by what its rows call it (`Row.drafter`)."""
 
     def __init__(self) -> None:
         self._prices: dict[str | None, ReadingPrice] = {}

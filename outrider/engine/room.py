@@ -31,8 +31,11 @@ class Room:
         return max(self.positions // 2 // BLOCK * BLOCK, BLOCK)
 
     def has_row(self, length: int, reading: int) -> bool:
-        """Whether one more row of so many tokens fits into the batch, which those being read will join, too, and its prompt of
-        `reading` tokens beside theirs (0: nothing to read). Gives memory back where caches are larger than they need to be."""
+        """Whether one more row fits into the batch beside those that are being read.
+
+        `length`: its tokens; `reading`: tokens of its prompt that are read beside theirs (0: nothing to read). Gives memory
+        back where caches are larger than they need to be.
+        """
         return self._fits(self._batch.num_rows + self._prompts.num_rows + 1, length, 1 if reading else 0, reading)
 
     def can_grow(self, length: int) -> bool:

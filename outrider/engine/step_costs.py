@@ -107,5 +107,5 @@ def _path(facts: dict[str, Any]) -> Path:
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """The folder of the files."""
     return cache_folder() / "step-costs"

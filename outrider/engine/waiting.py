@@ -1,4 +1,4 @@
-"""Who runs next: smaller priority first, then whoever came first. A preempted request keeps its place."""
+"""The waiting queue: smaller priority first, then first come, first served. A preempted request keeps its place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WaitingQueue(Generic[Member]):
         self._alive[member.rank] = member
 
     def first(self) -> Member | None:
-        """Whose turn it is; stays in the queue."""
+        """The request that is next; it stays in the queue."""
         while self._heap and self._alive.get(self._heap[0][0]) is not self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None

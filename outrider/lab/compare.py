@@ -78,7 +78,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Run:
-    """Where one side comes from."""
+    """The origin of one side of a comparison."""
 
     created: datetime
     command: str

@@ -85,7 +85,7 @@ class Configuration:
 
 
 def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
-    """Of each text the configurations between commas, without doubles. Raises ConfigError."""
+    """The configurations in comma-separated texts, without duplicates. Raises ConfigError."""
     found = [Configuration.parse(part) for text in texts for part in text.split(",")]
     return [one for place, one in enumerate(found) if one not in found[:place]]
 

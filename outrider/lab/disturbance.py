@@ -31,7 +31,8 @@ class Disturbance:
         self._before = self._seconds()
 
     def share(self) -> float:
-        """Of all processors' time, 0..1. Fine for half a second and more: systems count in hundredths of a second."""
+        """The share of all processors' time that other processes used, 0..1. Fine for half a second and more: systems count
+        in hundredths of a second."""
         available = (time.perf_counter() - self._start) * (os.cpu_count() or 1)
         return min(1.0, max(0.0, (self._seconds() - self._before) / available))
 

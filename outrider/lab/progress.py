@@ -14,8 +14,10 @@ class Progress(Protocol):
     """One stage at a time."""
 
     def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
-        """A new stage of `total` units begins, which ends after `most_s` seconds with what it has by then (what was left of the
-        last one is not coming)."""
+        """Begins a stage of `total` units that ends after at most `most_s` seconds.
+
+        What was left of the last stage is not coming.
+        """
 
     def advance(self, units: int = 1) -> None: ...
 

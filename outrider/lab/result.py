@@ -67,7 +67,7 @@ class Result(Record):
     interrupted: bool = False  # Ctrl-C ended it: this is what was known by then
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all. Raises ConfigError where the file cannot be written."""
+        """Writes the result as JSON, whole or not at all. Raises ConfigError where the file cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             is_device = path.exists() and not path.is_file()  # /dev/null, a pipe: written to, never replaced

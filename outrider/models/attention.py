@@ -28,7 +28,8 @@ QUERY_BLOCK = 8
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Where a pass writes and what it may see. Masks are made when attention asks for them; the native runtime needs none."""
+    """The slots that a pass writes and what it may see. Masks are made when attention asks for them; the native runtime
+    needs none."""
 
     keys: list[Tensor]  # per layer (slots, capacity, KV heads, key size)
     values: list[Tensor]  # per layer (slots, capacity, KV heads, value size)

@@ -70,7 +70,7 @@ class BytesText:
         return data, 0 if data else left
 
     def _last_bytes(self, prompt: Sequence[int]) -> bytes:
-        """As many bytes of the prompt's end as an unfinished character may have, or a few more."""
+        """The last bytes of the prompt: as many as an unfinished character may have, or a few more."""
         data = b""
         for token in reversed(prompt):
             if len(data) >= MAX_UNFINISHED:

@@ -81,11 +81,11 @@ class DraftLoop:
         self._keys = KeyRange(lm.kv)
 
     def of(self, lengths: Collection[int]) -> DraftLoop:
-        """The same with these programs alone."""
+        """This loop with these programs alone."""
         return DraftLoop(self.lm, {length: self._programs[length] for length in lengths})
 
     def on(self, lm: LM) -> DraftLoop:
-        """The same on the cache of a model's twin."""
+        """This loop on the cache of a model's twin."""
         return DraftLoop(lm, self._programs)
 
     def length(self, wanted: int) -> int:

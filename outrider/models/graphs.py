@@ -38,11 +38,11 @@ WARM_UPS = 2  # runs before recording: libraries choose kernels and take memory,
 
 
 def use_graphs(loaded: LoadedModel, module: nn.Module, loop_lengths: Sequence[int], loop_vocab: int | None) -> None:
-    """Switch a model on CUDA to replays of its passes and, with `loop_vocab`, of a drafting loop over that vocabulary whose calls
-    make so many tokens.
+    """Switches a model on CUDA to replays of its passes and, optionally, of a drafting loop.
 
-    Raises CapabilityError, and changes nothing, when it cannot be recorded (it looks at its own numbers on the host, say) or
-    its replays do not reproduce its logits.
+    With `loop_vocab`, the loop drafts over that vocabulary, and its calls make as many tokens as `loop_lengths` says.
+    Raises CapabilityError, and changes nothing, when it cannot be recorded (it looks at its own numbers on the host, say)
+    or its replays do not reproduce its logits.
     """
     lm, plain, expected = loaded.lm, loaded.lm.run, probe_logits(loaded.lm)
     loops: dict[int, GraphedLoop] = {}
@@ -176,7 +176,7 @@ class GraphedPass:
     def with_hidden(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and the hidden states (B, T, H) of these layers."""
+        """Logits, and the hidden states (B, T, H) of these layers."""
         if ids.numel() > MAX_TOKENS:
             return self._run.with_hidden(ids, positions, plan, columns, layers)
         logits, *hidden = self._replayed(ids, positions, plan, columns, layers)
@@ -218,7 +218,7 @@ class GraphedLoop:
 
 
 def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:
-    """Where a cache lies: a recording reads and writes there, whatever lies there by then."""
+    """The addresses of a cache: a recording reads and writes there, whatever lies there by then."""
     return (stores[0].shape, *(store.data_ptr() for store in stores))
 
 

@@ -42,7 +42,7 @@ class Run(Protocol):
     def with_hidden(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
+        """Logits, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LM:
         self._columns: dict[int, Tensor] = {}
 
     def twin(self) -> LM:
-        """The same arithmetic, with an empty cache of its own."""
+        """This model with an empty cache of its own."""
         twin = LM(self.run, self.shape, self.dtype, self.device)
         twin.limits, twin.kernels = self.limits, self.kernels
         return twin
@@ -181,7 +181,7 @@ class ModuleRun:
     def with_hidden(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and the hidden states (B, T, H) of these layers, in this order."""
+        """Logits, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
         if layers not in self._listening:
             self._listening[layers] = Listening(self.module, layers)
         heard: dict[int, Tensor] = {}

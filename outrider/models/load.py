@@ -104,7 +104,7 @@ class LoadedModel:
         return made
 
     def twin(self) -> LoadedModel:
-        """The same weights and programs with an empty cache of its own."""
+        """A model with these weights and programs, and an empty cache of its own."""
         lm, loop = self.lm.twin(), self.draft_loop
         return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))
 
@@ -156,7 +156,7 @@ def _is_fast(dtype: torch.dtype, ours: bool) -> bool:
 
 
 def own_dtype(config: Any) -> torch.dtype:
-    """That of the checkpoint's weights."""
+    """The dtype of the checkpoint's weights."""
     return getattr(config, "dtype", None) or torch.float32
 
 

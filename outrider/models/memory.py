@@ -89,12 +89,12 @@ class MemoryReport:
 
     @property
     def weights_bytes(self) -> int:
-        """Of the target, all copies."""
+        """Bytes of the target's weights, all copies."""
         return self.target.held_bytes(self.copies)
 
     @property
     def kv_bytes(self) -> int:
-        """Of the target, for all rows at full length."""
+        """Bytes of the target's cache, for all rows at full length."""
         return self.target.kv_bytes_per_token * self.num_rows * self.num_tokens
 
     @property

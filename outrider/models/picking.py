@@ -33,7 +33,7 @@ class Draws(NamedTuple):
     min_p: Tensor  # (F,) fp64, 0 = off
 
     def of(self, nodes: slice) -> Draws:
-        """Of these tokens, each tensor contiguous: programs read their inputs by the strides of the example."""
+        """The draws of these tokens, each tensor contiguous: programs read their inputs by the strides of the example."""
         if not len(self.sampled):
             return no_draws(nodes.stop - nodes.start, self.noise.shape[-1], self.noise.device)
         return self._replace(uniforms=self.uniforms[:, nodes].contiguous(), noise=self.noise[:, nodes].contiguous())
@@ -41,7 +41,7 @@ class Draws(NamedTuple):
 
 @lru_cache(maxsize=64)
 def no_draws(num_tokens: int, vocab_size: int, device: torch.device) -> Draws:
-    """Of a batch of greedy rows. Kept: they are asked for at every step, and nobody writes to them."""
+    """The draws of a batch of greedy rows. Kept: they are asked for at every step, and nobody writes to them."""
     nobody, nothing = torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, device=device)
     uniforms = torch.empty(0, num_tokens, dtype=torch.float64, device=device)
     noise = uniforms[..., None].expand(-1, -1, vocab_size)
@@ -59,7 +59,7 @@ def pick(logits: Tensor, draws: Draws, node: int, ids: Tensor | None = None) -> 
 
 
 def pick_all(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The same for n tokens a row that do not depend on each other: logits (B, n, V) -> tokens (B, n), laws (R, n, V)."""
+    """Picks n tokens a row that do not depend on each other: logits (B, n, V) -> tokens (B, n), laws (R, n, V)."""
     sampled, drawn, racing = draws.sampled, draws.drawn, draws.racing
     scores = _scores(logits.index_select(0, sampled), draws)
     laws = torch.softmax(scores.index_select(0, drawn), dim=-1)
@@ -76,8 +76,10 @@ def _scores(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
-    """As `sampling.rng.inverse_cdf`, in operations that fuse: the first token whose cumulative mass, summed in fp64, exceeds
-    uniform * total."""
+    """The first token whose cumulative mass, summed in fp64, exceeds uniform * total.
+
+    This is `sampling.rng.inverse_cdf` in operations that fuse.
+    """
     if law.device.type != "cpu":
         return rng.inverse_cdf(law, uniforms)
     cumulative = law.double().cumsum(dim=-1)

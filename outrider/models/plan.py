@@ -18,7 +18,9 @@ def plan_pass(
     kv: KVCache, num_rows: int, width: int, parents: Tensor | None = None, first_row: int = 0,
     *, window: int | None = None, last_position: int,
 ) -> tuple[PassPlan, Tensor]:  # fmt: skip
-    """Of `width` tokens each, written behind what rows first_row .. first_row + num_rows hold; and position ids (B, T).
+    """The plan and position ids (B, T) of a pass with `width` tokens a row, behind what the cache holds.
+
+    Rows are first_row .. first_row + num_rows.
 
     `parents` (B, T-1) as in `Draft`, None for a chain. The cache must have room for them (`KVCache.reserve`).
     """
@@ -47,7 +49,7 @@ def plan_pass(
 def _plan_one_chain(
     kv: KVCache, width: int, num_keys: int, first_row: int, last_position: int
 ) -> tuple[PassPlan, Tensor]:
-    """The same for the pass of most steps, one text alone, in a third of the time: 4 operations, not 16, and each costs
+    """The plan of a chain in one row, the pass of most steps, in a third of the time: 4 operations, not 16, and each costs
     several times its work where the last pass has driven its code and data out of the caches."""
     start = kv.lengths[first_row]
     places = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
@@ -59,8 +61,10 @@ def _plan_one_chain(
 def _plan_trees(
     kv: KVCache, parents: Tensor, num_keys: int, first_row: int, last_position: int
 ) -> tuple[PassPlan, Tensor]:
-    """The same for trees without a window, by NumPy, where the general way takes some thirty small operations of torch. A draft
-    that grows a tree plans a pass for every level."""
+    """The plan of trees without a window, by NumPy.
+
+    The general way takes some thirty small operations of torch. A draft that grows a tree plans a pass for every level.
+    """
     depths, sees = ancestors_on_host(parents)
     num_rows, width = depths.shape
     starts = np.array(kv.lengths[first_row : first_row + num_rows])[:, None]

@@ -1,4 +1,4 @@
-"""The same model with its linear layers in 4 or 8 bits (`quantised_linear.py`): a draft from the target's own weights.
+"""A copy of a model with linear layers in 4 or 8 bits (`quantised_linear.py`): a draft from the target's own weights.
 
 Decoding a few rows costs what reading the weights costs, so a model of half or a quarter of the bytes is a cheaper model
 that says nearly the same. What a draft rounds can cost acceptance, never exactness.

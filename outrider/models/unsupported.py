@@ -66,8 +66,10 @@ def refuse_failure(module: Any, error: Exception, name: str) -> NoReturn:
 
 
 def why_logits_differ(module: Any, tokens: Tensor, tolerance: float) -> str:
-    """What makes a model's logits on our cache differ from its own by more than `tolerance` of their range, as far as a few plain
-    passes over `tokens` show."""
+    """Finds why a model's logits on our cache differ from its own by more than `tolerance` of their range.
+
+    It tries what a few plain passes over `tokens` show.
+    """
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % module.config.get_text_config().vocab_size
     own = _plain_logits(module, tokens, "eager")

@@ -49,7 +49,7 @@ def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
 
 
 def _verdicts(result: BenchResult) -> Iterator[Block]:
-    """Of the main cells: prompts as they are, the first batch size."""
+    """Verdicts on the main cells: prompts as they are, the first batch size."""
     for cell in main_cells(result):
         yield Paragraph(*advice(result, cell))
 
@@ -81,7 +81,7 @@ def _disturbed(result: BenchResult) -> Iterator[Block]:
 
 
 def _lost(result: BenchResult, cell: Cell) -> str:
-    """Who is surely slower than plain decoding there."""
+    """The configurations that are surely slower than plain decoding in a cell."""
     slow = [one.configuration for one in cell.configurations if one.speedup and one.speedup.is_loss]
     losers = [result.configurations[number].label for number in slow]
     return f" (slower than plain: {', '.join(losers)})" if losers else ""

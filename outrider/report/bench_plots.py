@@ -42,7 +42,7 @@ def _speedups(result: BenchResult, cells: Sequence[Cell], title: str, x_label: s
 
 
 def speedups_of(number: int, cells: Sequence[Cell | None], label: str) -> Series:
-    """Of one configuration, a point for each cell; a gap where there is no such cell, or it could not run there."""
+    """Speedups of one configuration, a point for each cell; a gap where there is no such cell, or it could not run there."""
     found = [cell.measured(number) if cell else None for cell in cells]
     speedups = [one.speedup if one else None for one in found]
     intervals = [one.interval if one else None for one in speedups]
@@ -71,7 +71,7 @@ def _by_cell(result: BenchResult) -> Iterator[Plot]:
 def _padded(
     result: BenchResult, one: Measured, read: Callable[[Acceptance], Sequence[float | None]], length: int
 ) -> Series:
-    """Of positions that enough steps reached."""
+    """Values of the positions that enough steps reached."""
     found = one.acceptance
     values = [] if found is None else [v for v, n in zip(read(found), found.reached, strict=True) if n >= ENOUGH]
     return Series(result.configurations[one.configuration].label, [*values, *[None] * (length - len(values))])

@@ -25,7 +25,7 @@ def token_text(text: TextColumns) -> Sequence[Token]:
 
 
 def costliest(texts: Sequence[TextColumns], most: int) -> list[list[str]]:
-    """Of the texts that are shown, the rejections that cost most: what stood before, tokens, place, numbers."""
+    """The rejections of the shown texts that cost most: what stood before, tokens, position, numbers."""
     found = [
         (text.lost[place] or 0.0, text, place)
         for text in texts for place, fate in enumerate(text.fate) if LETTERS["fate"][fate] == "correction" and text.draft[place]

@@ -124,7 +124,7 @@ def _prose(text: str) -> Markup:
 
 
 def _classes(table: Table) -> list[str]:
-    """Of each column: how it is aligned, and whether a narrow page must leave it some room."""
+    """The CSS classes of each column: its alignment, and whether a narrow page must leave it some room."""
     longest = [max((len(row[place]) for row in table.rows), default=0) for place in range(len(table.columns))]
     return [
         f"{column.align} long" if column.align == "left" and length >= LONG_CELL else column.align

@@ -169,5 +169,5 @@ def _escaped(text: str) -> str:
 
 
 def _started(text: str) -> str:
-    """The same at the start of a line, where more has a meaning."""
+    """Text escaped for the start of a line, where more characters have a meaning."""
     return _BLOCK_START.sub(lambda found: f"{found[1]}\\{found[2]}" if not found[2].isdigit() else f"{found[0]}\u2060", text)

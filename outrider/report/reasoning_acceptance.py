@@ -1,4 +1,4 @@
-"""Of the page about worked solutions: how far drafts are kept, by kind of step."""
+"""Part of the page about worked solutions: how far drafts are kept, by kind of step."""
 
 from __future__ import annotations
 

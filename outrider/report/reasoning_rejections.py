@@ -1,4 +1,4 @@
-"""Of the page about worked solutions: why drafts are rejected, by kind of step."""
+"""Part of the page about worked solutions: why drafts are rejected, by kind of step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the page about worked solutions: what each draft length should bring and does, and what brings more."""
+"""Part of the page about worked solutions: what each draft length should bring and does, and what brings more."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _ideas_say(study: TemperatureStudy) -> str:
 
 
 def _dear(ideas: Sequence[tuple[Contestant, Speedup]], tau: float) -> str:
-    """Those that keep more tokens a pass and are slower for it."""
+    """The ideas that keep more tokens a pass and are slower for it."""
     more = [(one, found) for one, found in ideas if one.tau is not None and one.tau.value > tau]
     dear = [one.configuration for one, found in more if verdict(found) == "does not pay"]
     if not dear:

@@ -32,7 +32,7 @@ def interval(found: Interval | None) -> str:
 
 
 def verdict(found: Speedup | None) -> str:
-    """Of an idea, over the best chain."""
+    """The verdict on an idea, over the best chain."""
     if found is None or found.interval is None:
         return "not known"
     return "pays" if found.is_gain else "does not pay" if found.is_loss else "no difference seen"

@@ -148,7 +148,7 @@ def _positions(result: ReplayResult) -> list[Block]:
 
 
 def _champions(result: ReplayResult) -> list[ReplayedConfiguration]:
-    """Of each family its best member, so that a sweep does not fill the page."""
+    """The best member of each family, so that a sweep does not fill the page."""
     best: dict[str, ReplayedConfiguration] = {}
     for one in result.configurations:
         if one.family not in best or _objective(one.overall) > _objective(best[one.family].overall):

@@ -32,8 +32,11 @@ class Predict(Protocol):
     """A trained head."""
 
     def __call__(self, law: Tensor, previous: Tensor, before: Tensor | None, drawn: Tensor | None) -> Tensor:
-        """Laws (B, V); the tokens (B,) before, and the probability (B,) each had in its own law, None where it was not drafted;
-        the tokens (B,) drawn from these laws, None before the draw -> chance of acceptance (B,)."""
+        """The chance of acceptance (B,) of the next draft token.
+
+        `law` (B, V); `previous` (B,) the tokens before; `before` (B,) the probability each had in its own law, None where it
+        was not drafted; `drawn` (B,) the tokens drawn from these laws, None before the draw.
+        """
 
 
 @dataclass(frozen=True)

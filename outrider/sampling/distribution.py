@@ -131,7 +131,8 @@ def distribution(
 def greedy_choice(
     logits: Tensor, sampling: BatchSampling, history: History | None = None, draft: Draft | None = None
 ) -> list[list[int]]:
-    """Where `distribution` puts its point masses, when all rows are greedy: same scores, same refusals, no law. M a row."""
+    """The tokens on which `distribution` puts its point masses when all rows are greedy: same scores, same refusals, no
+    law. M a row."""
     scores = adjusted_scores(logits, sampling, history, draft)
     if scores.device.type == "cpu":  # right behind a pass, which drove code out of the caches: no torch but for 16-bit floats
         known = _readable(scores)

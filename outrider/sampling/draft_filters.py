@@ -15,8 +15,10 @@ HEAD = 256  # tokens looked at; constant, so that a row's result never depends o
 
 
 def above_floor(scores: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Scores (S, M, V), unlikely tokens of `rows` (F,) int64 masked; top_k (F,) int64, 0 = off; top_p (F,), 1 = off; min_p (F,),
-    0 = off. Other rows are left alone to the last bit."""
+    """Scores (S, M, V) with the unlikely tokens of `rows` (F,) int64 masked.
+
+    top_k (F,) int64, 0 = off; top_p (F,), 1 = off; min_p (F,), 0 = off. Other rows are left alone to the last bit.
+    """
     options = top_k[:, None, None], top_p.to(scores.dtype)[:, None, None], min_p.to(scores.dtype)[:, None, None]
     lowest = scores.new_full((*scores.shape[:2], 1), -torch.inf)
     lowest = lowest.index_copy(0, rows, floor(scores.index_select(0, rows), *options))

@@ -41,9 +41,7 @@ class Purpose(IntEnum):
 
 
 class Randomness(Protocol):
-    """Where verifiers and drafters get every random outcome; the exact-law oracle puts an enumerator in its
-    place.
-    """
+    """The source of every random outcome of verifiers and drafters; the exact-law oracle puts an enumerator in its place."""
 
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
         """n coins of the step that begins at `start` (B,): probs (B, n) -> (B, n) bool. Offsets 0 .. n-1."""
@@ -60,7 +58,7 @@ class Randomness(Protocol):
 
 
 class NoiseMaker(Protocol):
-    """Who makes Gumbel noise faster than `PhiloxNoise`, and the same up to rounding."""
+    """A maker of Gumbel noise, faster than `PhiloxNoise` and equal up to rounding."""
 
     def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
         """Each position's own (V,) fp64, on the CPU."""
@@ -99,7 +97,7 @@ class KeyedStreams:
             self._rows[row] = last
 
     def select(self, rows: list[int]) -> KeyedStreams:
-        """The same streams, of some rows."""
+        """The streams of some rows."""
         chosen = KeyedStreams([], self._noise_maker)
         chosen._rows = [self._rows[row] for row in rows]
         return chosen
@@ -131,7 +129,7 @@ class KeyedStreams:
         return [noise for row, line in lines for noise in row.noise(line, vocab_size)]
 
     def remembered(self, positions: list[list[int]], vocab_size: int) -> list[Tensor | None]:
-        """Of what `noise` would give, that which needs no making: None where it does."""
+        """The part of `noise` that needs no making; None where it does."""
         lines = zip(self._rows, positions, strict=True)
         return [noise for row, line in lines for noise in row.remembered(line, vocab_size)]
 

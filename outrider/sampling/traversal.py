@@ -25,8 +25,9 @@ from outrider.types import Draft
 
 
 def traverse(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Of every node, the probability that its coin shows heads: (B, N), 0 beyond a row's length; and, after every output,
-    the weights of the token that ends the step there: (B, N+1, V), mass 0 where no step ends.
+    """Each node's probability that its coin shows heads, and each output's weights of the token that ends the step there.
+
+    The probabilities are (B, N), 0 beyond a row's length; the weights (B, N+1, V), with mass 0 where no step ends.
     """
     if target_probs.device.type == "cpu" and draft.num_rows <= FEW_ROWS:
         return row_by_row(target_probs, draft, judge_leaves_first)

@@ -75,8 +75,10 @@ class Residuals:
 
 
 def multi_round(target_probs: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Of every node, the probability of keeping it once its parent is kept and its earlier siblings are not: (B, N);
-    and, after every output, the weights of the token that ends the step there: (B, N+1, V), mass 0 where no step ends.
+    """Each node's probability of being kept, and each output's weights of the token that ends the step there.
+
+    The probabilities (B, N) hold once the parent is kept and earlier siblings are not; the weights are (B, N+1, V), with mass 0
+    where no step ends.
     """
     if target_probs.device.type == "cpu" and draft.num_rows <= FEW_ROWS:
         return row_by_row(target_probs, draft, judge_top_down)

@@ -52,7 +52,7 @@ class Warpers:
         )
 
     def draft_law(self, scores: Tensor) -> Tensor:
-        """The same as `law`, for drafts: filtered by `draft_filters.above_floor`."""
+        """`law` for drafts: filtered by `draft_filters.above_floor`."""
         if self.temperature is not None:
             scores = scores / self.temperature.to(scores.dtype)
         return (scores if self.filters is None else above_floor(scores, *self.filters)).softmax(dim=-1)

@@ -81,7 +81,7 @@ class Completion:
         return {**self._exchange.head(KIND), "choices": choices, **self._bill()}
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The same as a stream. What the engine refuses is raised here, before the first chunk."""
+        """The answer as a stream. What the engine refuses is raised here, before the first chunk."""
         return self._chunks(self._exchange.updates(self._exchange.launch()))
 
     async def settle(self) -> None:

@@ -37,7 +37,7 @@ class Histogram:
         self.total = 0.0  # sum of the values
 
     def add(self, value: float, times: int = 1) -> None:
-        """The same value `times` over: rows of a step share their length and their gap."""
+        """Adds a value `times` over: rows of a step share their length and their gap."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

@@ -68,7 +68,7 @@ async def choose(state: ServerState, asked: Asked, num_requests: int, read: Read
 
 
 def _possible(state: ServerState, asked: Asked) -> list[tuple[Rule | None, Served]]:
-    """Who may answer, as the prompt's length will decide; None: by no rule."""
+    """The rules and models that may answer, as the prompt's length will decide; None: by no rule."""
     found: list[tuple[Rule | None, Served]] = []
     for rule in candidates(state.settings.rules, asked):
         name = rule.to or asked.model

@@ -51,7 +51,7 @@ class Rule:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Of `speculation`, for requests that leave them out."""
+        """Defaults of `speculation`, for requests that leave them out."""
         return {name: value for name in DEFAULTS if (value := getattr(self, name)) is not None}
 
     @property

@@ -95,7 +95,7 @@ class Process(uvicorn.Server):
             raise self._failure
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does; then the models are loaded beside it."""
+        """Starts as uvicorn does; then the models are loaded beside it."""
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._load_all, name="loading", daemon=True).start()  # a signal need not wait for it

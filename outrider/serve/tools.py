@@ -157,7 +157,7 @@ def _check(tools: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
-    """As much as reading calls takes for granted; the rest is the grammar's."""
+    """Checks as much as reading calls takes for granted; the rest is the grammar's."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping | None):
         raise RequestError(f"{where}.properties must be an object with a schema for each name, got {json.dumps(properties)[:80]}")

@@ -26,7 +26,7 @@ Function = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a function."""
+    """A parameter of a function."""
 
     name: str
     schema: Any

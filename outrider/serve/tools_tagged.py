@@ -203,5 +203,5 @@ def _in_quotes(text: str) -> bool:
 
 
 def _escaped(text: str) -> str:
-    """As it stands inside of a JSON string."""
+    """The text as it stands inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -74,7 +74,7 @@ def tail(text: str, marks: Sequence[str]) -> int:
 
 
 def held(text: str, marks: Sequence[str]) -> int:
-    """The same, with white space before."""
+    """The length of a mark's beginning at the end of a text, with white space before."""
     return len(text) - len(text[: len(text) - tail(text, marks)].rstrip())
 
 

@@ -101,7 +101,7 @@ def as_json(value: Any) -> str:
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
-    """Of a schema without alternatives."""
+    """The types of a schema without alternatives."""
     named = schema.get("type")
     if isinstance(named, str | list):
         return [_known(str(name)) for name in ([named] if isinstance(named, str) else named)]

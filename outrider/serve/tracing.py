@@ -106,7 +106,7 @@ class Tracing:
         self.parent_of(request)
 
     def parent_of(self, request: Request) -> Context | None:
-        """Where `arrived` was called; forgotten with this call."""
+        """The context in which `arrived` was called; forgotten with this call."""
         with self._lock:
             return self._parents.pop(request.id, None)
 

@@ -33,7 +33,7 @@ from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
 
 class Anchors(NamedTuple):
-    """Where blocks begin, and which of their guesses count."""
+    """The starts of blocks, and which of their guesses count."""
 
     places: Tensor  # (B, A) int64
     counts: Tensor  # (B, A, guesses) bool, of each block a beginning

@@ -17,11 +17,12 @@ from outrider.train.recipe import LossReport
 
 
 def chain_windows(accept: Tensor, mask: Tensor, depth: int) -> tuple[list[float], list[float], int]:
-    """Of a drafter whose law at each position is known: every position starts a chain over the text that follows it.
+    """Expected chains of a drafter whose law at each position is known: every position starts a chain over the text that
+    follows it.
 
-    `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count. Returns (per_position, survival,
-    number of chains): chains that fit into the mask as a whole, so that all depths are means over the same chains. Texts shorter
-    than `depth` give shorter chains: depth is cut to what at least one text allows.
+    `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count. Returns (per_position,
+    survival, number of chains): chains that fit into the mask as a whole, so that all depths are means over the same
+    chains. Texts shorter than `depth` give shorter chains: depth is cut to what at least one text allows.
     """
     zero = torch.zeros((), device=accept.device)
     values = torch.where(mask, accept.float(), zero)
@@ -36,10 +37,11 @@ def chain_windows(accept: Tensor, mask: Tensor, depth: int) -> tuple[list[float]
 
 
 def chain_means(steps: Sequence[Tensor], counts: Tensor) -> tuple[list[float], list[float], int]:
-    """Of chains with an acceptance for each step: `steps[j]` and `counts` (bool) have one shape, a chain an element.
+    """Mean acceptance of chains with an acceptance for each step: `steps[j]` and `counts` (bool) have one shape, a chain an
+    element.
 
-    Returns (per_position, survival, number of chains). An acceptance at j is weighted by the chance that j is reached, as in
-    serving, so that products of `per_position` are `survival`.
+    Returns (per_position, survival, number of chains). An acceptance at j is weighted by the chance that j is reached, as
+    in serving, so that products of `per_position` are `survival`.
     """
     num = int(counts.sum())
     if num == 0:

@@ -18,7 +18,7 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class Features:
-    """Of one text."""
+    """The features of one text."""
 
     hidden: dict[int, Tensor]  # layer -> (T, H)
     logits: Tensor  # (T, V)

@@ -27,7 +27,7 @@ class FeatureSource:
 
     @torch.no_grad()
     def features(self, batch: TextBatch, *, split: str = "train", progress: float = 1.0) -> FeatureBatch:
-        """Of these texts. Raises NumericalError when the target's own numbers are broken.
+        """The features of a batch of texts. Raises NumericalError when the target's own numbers are broken.
 
         A batch comes from the cache only as a whole, so which bits a text has does not depend on what else is cached.
         """

@@ -52,7 +52,7 @@ class Point:
 
 @dataclass
 class State:
-    """Where a run is. Plain data: it is part of the checkpoint."""
+    """The progress of a run. Plain data: it is part of the checkpoint."""
 
     step: int = 0
     best_tau: float = -math.inf

@@ -80,7 +80,7 @@ def lk_hybrid(law: Tensor, logits: Tensor) -> Tensor:
 
 
 def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
-    """Of features (..., H): the mean over H, knee at 1."""
+    """The smooth L1 loss of features (..., H): the mean over H, knee at 1."""
     return F.smooth_l1_loss(features.float(), target.float(), reduction="none").mean(dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""Where the texts of a run come from: prompts that the target answers, a file of responses, or recorded traffic."""
+"""The texts of a run: prompts that the target answers, a file of responses, or recorded traffic."""
 
 from __future__ import annotations
 

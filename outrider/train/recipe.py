@@ -50,7 +50,7 @@ class FeatureBatch:
 
 @dataclass
 class LossReport:
-    """Of one batch. All means are over `count` positions, so that several batches add up."""
+    """The losses of one batch. All means are over `count` positions, so that several batches add up."""
 
     loss: Tensor  # scalar fp32, with a gradient
     per_position: list[float]  # [j]: mean of sum_x min(p, q) at draft position j, given that it is reached
@@ -73,7 +73,7 @@ class RecipeSetup:
 
     @property
     def saved_dtype(self) -> torch.dtype:
-        """Of a drafter's weights on disk: the target's own, in which it will run, whatever it is trained in."""
+        """The dtype of a drafter's weights on disk: the target's own, in which it will run, whatever it is trained in."""
         return self.dtype or self.target.config.get_text_config().dtype or self.target.get_input_embeddings().weight.dtype
 
 

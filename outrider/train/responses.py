@@ -49,7 +49,7 @@ class ResponsePlan:
         self.params(0)
 
     def params(self, number: int) -> SamplingParams:
-        """Of response `number`. Raises ConfigError for a value out of range."""
+        """Sampling parameters of response `number`. Raises ConfigError for a value out of range."""
         return SamplingParams(
             temperature=self.temperatures[number % len(self.temperatures)], max_tokens=self.max_new_tokens, top_k=self.top_k,
             top_p=self.top_p, min_p=self.min_p, seed=self.seed * 1_000_003 + number,

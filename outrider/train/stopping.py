@@ -24,7 +24,7 @@ from outrider.train.calibration import expected_calibration_error
 
 @dataclass(frozen=True)
 class Saving:
-    """Of one head against one fixed length."""
+    """What one head saves against one fixed length."""
 
     survival: list[float]  # [j]: chance that token j + 1 is submitted and accepted, as many submitted as by the fixed length
     fixed_tau: float

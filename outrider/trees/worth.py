@@ -41,5 +41,5 @@ def as_said(rank: int, prob: float) -> float:
 
 
 def choices(children: Sequence[Sequence[int]], path: Sequence[int]) -> list[tuple[Sequence[int], int | None]]:
-    """Of the pending token and each kept node: its children, and which was kept. `children[1 + n]` are those of node n."""
+    """For the pending token and each kept node: its children, and which was kept. `children[1 + n]` are those of node n."""
     return [(children[output + 1], chosen) for output, chosen in zip([-1, *path], [*path, None], strict=True)]

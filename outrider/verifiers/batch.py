@@ -32,7 +32,7 @@ class _Kind:
     is_drawn: bool
 
     def form(self, draft: Draft) -> Draft:
-        """The same draft, without what these rows do not need."""
+        """The draft without what these rows do not need."""
         if self.is_tree == (draft.parents is not None) and self.is_drawn == (draft.probs is not None):
             return draft
         return Draft(
@@ -114,7 +114,7 @@ def _groups(rules: list[RowVerifier], draft: Draft) -> dict[_Kind, list[int]]:
 
 
 def _trees(draft: Draft) -> list[bool]:
-    """Of every row, whether it branches anywhere."""
+    """Whether each row branches anywhere."""
     if draft.parents is None:
         return [False] * draft.num_rows
     lines = zip(draft.parent_lists, draft.lists[1], strict=True)
@@ -122,7 +122,7 @@ def _trees(draft: Draft) -> list[bool]:
 
 
 def _drawn(draft: Draft) -> list[bool]:
-    """Of every row, whether anything in it was drawn."""
+    """Whether anything in each row was drawn."""
     if draft.probs is None or draft.sampled is None:
         return [draft.probs is not None] * draft.num_rows
     lines = zip(draft.sampled.tolist(), draft.lists[1], strict=True)

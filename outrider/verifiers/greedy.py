@@ -21,7 +21,7 @@ def greedy_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
 
 
 def _chain_verdict(draft: Draft, choice: list[list[int]]) -> Verdict:
-    """The same without the children of every node: steps of one row are short."""
+    """The verdict on a chain, without the children of every node: steps of one row are short."""
     counts = [_agreed(*row) for row in zip(*draft.lists, choice, strict=True)]
     return prefix_verdict(draft, counts, [row[count] for row, count in zip(choice, counts, strict=True)])
 

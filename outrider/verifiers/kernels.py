@@ -28,7 +28,7 @@ _OF_CHAINS = (TokenVerifier, BlockVerifier)
 
 
 class Kernels:
-    """Of a target that runs on them. fp32 on the CPU only, as its passes give logits."""
+    """The verifier kernels of a target that runs natively. fp32 on the CPU only, as its passes give logits."""
 
     # as `Rule` in runtime/native/verdicts.cpp numbers them (on a chain traversal is the block rule)
     _rules: ClassVar[dict[type, int]] = {TokenVerifier: 0, BlockVerifier: 1, TraversalVerifier: 2, CoupledVerifier: 3}
@@ -95,7 +95,7 @@ def _is_readable(table: Tensor) -> bool:
 
 
 def _remembered(draft: Draft, rng: KeyedStreams, starts: list[int], vocab_size: int) -> list[int]:
-    """Where the noise of every output is that a drafter asked for; 0 for what is still to be made, which the kernel does."""
+    """Addresses of the noise that a drafter asked for, by output; 0 for what the kernel still makes."""
     if draft.parents is None:
         places = [list(range(start, start + draft.num_nodes + 1)) for start in starts]
     else:

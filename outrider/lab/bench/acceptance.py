@@ -10,7 +10,7 @@ from outrider.lab.bench.result import Acceptance
 
 
 def acceptance(notes: Sequence[RunNote]) -> Acceptance | None:
-    """Of all runs together; None where nothing was drafted."""
+    """Acceptance of all runs together; None where nothing was drafted."""
     num_steps = sum(note.num_drafts for note in notes)
     if not num_steps:
         return None

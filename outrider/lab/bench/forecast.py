@@ -43,7 +43,7 @@ class Costs:
         return cls({rows: costs for rows, (costs, _) in fitted.items()}, {rows: s for rows, (_, s) in fitted.items()})
 
     def seconds(self, width: int, rows: int, depth: int = 0) -> tuple[float, bool]:
-        """Of one step, and whether it lies outside of what was timed. Between numbers of rows: straight lines."""
+        """Seconds of one step, and whether it lies outside of what was timed. Between numbers of rows: straight lines."""
         known = list(self.by_rows)
         below = max((one for one in known if one <= rows), default=known[0])
         above = min((one for one in known if one >= rows), default=known[-1])
@@ -77,8 +77,8 @@ def predicted(own: Sequence[RunNote], plain: Sequence[RunNote], times: Times, pl
 
 
 def _plain_costs(times: Times, plain_times: Times) -> Costs | None:
-    """Of steps that draft nothing, from the configuration's own sweep: what slowed it slowed them too, and divides out. Plain
-    decoding's own sweep stands in where it had none."""
+    """Costs of steps that draft nothing, from the configuration's own sweep: what slowed it slowed them too, and divides
+    out. Plain decoding's own sweep stands in where it had none."""
     return Costs.of({rows: found for rows, found in times.items() if PLAIN_KEY in found.steps}) or Costs.of(plain_times)
 
 

@@ -60,7 +60,7 @@ def bandwidth(device: torch.device) -> float | None:
 
 
 def roof_tokens_per_s(target: TargetInfo, rows: int, mean_context: float) -> float | None:
-    """Of plain decoding, per row."""
+    """The highest possible speed of plain decoding, in tokens per second and row."""
     if target.pass_bytes is None or target.bandwidth_bytes_per_s is None:
         return None
     return target.bandwidth_bytes_per_s / (target.pass_bytes + target.kv_bytes_per_token * rows * mean_context)
@@ -88,7 +88,7 @@ def added_memory(contender: Contender) -> tuple[int | None, int | None]:
 
 
 def _cuda_bandwidth(device: torch.device) -> float:
-    """Of copies inside the device's memory, which read and write: the best of a few."""
+    """Bandwidth of copies inside the device's memory, which read and write: the best of a few."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = 0.0

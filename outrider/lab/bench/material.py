@@ -40,7 +40,7 @@ class Material:
     notes: tuple[str, ...] = ()
 
     def prompts(self, place: Place) -> list[Prompt]:
-        """Of a cell."""
+        """The prompts of a cell."""
         own, length = self.by_task[place.task], place.context
         return own if length is None else [filled(own, number, length, self.first_token) for number in range(len(own))]
 

@@ -19,7 +19,7 @@ SHOWN = 8  # tokens of a text that parts
 
 
 class Parting(Record):
-    """Where a text parts from the plain one."""
+    """The first difference between a text and the plain one."""
 
     position: int
     plain: list[int]
@@ -81,7 +81,7 @@ class RunNote(Record):
 def notes_of(
     traces: Sequence[Trace], configuration: int, prompts: Sequence[int], turn: int, attempts: int, group: int = 0
 ) -> list[RunNote]:
-    """Of a group that was decoded together, in order."""
+    """Notes of a group that was decoded together, in order."""
     widest: dict[float, int] = {}
     for trace in traces:
         for step in trace.steps:

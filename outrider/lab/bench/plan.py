@@ -92,7 +92,7 @@ class Plan:
         return [one for number, one in enumerate(everyone) if one not in everyone[:number]]
 
     def params(self, temperature: float, prompt: int, turn: int, max_tokens: int | None = None) -> SamplingParams:
-        """Of one prompt in one round: the same for every configuration."""
+        """Sampling parameters of one prompt in one round: the same for every configuration."""
         seed = int(np.random.SeedSequence([self.seed, prompt, turn]).generate_state(1)[0])
         return replace(self.sampling, temperature=temperature, seed=seed, max_tokens=max_tokens or self.sampling.max_tokens)
 

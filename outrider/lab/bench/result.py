@@ -215,7 +215,7 @@ class Cell(Record):
         return ", ".join(words)
 
     def measured(self, configuration: int) -> Measured | None:
-        """Of one configuration; None where it could not run."""
+        """What was measured for one configuration; None where it could not run."""
         return next((one for one in self.configurations if one.configuration == configuration), None)
 
 
@@ -253,7 +253,7 @@ class TargetInfo(Record):
 
 
 class WorkloadInfo(Record):
-    """Where the prompts came from."""
+    """The origin of the prompts."""
 
     name: str
     notes: list[str] = Field(default_factory=list)

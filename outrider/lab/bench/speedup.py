@@ -35,7 +35,7 @@ class Sample:
 
 
 def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Sample]:
-    """Of one configuration; pairs without common tokens behind their first steps say nothing about decoding."""
+    """Samples of one configuration; pairs without common tokens behind their first steps say nothing about decoding."""
     found = []
     for note in notes:
         if (pairing := note.pairing) is None:
@@ -63,7 +63,7 @@ def speedup(found: Sequence[Sample]) -> Speedup | None:
 
 
 def _reaching(interval: Interval, groups: Sequence[Sequence[Sample]]) -> Interval:
-    """As far as the groups' own interval."""
+    """The interval, widened as far as the groups' own interval."""
     other = ratio_of_sums([sum(s.plain_s for s in mine) for mine in groups], [sum(s.own_s for s in mine) for mine in groups])
     low, high = min(interval.low, other.low), max(interval.high, other.high)
     return interval.model_copy(update={"low": low, "high": high})
@@ -81,8 +81,8 @@ def is_tight(found: Speedup | None, precision: float) -> bool:
 
 
 def prompts_needed(found: Sequence[Sample], precision: float) -> int | None:
-    """Where more rounds cannot reach the precision: about how many prompts would. None where they can, or where it cannot be told
-    (fewer than two rounds, or one prompt)."""
+    """The number of prompts that would reach the precision where more rounds cannot. None where they can, or where it
+    cannot be told (fewer than two rounds, or one prompt)."""
     by_prompt = _by_prompt(found)
     repeated = [mine for mine in by_prompt.values() if len(mine) > 1]
     now = speedup(found)

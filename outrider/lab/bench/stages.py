@@ -229,7 +229,7 @@ class Rounds:
             cell.ended_by = "rounds"
 
     def _prompts_needed(self, wide: list[list[Sample]]) -> int | None:
-        """Where no configuration that is still uncertain gains from more rounds: prompts for the least certain one."""
+        """Prompts for the least certain configuration, where no uncertain one gains from more rounds."""
         needed = [prompts_needed(one, self._plan.precision) for one in wide]
         known = [number for number in needed if number is not None]
         return max(known) if len(known) == len(needed) else None

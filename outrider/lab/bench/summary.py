@@ -80,7 +80,8 @@ def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Iden
 
 
 def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accuracy | None:
-    """Of the first round, so that every prompt counts once; None where nothing can be graded. Without `plain`: its own."""
+    """Accuracy in the first round, so that every prompt counts once; None where nothing can be graded. Without `plain`: its
+    own."""
     theirs = {note.prompt: note for note in plain or own if note.round == 0}
     pairs = [(note, theirs[note.prompt]) for note in own if note.round == 0 and note.prompt in theirs]
     graded = [(a, b) for a, b in pairs if a.right is not None and b.right is not None]
@@ -128,13 +129,13 @@ def run_line(note: RunNote) -> RunLine:
 
 
 def _step_seconds(times: Times, rows: int) -> dict[int, float]:
-    """Of chains, by nodes drafted."""
+    """Seconds of steps that draft chains, by nodes drafted."""
     steps = times[rows].steps if rows in times else {}
     return {int(shape): seconds for shape, (seconds, _) in steps.items() if shape.isdigit()}
 
 
 def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:
-    """Of a row's decode phase, prompts resampled; an open interval where there was one prompt."""
+    """Tokens per second of a row's decode phase, prompts resampled; an open interval where there was one prompt."""
     by_prompt: dict[int, list[RunNote]] = {}
     for note in own:
         if note.decode_tokens:

@@ -80,7 +80,7 @@ def together(sweeps: Sequence[Sweep]) -> Times:
 
 
 def width_depth(shape: str) -> tuple[int, int]:
-    """Of a key of `Timings.steps`; a chain's depth is its width, and is not paid apart."""
+    """Width and depth of a key of `Timings.steps`; a chain's depth is its width, and is not paid apart."""
     width, _, depth = shape.partition("/")
     return int(width), int(depth or 0)
 

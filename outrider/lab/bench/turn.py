@@ -66,7 +66,7 @@ class Field:
 
 
 def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
-    """Who runs when."""
+    """The order in which configurations run."""
     order = deque(numbers)
     order.rotate(-(group + turn))
     return list(order) if turn % 2 == 0 else list(reversed(order))

@@ -107,7 +107,7 @@ def enumerate_step(verify: Verify, proposals: Proposals, target_probs: Tensor) -
 
 
 def select_rows(draft: Draft, rows: Tensor) -> Draft:
-    """The same draft for the rows given by their indices."""
+    """A draft that has only the rows given by their indices."""
 
     def pick(table: Tensor | None) -> Tensor | None:
         return None if table is None else table[rows]

@@ -92,7 +92,7 @@ def _at(subject: Subject, place: int, spot: Spot, params: SamplingParams) -> dic
 
 
 def roots(seen: Seen) -> tuple[Tensor, Tensor | None, int]:
-    """Of a step of one row, on the host: the target's law (V,), the law the first draft token was drawn from, that token."""
+    """The start of a one-row step on the host: the target's law (V,), the first draft token's law, and that token."""
     draft = seen.draft
     first = draft.children[0][0][0]
     drawn = draft.probs is not None and bool(draft.is_sampled()[0, first])

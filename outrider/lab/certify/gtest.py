@@ -100,7 +100,7 @@ def cells(law: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
-    """Where cells of rare tokens end; what is left over belongs to none."""
+    """The ends of cells of rare tokens; what is left over belongs to none."""
     ends, total = [], 0.0
     for index, value in enumerate(expected.tolist()):
         total += value
@@ -111,7 +111,7 @@ def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
 
 
 def places(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
-    """Where tokens stand in their law when tokens are in the order of falling `score` (V,): uniform numbers in [0, 1)."""
+    """Positions of tokens in their law, ordered by falling `score` (V,): uniform numbers in [0, 1)."""
     order = np.argsort(-score, kind="stable")
     before = np.empty_like(law)
     before[order] = np.cumsum(law[order]) - law[order]

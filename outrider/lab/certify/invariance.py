@@ -61,7 +61,7 @@ def _ways(subject: Subject, together: int) -> list[Way]:
 
 
 def _configuration(subject: Subject) -> Configuration:
-    """As it was asked for, with the drafter's name and length resolved."""
+    """The configuration that was asked for, with the drafter's name and length resolved."""
     asked, resolved = subject.asked, subject.built.options
     return Configuration(
         resolved.drafter, resolved.num_draft_tokens, asked.drafter_options, asked.verifier, asked.verifier_options

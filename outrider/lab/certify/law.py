@@ -148,7 +148,7 @@ def followers(texts: Mapping[Beginning, int]) -> dict[Beginning, list[int]]:
 
 
 def longest(beginnings: Iterable[Beginning]) -> list[Beginning]:
-    """Those that no other one begins with: feeding them feeds all."""
+    """The beginnings that no other one begins with: feeding them feeds all."""
     known = set(beginnings)
     inner = {one[:length] for one in known for length in range(len(one))}
     return sorted(known - inner)

@@ -1,4 +1,4 @@
-"""Where laws are tested: in the middle of the target's own answers, at tokens of which it was not sure.
+"""Chooses positions at which laws are tested: in the middle of the target's own answers, at tokens of which it was unsure.
 
 At a place where one token has all the probability every sampler looks right; where thousands share it, few draws say little
 about each. So those are taken whose entropy is nearest to WANTED, among those where the drafter proposes something.

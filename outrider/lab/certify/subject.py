@@ -56,7 +56,7 @@ class WatchedDecoder(Decoder):
 
     @classmethod
     def like(cls, given: Decoder) -> WatchedDecoder:
-        """The same parts."""
+        """A watched decoder with the parts of another."""
         return cls(given.target, given.drafter, given.verifier, given.control)
 
     def _verify(self, logits: Tensor, draft: Draft) -> Verdict:

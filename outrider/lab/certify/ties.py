@@ -36,7 +36,7 @@ ROUNDING = {torch.bfloat16: 16.0, torch.float16: 16.0, torch.float32: 512.0, tor
 
 @dataclass(frozen=True)
 class Parting:
-    """Where a run left the expected text, and what it saw there. None: one of the texts had ended."""
+    """The position at which a run left the expected text, and what it saw there. None: one of the texts had ended."""
 
     position: int  # output token, from 0
     expected: int | None

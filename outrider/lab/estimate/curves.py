@@ -137,7 +137,7 @@ class StepCosts(Record):
 
 
 class Prediction(Record):
-    """Of steps that draft `num_draft_tokens` per row."""
+    """The prediction for steps that draft `num_draft_tokens` per row."""
 
     num_draft_tokens: int
     tau: float  # 1 + S(1) + ... + S(gamma)
@@ -211,7 +211,7 @@ def read_costs(path: Path) -> StepCosts:
 
 
 def _slope(counts: np.ndarray, times: np.ndarray) -> float:
-    """Of the line through two points; 0 for one point."""
+    """The slope of the line through two points; 0 for one point."""
     return float((times[-1] - times[0]) / (counts[-1] - counts[0])) if len(counts) > 1 else 0.0
 
 

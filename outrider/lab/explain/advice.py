@@ -45,7 +45,7 @@ class Findings:
         return next(row.tokens for row in self.causes if row.cause == CAUSES[cause])
 
     def share_of(self, cause: int) -> float:
-        """Of the tokens emitted."""
+        """The share of the emitted tokens that a cause cost."""
         return self.lost_to(cause) / max(1, self.emitted)
 
     @property

@@ -1,7 +1,7 @@
-"""Where a step's tokens went: every token that it could have had and did not, charged to a cause. The parts add up exactly.
+"""Charges every token that a step could have emitted and did not to a cause. The parts add up exactly.
 
-A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). At every node of its kept path one of
-two things happened:
+A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). At every node of its kept path
+one of two things happened:
 
     it had children, with b = P(one is kept) before they were drawn and the coins tossed.  Failing costs `lost` tokens, so
         (1 - kept) lost = [(1 - b) + (b - kept)] lost
@@ -16,10 +16,11 @@ two things happened:
         tree budget    what one more sibling would carry (trees only)
         draft          the rest: p and q disagree. For one drawn child all of it is their total variation, 1 - sum min(p, q)
 
-Under block verification and traversal a node is entered with its path weight a, and b is the share kept given that the path is:
-(1 - E[...]) / a of `transport.py`. Token-level rejection of a drawn chain keeps less than the best rule for whole chains, which
-is block verification (Sun et al. 2403.10444): its nodes are weighted with W = P(prefix kept by block) / P(kept by token), so that
-the gap is unbiased, node by node possibly negative. Trees are compared node by node, with the weight they are entered with.
+Under block verification and traversal a node is entered with its path weight a, and b is the share kept given that the path
+is: (1 - E[...]) / a of `transport.py`. Token-level rejection of a drawn chain keeps less than the best rule for whole
+chains, which is block verification (Sun et al. 2403.10444): its nodes are weighted with W = P(prefix kept by block) /
+P(kept by token), so that the gap is unbiased, node by node possibly negative. Trees are compared node by node, with the
+weight they are entered with.
 
 Greedy rows are the case p in {0, 1}: no luck, no gap. docs/explain.md.
 """
@@ -295,7 +296,7 @@ class Ledger:
             self.ended.append((step.start + one.ended.level, one.ended))
 
     def split_ends(self, gain_along: GainAlong) -> None:
-        """Of what a path's early end cost, the part that an unbroken draft would not have brought either is the draft's."""
+        """Moves the part of an early end's cost that an unbroken draft would not have brought either to the draft."""
         for position, ended in self.ended:
             gain = gain_along(position, ended.lost, ended.weight, ended.drawn)
             if gain is not None:
@@ -304,6 +305,6 @@ class Ledger:
 
     @property
     def luck_variance(self) -> float:
-        """Of the sum of luck, had the same tests been made: sum of lost^2 b (1 - b)."""
+        """The variance of the sum of luck, had the same tests been made: sum of lost^2 b (1 - b)."""
         b = np.nan_to_num(self.expected)
         return float((self.lost**2 * b * (1 - b)).sum())

@@ -43,7 +43,7 @@ class Witness:
         return self.control.summary()
 
     def take(self) -> tuple[list[float], bool]:
-        """Of the one row that ran since the last call: seconds of drafting per step, and whether siblings may repeat."""
+        """Costs of the one row that ran since the last call: seconds of drafting per step, and whether siblings may repeat."""
         found = self.draft_s, any(self.replacement)
         self.draft_s, self.replacement, self._before = [], [], 0.0
         return found
@@ -105,7 +105,7 @@ def chain_rate(times: Times | None, tokens_per_step: float, length: int) -> floa
 
 
 def num_levels(step: Step) -> int:
-    """Of its draft: a chain's tokens, a tree's depth."""
+    """The levels of a step's draft: a chain's tokens, a tree's depth."""
     levels = [0]
     for parent in step.parents if step.parents is not None else range(-1, len(step.tokens) - 1):
         levels.append(levels[parent + 1] + 1)

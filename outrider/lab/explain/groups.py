@@ -40,7 +40,7 @@ class Pool:
         return np.concatenate([getattr(one.annotated.ledger, name) for one in self.texts])
 
     def column(self, name: str) -> np.ndarray:
-        """Of `annotate.Positions`."""
+        """A column of `annotate.Positions`."""
         return np.concatenate([getattr(one.annotated.positions, name) for one in self.texts])
 
     def by_level(self) -> list[LevelRow]:
@@ -67,14 +67,14 @@ class Pool:
         return rows if len(rows) > 1 else []
 
     def by_entropy(self) -> list[GroupRow]:
-        """Of the target's law."""
+        """Groups by the entropy of the target's law."""
         place = np.searchsorted(ENTROPIES, self.column("p_entropy"), side="right")
         ends = [0.0, *ENTROPIES]
         names = [f"{low:g}-{high:g}" for low, high in pairwise(ends)] + [f"{ends[-1]:g} and more"]
         return self._groups(names, np.array(names)[place])
 
     def ranks(self) -> list[RankRow]:
-        """Of the text's token in the draft's law, at rejections; empty where there is no law."""
+        """Ranks of the text's token in the draft's law, at rejections; empty where there is no law."""
         ranks = self.column("rank_token")[(self.kept == 0)]
         ranks = ranks[np.isfinite(ranks)]
         if not len(ranks):

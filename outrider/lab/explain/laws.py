@@ -80,12 +80,12 @@ class Laws:
         return self.p_open is not self.p_soft
 
     def opened(self) -> Laws:
-        """The same position without filters."""
+        """This position without filters."""
         return replace(self, p_soft=self.p_open, q=self.q_open) if self.filtered else self
 
 
 class Source(Protocol):
-    """Where the draft's logits come from."""
+    """The source of the draft's logits."""
 
     def chunks(self) -> list[int] | None:
         """Lengths it wants the text cut into; None: any."""

@@ -47,7 +47,7 @@ class GroupRow(Record):
 
 
 class RankRow(Record):
-    """Where the text's token stood in the draft's law, at rejections."""
+    """Ranks of the text's token in the draft's law, at rejections."""
 
     rank: str
     rejections: int

@@ -221,7 +221,7 @@ def _pairs_inside(law: Law, placed: list[int], order: np.ndarray) -> np.ndarray:
 def _sets_inside(
     law: Law, placed: list[int], order: np.ndarray, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same for `count` draws, by counting: twice, from independent simulations."""
+    """Estimates the sets for `count` draws by counting: twice, from independent simulations."""
     place = np.full(len(law), len(order) + 1)  # how many of `order` H must have for a token to lie in it
     place[order] = np.arange(1, len(order) + 1)
     place[placed] = 0

@@ -43,7 +43,8 @@ _WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*|\d[\d,]*(?:\.\d+)?")
 
 
 def token_kinds(question: str, pieces: Sequence[str]) -> list[str]:
-    """Of each token, from the text that each one added (empty: the character comes with a later one, or the text has ended)."""
+    """The kind of each token, from the text that each one added (empty: the character comes with a later one, or the text
+    ended)."""
     labels = character_kinds(question, "".join(pieces))
     found = []
     for start, piece in zip(accumulate(map(len, pieces), initial=0), pieces, strict=False):
@@ -95,7 +96,7 @@ def _without(text: str, start: int, end: int, spans: Sequence[tuple[int, int]]) 
 
 
 def _conclusion(text: str) -> int | None:
-    """Where the last line of its kind begins; None where no answer is said."""
+    """The start of the last line of its kind; None where no answer is given."""
     marks = [found.start() for found in _CONCLUSION.finditer(text)]
     if not marks:
         return None

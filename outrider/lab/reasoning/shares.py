@@ -24,8 +24,8 @@ def ratio(above: Sequence[float], below: Sequence[float], least: float = 0.0, mo
 
 
 def proportion(kept: Sequence[int], tested: Sequence[int]) -> Interval | None:
-    """The same of a share. Where all or none were kept, problems do not vary, and resampling them would claim certainty: then
-    the exact binomial interval (Clopper & Pearson 1934), as if tests were independent."""
+    """The interval of a share, with problems resampled. Where all or none were kept, problems do not vary, and resampling
+    them would claim certainty: then the exact binomial interval (Clopper & Pearson 1934), as if tests were independent."""
     found = ratio(kept, tested, most=1.0)
     return found if found is None or 0 < found.value < 1 else _with_exact_ends(found, int(sum(tested)))
 
@@ -60,7 +60,7 @@ def _resampled(kept: np.ndarray, reached: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _with_exact_ends(found: Interval, count: int) -> Interval:
-    """Of a share that is 0 or 1."""
+    """The interval of a share that is 0 or 1."""
     reach = ((1 - LEVEL) / 2) ** (1 / count)  # the share with which `count` in a row happen so rarely
     ends = {"low": min(found.low, reach)} if found.value >= 1 else {"high": max(found.high, 1 - reach)}
     return found.model_copy(update=ends)

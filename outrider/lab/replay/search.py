@@ -136,7 +136,8 @@ def split_texts(texts: Sequence[Text], seed: int) -> tuple[list[Text], list[Text
 
 
 def _sums(found: Replay, costs: StepCosts | None, draft_s: float) -> Sums:
-    """Of each text, in the order of the replay: tokens, and what was paid for them (in steps, or plain steps with costs)."""
+    """Sums of each text, in the order of the replay: tokens, and what was paid for them (in steps, or plain steps with
+    costs)."""
     texts = [found.texts[number] for number in found.order]
     paid = [float(text.stats.steps) if costs is None else plain_steps(text, costs, draft_s) for text in texts]
     return [float(text.stats.emitted) for text in texts], paid

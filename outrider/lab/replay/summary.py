@@ -44,7 +44,7 @@ def summarise(
 
 
 def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, draft_s: float, *, blocks: bool) -> Acceptance:
-    """Of some texts, in the order they were replayed. `blocks`: they depend on one another."""
+    """Acceptance of some texts, in the order they were replayed. `blocks`: they depend on one another."""
     total = sum_stats([text.stats for text in texts])
     widths = sum((text.widths for text in texts), Counter[int]())
     emitted = [text.stats.emitted for text in texts]

@@ -176,7 +176,7 @@ def _change(before: Reading, after: Reading, name: str) -> int | None:
 
 
 def _counts(name: str) -> bool:
-    """Of the counters that are used here; gauges may go back."""
+    """Whether a name is one of the counters that are used here; gauges may go back."""
     return name in (STEPS, DRAFTED, ACCEPTED, SGLANG_STEPS, SGLANG_REQUESTS, *GENERATED.values())
 
 

@@ -1,4 +1,4 @@
-"""Where a server is, what opens it, and which of its models is meant.
+"""A server's address, its key, and which of its models is meant.
 
 A key never comes from the command line, which other users of a machine can read and which results record: it comes from an
 environment variable, goes into one header, and is cut out of every message a server sends back.

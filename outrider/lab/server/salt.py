@@ -18,7 +18,7 @@ NOTE = f"prompts are new to the prefix cache at every level ({FIELD})"
 
 
 def is_salted(engine: str, options: LoadOptions) -> bool:
-    """Where the server knows the field and the user has not set it (or dropped it with None)."""
+    """Whether the server knows the field and the user has not set it (or dropped it with None)."""
     return engine in ENGINES and FIELD not in options.extra
 
 

@@ -48,7 +48,7 @@ class Stream:
 
     @property
     def num_tokens(self) -> int | None:
-        """As the server counted: `usage`, or llama.cpp's `timings`."""
+        """Tokens as the server counted them: `usage`, or llama.cpp's `timings`."""
         return _count(self._usage.get("completion_tokens"), self._timings.get("predicted_n"))
 
     @property

@@ -60,7 +60,7 @@ def busy_seconds(answers: Iterable[Answer]) -> float:
 
 
 def num_tokens(answers: Sequence[Answer]) -> int | None:
-    """Of all answers; None where one of them was not counted."""
+    """Tokens of all answers; None where one of them was not counted."""
     numbers = [answer.num_tokens for answer in answers]
     return None if None in numbers or not numbers else sum(number for number in numbers if number is not None)
 
@@ -94,7 +94,7 @@ def _notes(level: Level, answers: Sequence[Answer], windows: Sequence[Window] | 
 
 
 def _cached_share(answers: Sequence[Answer], windows: Sequence[Window]) -> float:
-    """Of the prompt tokens, as the answers say; else as the server's counters do. 0 where neither does."""
+    """The cached share of the prompt tokens, as the answers say; else as the server's counters do. 0 where neither does."""
     cached = sum(answer.num_cached_tokens or 0 for answer in answers)
     prompts = sum(answer.num_prompt_tokens or 0 for answer in answers)
     if not cached:

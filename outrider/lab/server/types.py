@@ -133,7 +133,8 @@ class Failure(Record):
 
 
 class Percentiles(Record):
-    """Of `n` values, linear between neighbours (NumPy's default). With fewer than 100 values p99 is close to the largest."""
+    """Percentiles of `n` values, linear between neighbours (NumPy's default). With fewer than 100 values p99 is close to
+    the largest."""
 
     n: int
     mean: float

@@ -153,7 +153,7 @@ def _by_group(members: Sequence[Member], laps: Laps) -> list[_Group]:
 
 
 def _linear(groups: Sequence[_Group], mean: np.ndarray, noise: float) -> list[_Group]:
-    """The same laps, each as log m + r / m - 1 (see above)."""
+    """The laps, each as log m + r / m - 1 (see above)."""
     levels = [group.level(mean, noise) for group in groups]
     relative: dict[int, list[float]] = {}
     for group, level in zip(groups, levels, strict=True):
@@ -180,7 +180,7 @@ def _after(
 
 
 def _noise(mean: np.ndarray, groups: Sequence[_Group], before: float) -> float:
-    """Of a lap, from what the belief leaves unexplained: laps as a whole are more or less noisy than was thought."""
+    """The noise of a lap, from what the belief leaves unexplained: laps as a whole are more or less noisy than was thought."""
     unexplained, free, seen = 0.0, 0.0, set()
     for group in groups:
         left = group.seconds + mean[group.places]

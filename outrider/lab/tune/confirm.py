@@ -99,7 +99,7 @@ def decode_phase(traces: Sequence[Trace]) -> tuple[float, int]:
 
 
 def log_seconds(laps: Sequence[Lap], task: str | None = None) -> Laps:
-    """Of every lap that decoded anything, for `beliefs.py`; `task` None: of all tasks."""
+    """Log seconds of every lap that decoded anything, for `beliefs.py`; `task` None: of all tasks."""
     found: dict[str, dict[int, float]] = {}
     for lap in laps:
         if lap.tokens and lap.seconds > 0 and task in (None, lap.task):
@@ -151,8 +151,10 @@ def _speedup(laps: Sequence[Lap], base: dict[int, Lap], belief: Belief | None) -
 
 
 def paired_seconds(laps: Sequence[Lap], base: dict[int, Lap]) -> dict[int, tuple[float, float]]:
-    """Group -> seconds of plain decoding and of a configuration, both for the number of tokens that plain decoding wrote; groups
-    that either said in its first step are left out."""
+    """Seconds of plain decoding and of a configuration by group, both for the tokens that plain decoding wrote.
+
+    Groups that either finished in its first step are left out.
+    """
     return {
         lap.group: (base[lap.group].seconds, lap.seconds / lap.tokens * base[lap.group].tokens)
         for lap in laps

@@ -39,7 +39,7 @@ class Head(Record):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the drafter that drafts with it."""
+        """Options of the drafter that drafts with this head."""
         return {"head": self.folder} if self.folder else {}
 
 

@@ -43,7 +43,7 @@ def step_costs(probe: Probe, rows: int = 1) -> StepCosts | None:
 
 
 def plain_tokens_per_s(plain: Probe, rows: int = 1) -> float:
-    """Of the plain probe: a token a step."""
+    """Tokens per second of the plain probe: a token a step."""
     costs = step_costs(plain, rows)
     return rows / costs.step_s(0)[0] if costs is not None else 0.0
 

@@ -50,7 +50,7 @@ EXIT_GAIN = 0.55  # how much likelier a token is kept for each further share of 
 
 
 def law_of(family: Family) -> Law:
-    """Of a family of the default space."""
+    """The law of a family of the default space."""
     drafter, options = family.configuration.drafter, family.configuration.drafter_options
     if "tree" in options:
         return TREES[drafter]

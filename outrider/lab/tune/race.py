@@ -1,7 +1,7 @@
-"""Who runs how many laps: as few as the choice needs, as many as the budget allows.
+"""Decides how many rounds each configuration runs: as few as the choice needs, as many as the budget allows.
 
-Everybody on the track runs every group of prompts, in turn. Every few groups all laps so far, together with the forecasts, make a
-belief about all members of the space (`beliefs.py`), and by it
+Everybody on the track runs every group of prompts, in turn. Every few groups all laps so far, together with the forecasts,
+make a belief about all members of the space (`beliefs.py`), and by it
 
     leaves     who is hardly the best any more; plain decoding, once it is certain that another one is clearly faster
     joins      who was not thought of, and may be the best after all: neighbours of the leader, mostly
@@ -105,8 +105,10 @@ class Race:
         return [PLAIN, *staying] if needed and PLAIN in track else staying
 
     def _joining(self, belief: Belief, running: Sequence[str], gone: set[str]) -> list[str]:
-        """First the likeliest of every hopeful family that is not on the track (ten neighbouring sizes share one family's chance,
-        so each alone looks hopeless), then the likeliest members of all. At the start every member is hopeful."""
+        """The configurations that join: the likeliest of every hopeful family that does not run yet, then the likeliest of all.
+
+        Ten neighbouring sizes share one family's chance, so each alone looks hopeless. At the start every member is hopeful.
+        """
         chances, found = belief.chances(), {label for label in running if label != PLAIN}
         family_of = {one.label: one.family for one in self._members}
         outside = {PLAIN, *found, *gone, *self.failures}
@@ -133,7 +135,7 @@ class Race:
         return settled and belief.chances(AS_GOOD)[leader] >= ENOUGH
 
     def _able(self, labels: Sequence[str]) -> list[str]:
-        """Those that can be built; the others are among the failures."""
+        """The labels that can be built; the others are among the failures."""
         found = []
         for label in dict.fromkeys(labels):
             if label not in self._contenders and label not in self.failures:

@@ -222,7 +222,7 @@ def rehearse(
 
 
 def _exhaustive(world: World, space: Space, samples: Sequence[Sample]) -> str:
-    """Whom trying everything would choose, and plain decoding with it."""
+    """The configuration that trying everything would choose, plain decoding included."""
     seconds = {}
     for one in (Configuration(PLAIN), *(member for family in space.families for _, member in family.members())):
         contender = world.open(one)

@@ -172,7 +172,7 @@ def _count(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _plain_options(options: Options) -> dict[str, Any]:
-    """Of models and machine, as they were asked for."""
+    """Options of models and machine, as they were asked for."""
     names = ("dtype", "quantise", "device", "threads", "runtime", "max_model_len", "revision")
     return {name: value for name, value in asdict(options).items() if name in names and value is not None}
 

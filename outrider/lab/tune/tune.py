@@ -140,7 +140,7 @@ class Tuner:
         return overall(forecasts, found.shares, dict.fromkeys(found.shares, base)) if base else {}
 
     def _search(self, found: Findings) -> None:
-        """Where a drafter that replays is worth it, and there are texts enough to keep half of them back."""
+        """Searches settings where a drafter that replays is worth it and there are texts enough to keep half of them back."""
         family = next((one for one in self._best_families(found) if one.configuration.drafter in SEARCHED), None)
         if family is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
             return
@@ -182,7 +182,7 @@ class Tuner:
         found.finalists = [known[one.configuration][1] for one in found.confirmed]
 
     def _load(self, found: Findings) -> None:
-        """Of the two best families and plain decoding."""
+        """Measures the two best families and plain decoding under load."""
         if not self._plan.load_sizes:
             return
         best = self._favourites(found)[:2]
@@ -210,7 +210,7 @@ class Tuner:
         return probe
 
     def _known(self, found: Findings) -> dict[str, tuple[Member, Configuration]]:
-        """Who may race, by label: everything that was forecast, the best family with a free length, what the search found."""
+        """The candidates by label: everything that was forecast, the best family with a free length, what the search found."""
         families = {family.label: family for family in self._space.families}
         known = {}
         for family in families.values():
@@ -228,7 +228,8 @@ class Tuner:
         return known
 
     def _invited(self, found: Findings, known: Mapping[str, object]) -> list[str]:
-        """Who runs whatever the forecasts for all traffic say: the best of every task, and what the search found."""
+        """The candidates that run whatever the forecasts for all traffic say: the best of every task, and what the search
+        found."""
         chosen = []
         for task in found.shares if len(found.shares) > 1 else ():
             mine = [one for one in found.forecasts if one.task == task and one.configuration in known]
@@ -237,7 +238,7 @@ class Tuner:
         return [*dict.fromkeys(chosen), *([better.label] if better is not None else [])]
 
     def _searched(self, found: Findings) -> Configuration | None:
-        """Where it is better than the family's own on texts it had not seen."""
+        """What the search found, if it is better than the family's own on texts it had not seen."""
         if found.search is None or found.search.outcome.gain is None or found.search.outcome.gain.value <= 0:
             return None
         if found.search.outcome.start.configuration not in found.overall:  # not forecast for every task

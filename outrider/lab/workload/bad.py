@@ -15,7 +15,7 @@ REMEDY = "correct them, or leave them out (on_bad='skip', --on-bad skip)"
 
 
 class BadLines:
-    """Those of one part of a workload. All are kept where they are skipped, else only those that are shown."""
+    """Bad lines of one part of a workload. All are kept where they are skipped, else only those that are shown."""
 
     def __init__(self, *, keep_all: bool) -> None:
         self.count = 0

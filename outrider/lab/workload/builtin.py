@@ -104,7 +104,7 @@ BUILTIN = {
 
 @dataclass(frozen=True)
 class Located:
-    """Where the prompts of a name are."""
+    """The location of the prompts of a name."""
 
     sources: tuple[Source, ...]
     note: str

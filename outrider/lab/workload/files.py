@@ -96,7 +96,7 @@ class Source:
 
 
 def _open_text(file: io.BufferedReader[Any], start: bytes) -> tuple[io.TextIOWrapper, Container]:
-    """As text, lines ending at \\n only, and the reader for it."""
+    """The file as text, lines ending at \\n only, and the reader for it."""
     if start.startswith(UTF16):
         return io.TextIOWrapper(file, encoding="utf-16", newline="\n"), container_of(start.decode("utf-16", "replace"))
     container = container_of(start.decode("utf-8-sig", "replace"))

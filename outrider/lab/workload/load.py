@@ -57,7 +57,7 @@ class _Part:
     order: str  # how they were chosen, where it was not from the beginning
 
     def note(self, chosen: Sequence[Request]) -> str:
-        """Where the prompts come from; `chosen` are those of all parts that are used."""
+        """A note on the origin of the prompts; `chosen` are those of all parts that are used."""
         own = set(map(id, self.requests))
         facts = [f"{sum(id(request) in own for request in chosen)} prompts", self.order]
         if any(source.is_text for source in self.located.sources):

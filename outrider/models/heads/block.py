@@ -76,8 +76,10 @@ class BlockConfig:
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
     def mask(self, context: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-        """Who sees whom in blocks behind `context` (B,) positions of a cache: additive, (B, 1, block size rounded up to
-        QUERY_BLOCK, num_keys), as `models/attention.py` wants it."""
+        """The additive attention mask of blocks behind `context` (B,) positions of a cache, as `models/attention.py` wants it.
+
+        Its shape is (B, 1, block size rounded up to QUERY_BLOCK, num_keys).
+        """
         places = torch.arange(num_keys, device=context.device)
         queries = torch.arange(-(-self.block_size // QUERY_BLOCK) * QUERY_BLOCK, device=context.device)
         seen = (queries + 1).clamp(max=self.block_size) if self.causal else torch.full_like(queries, self.block_size)

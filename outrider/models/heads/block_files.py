@@ -36,7 +36,7 @@ def load_block(folder: Path | str, target_hidden: int, vocab_size: int, num_targ
 
 
 def outline_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:
-    """The same head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
+    """A head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
     `load_block`."""
     return _fitted(HeadTensors.outline(folder), target_hidden, vocab_size, num_target_layers, "meta")[0]
 
@@ -90,7 +90,7 @@ class _Values:
         self.what = what
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """Of the first of these names that has a value."""
+        """The value of the first of these names that has one."""
         found = (place[name] for name in names for place in self._places if place.get(name) is not None)
         return next(found, default)
 

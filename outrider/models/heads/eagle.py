@@ -172,7 +172,7 @@ class EagleHead(nn.Module):
         self._shared: dict[str, Any] = {}  # the target's, so no children of ours: neither saved nor trained
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EagleHead:
-        """As of any module, but the frequencies of the rotary embedding stay in fp32 whatever the weights are in."""
+        """Applies `fn` to the weights as any module does, but keeps the frequencies of the rotary embedding in fp32."""
         super()._apply(fn, recurse)
         self.rotary = LlamaRotaryEmbedding(_rope_config(self.config)).to(next(self.parameters()).device)
         return self
@@ -225,7 +225,7 @@ class EagleHead(nn.Module):
         return self.states(F.embedding(tokens, self.embedding), features, positions, attend)
 
     def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The same of pairs whose tokens are embedded already, (B, T, H)."""
+        """Hidden states of pairs whose tokens are embedded already, (B, T, H)."""
         embeds = embeds.to(features.dtype)
         hidden = self.fc(torch.cat([embeds, features], dim=-1)) if self.config.kind == "eagle" else features
         rotation = self.rotary(hidden, positions)

@@ -47,8 +47,10 @@ class TargetSizes:
 
 
 def default_signals(num_layers: int) -> tuple[int, ...]:
-    """The hidden states EAGLE-3 reads when nobody says which; in a target of fewer than seven layers the paper's
-    coincide or do not exist, and these are spread over what there is."""
+    """The hidden states that EAGLE-3 reads by default.
+
+    In a target of fewer than seven layers the paper's coincide or do not exist; there these are spread over what there is.
+    """
     if num_layers >= 7:
         return 2, num_layers // 2, num_layers - 3
     return tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))
@@ -62,7 +64,7 @@ def load_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead
 
 
 def outline_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:
-    """The same head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
+    """A head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
     `load_eagle`."""
     return _fitted(HeadTensors.outline(folder), kind, target, "meta")[0]
 

@@ -85,8 +85,10 @@ class EagleLM:
         return self.head.fuse(table)[: sum(sizes)].split(sizes)
 
     def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary; very low where the head knows
-        no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`."""
+        """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary.
+
+        They are very low where the head knows no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`.
+        """
         features = self._carried if self._goes_on(parents) else self._features(tokens.shape[1], parents)
         assert features is not None
         columns = torch.arange(tokens.shape[1], device=self.device) if columns is None else columns

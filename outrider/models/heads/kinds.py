@@ -41,7 +41,7 @@ def how_to_draft(kind: str, folder: str) -> str:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """As a whole model has."""
+    """Whether the folder has a tokenizer, as a whole model has."""
     return any((folder / file).exists() for file in TOKENIZERS)
 
 

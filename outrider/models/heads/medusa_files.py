@@ -34,7 +34,7 @@ def load_medusa(folder: Path | str, hidden_size: int, vocab_size: int) -> Medusa
 
 
 def outline_medusa(folder: Path | str, hidden_size: int, vocab_size: int) -> MedusaHeads:
-    """The same heads without their weights (on torch's meta device): how many and how large, before anything is loaded. Raises as
+    """Heads without their weights (on torch's meta device): how many and how large, before anything is loaded. Raises as
     `load_medusa`."""
     return _fitted(HeadTensors.outline(folder), hidden_size, vocab_size, "meta")[0]
 

@@ -41,14 +41,15 @@ class HeadTensors:
 
     @classmethod
     def outline(cls, folder: Path | str) -> HeadTensors:
-        """The same from the files' headers: numbers that are no weights (ids of tokens) as they are, of weights the shape only
-        (tensors on torch's meta device). Costs no memory and no time, however large the head is. Raises as `read`."""
+        """The tensors of a folder, from the files' headers alone: numbers that are no weights (ids of tokens) as they are,
+        of weights the shape only (tensors on torch's meta device). Costs no memory and no time, however large the head
+        is. Raises as `read`."""
         folder = _existing(folder)
         return cls(folder, read_config(folder), _read_weights(folder, outline=True))
 
     @property
     def names(self) -> list[str]:
-        """Of the tensors not taken yet."""
+        """Names of the tensors that were not taken yet."""
         return list(self._left)
 
     @property
@@ -63,7 +64,7 @@ class HeadTensors:
         return name in self._left
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that must be there. Raises CheckpointError."""
+        """The shape of a tensor that must be there. Raises CheckpointError."""
         if name not in self._left:
             raise CheckpointError(f"{self.what()} lacks tensor '{name}'. It has: {', '.join(sorted(self._left)) or 'nothing'}.")
         return tuple(self._left[name].shape)

@@ -91,7 +91,7 @@ class GeneralHost:
 
     @property
     def uids(self) -> list[int]:
-        """Whom it holds, in the batch's order."""
+        """The texts it holds, in the batch's order."""
         return self._uids
 
     def start(self, text: Text, tokens: list[int]) -> None:

@@ -47,7 +47,7 @@ class ModelHost:
 
     @property
     def uids(self) -> list[int]:
-        """Whom it holds, in the cache's order."""
+        """The texts it holds, in the cache's order."""
         return self._slots
 
     def row(self, uid: int) -> Row:

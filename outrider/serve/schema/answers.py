@@ -29,7 +29,7 @@ class PromptTokensDetails(Part):
 
 
 class CompletionTokensDetails(Part):
-    """Of requests with a prediction."""
+    """Token counts of requests with a prediction."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

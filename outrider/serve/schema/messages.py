@@ -81,7 +81,8 @@ class Message(Body):
         return next((thought for thought in (self.reasoning, self.reasoning_content) if isinstance(thought, str)), None)
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates expect it: content as one text, nothing that was not given. Thoughts are left to the caller."""
+        """The message as chat templates expect it: content as one text, nothing that was not given. Thoughts are left to
+        the caller."""
         fields = self.model_dump(exclude_none=True, exclude={"content", "refusal", *REASONING})
         if isinstance(self.content, list):
             text = "".join(part.text if part.type == "text" else part.refusal or "" for part in self.content)  # type: ignore[misc]
@@ -107,8 +108,11 @@ class TemplateFields(Body):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"documents": ([],), "mm_processor_kwargs": ({},)}
 
     def check_template(self, messages: list[Message] | None, *more: str) -> None:
-        """The two ways to begin an answer exclude each other; where no messages are rendered, fields that say how, and those
-        named `more`, would be ignored."""
+        """Refuses template fields that exclude each other or would be ignored.
+
+        The two ways to begin an answer exclude each other; where no messages are rendered, fields that say how, and those named
+        `more`, would be ignored.
+        """
         if self.continue_final_message and self.add_generation_prompt:
             raise refusal("continue_final_message", "'continue_final_message' and 'add_generation_prompt' contradict each other")
         for name in (*TemplateFields.model_fields, *more) if messages is None else ():

@@ -9,7 +9,7 @@ from outrider.models.heads.eagle import EagleConfig, EagleHead
 
 
 def obstacles(head: nn.Module) -> list[str]:
-    """Of any head."""
+    """The obstacles of any head."""
     if isinstance(head, EagleHead):
         return _of_eagle(head.config)
     if isinstance(head, BlockHead):

@@ -93,8 +93,11 @@ class Tuned(Advice):
     def choose(
         self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
     ) -> Choice | None:
-        """The best chain by one of `drafters`, or best-first tree by one of `trees`, that the engine `takes` and that is forecast
-        or measured to pay; None where none does. Fixed lengths only."""
+        """The best configuration that an engine takes and that pays; None where none does.
+
+        A chain by one of `drafters`, or a best-first tree by one of `trees`, that the engine `takes` and that is forecast
+        or measured to pay. Fixed lengths only.
+        """
         measured = {one.configuration: one.speedup.value for one in self._result.confirmed}
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
