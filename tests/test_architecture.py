@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 FLOORS = {
     "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0,
@@ -42,6 +40,11 @@ MAX_LINES_OF = {"decode.py": 149}
 
 GENERATED = "*_pb2*.py"  # by `make proto`
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if not file.match(GENERATED))
+
+
+def name_of(file: Path) -> str:
+    """Its path in the package."""
+    return str(file.relative_to(PACKAGE))
 
 
 def unit_of(file: Path) -> str:
@@ -87,23 +90,21 @@ def test_imports_are_absolute() -> None:
     assert not relative
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_imports_point_down(file: Path) -> None:
-    """A lower floor that knows a higher one, or strangers of one floor that know each other."""
+def wrong_imports(file: Path) -> Iterator[str]:
+    """Imports of a higher floor, and of strangers on the same floor."""
     here = unit_of(file)
-    if here == "__init__":
-        return
-    wrong = []
     for there, line in imports(parsed(file)):
-        if there == here or (here, there) in UPWARD or there == "__init__":
+        if "__init__" in (here, there) or there == here or (here, there) in UPWARD:
             continue
         too_high = FLOORS[there] > FLOORS[here]
         stranger = FLOORS[there] == FLOORS[here] and FLOORS[here] in STRANGERS
         if too_high or stranger:
-            wrong.append(
-                f"{file.name}:{line} imports {there} (floor {FLOORS[there]}) from floor {FLOORS[here]}"
-            )
-    assert not wrong
+            yield f"{name_of(file)}:{line} imports {there} (floor {FLOORS[there]}) from floor {FLOORS[here]}"
+
+
+def test_imports_point_down() -> None:
+    """A lower floor that knows a higher one, or strangers of one floor that know each other."""
+    assert not [wrong for file in FILES for wrong in wrong_imports(file)]
 
 
 def test_no_import_cycles() -> None:
@@ -125,23 +126,34 @@ def test_every_exception_is_still_needed() -> None:
     assert set(UPWARD) <= used
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_imports_stand_at_the_top(file: Path) -> None:
+def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function, however deep."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_imports_stand_at_the_top() -> None:
     """An import inside a function hides a dependency; only the lazy command line may."""
-    if unit_of(file) in LAZY:
-        return
-    functions = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    hidden = [f"{file.name}:{line} {there}" for function in functions for there, line in imports(function)]
+    hidden = [
+        f"{name_of(file)}:{line} {there}"
+        for file in FILES
+        if unit_of(file) not in LAZY
+        for function in functions_of(parsed(file))
+        for there, line in imports(function)
+    ]
     assert not hidden
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_files_are_small_and_introduced(file: Path) -> None:
+def test_files_are_small_and_introduced() -> None:
     """A file that grew past reading, or that does not say what it is for."""
-    limit = MAX_LINES_OF.get(str(file.relative_to(PACKAGE)), MAX_LINES)
-    num_lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert num_lines <= limit, f"{num_lines} lines, at most {limit}"
-    assert num_lines == 0 or ast.get_docstring(parsed(file)), "no docstring"
+    wrong = []
+    for file in FILES:
+        limit = MAX_LINES_OF.get(name_of(file), MAX_LINES)
+        num_lines = len(file.read_text(encoding="utf-8").splitlines())
+        if num_lines > limit:
+            wrong.append(f"{name_of(file)}: {num_lines} lines, at most {limit}")
+        if num_lines and not ast.get_docstring(parsed(file)):
+            wrong.append(f"{name_of(file)}: no docstring")
+    assert not wrong
 
 
 def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -153,13 +165,19 @@ def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.Asy
             yield node
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_public_functions_are_annotated(file: Path) -> None:
+def is_bare(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether an argument's type or the result's must be guessed."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    named = [a for a in arguments if a.arg not in ("self", "cls") and a.annotation is None]
+    return bool(named) or function.returns is None
+
+
+def test_public_functions_are_annotated() -> None:
     """A signature one has to guess."""
-    bare = []
-    for function in public_functions(parsed(file).body):
-        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        named = [a for a in arguments if a.arg not in ("self", "cls") and a.annotation is None]
-        if named or function.returns is None:
-            bare.append(f"{file.name}:{function.lineno} {function.name}")
+    bare = [
+        f"{name_of(file)}:{function.lineno} {function.name}"
+        for file in FILES
+        for function in public_functions(parsed(file).body)
+        if is_bare(function)
+    ]
     assert not bare
