@@ -17,7 +17,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.outrider-installed
 TOOLS := $(VENV)/.outrider-tools-installed
-# Byte code is made for what is imported, when it is; pip would make it for all of torch and transformers.
+# Byte code is made for what is imported, when it is; pip would make it for all of torch and transformers. It is kept even
+# where the environment forbids that: else every process would compile them again, which takes longer than most tests.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 MARKS ?= not slow and not nightly and not gpu

@@ -7,11 +7,19 @@ built-in name is an error, never a silent override.
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any
 
 from outrider.errors import ConfigError, did_you_mean
+
+
+@cache
+def _installed(group: str, search_path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
+    """Entry points of the packages on `search_path`. Reading them takes milliseconds, and names are looked up often."""
+    return tuple(metadata.entry_points(group=group))
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Registry:
     def entries(self) -> dict[str, Entry]:
         """Built-in names first, then entry points. Raises ConfigError when a plug-in reuses a built-in name."""
         found = dict(self._builtin)
-        for point in metadata.entry_points(group=self.group):
+        for point in _installed(self.group, tuple(sys.path)):
             if point.name in self._builtin:
                 raise ConfigError(
                     f"{self.kind} '{point.name}' from {point.value} clashes with the built-in of that name; rename it"
