@@ -14,8 +14,10 @@ from outrider.sampling.bans import Bans
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.thinking import BehindThoughts
 from outrider.sampling.words import BadWords
 from outrider.text import Detokenizer, StopStrings
+from outrider.thoughts import StopsBehindThoughts
 from outrider.wellformed import checked_text
 
 COMMITTED = "committed"  # origin of tokens that were emitted elsewhere
@@ -53,7 +55,7 @@ def new_row(
         stop_tokens=ends,
         named_stops=ends - eos,
         detokenizer=detokenizer_for(built.target.tokenizer, tokens, params) if with_text or params.stop else None,
-        stops=StopStrings(params.stop, after=params.min_tokens, include=params.include_stop_str_in_output),
+        stops=_stops(params),
         constraint=constraint_for(built, params, constraint),
     )
 
@@ -86,11 +88,13 @@ def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> 
 
 
 def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | None = None) -> Constraint | None:
-    """What the answer of a request may not say, before its first token: its bans, around its grammar. Raises ConfigError for bad
-    words that this vocabulary cannot write."""
+    """What the answer of a request may not say, before its first token: its bans, around its grammar, which waits for thoughts
+    to end. Raises ConfigError for bad words that this vocabulary cannot write."""
+    vocab_size, thinking = built.target.lm.shape.vocab_size, params.thinking
+    if thinking is not None and (grammar is not None or thinking.budget is not None):
+        grammar = BehindThoughts(vocab_size, thinking, grammar)
     if not (params.min_tokens or params.bad_words):
         return grammar
-    vocab_size = built.target.lm.shape.vocab_size
     words = bad_words(built.target, params)
     return Bans(vocab_size, min_tokens=params.min_tokens, ends=_ends(built, params)[1], words=words, inner=grammar)
 
@@ -106,6 +110,13 @@ def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
     if made.unwritten:
         raise ConfigError(f"bad_words holds {made.unwritten[0]!r}, which no tokens of this model's vocabulary write")
     return made
+
+
+def _stops(params: SamplingParams) -> StopStrings:
+    after, include = params.min_tokens, params.include_stop_str_in_output
+    if params.thinking is None or not params.stop:
+        return StopStrings(params.stop, after=after, include=include)
+    return StopsBehindThoughts(params.stop, params.thinking, after=after, include=include)
 
 
 def _ends(built: Built, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:

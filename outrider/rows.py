@@ -91,7 +91,7 @@ class Row:
         self.origins.append(origin)
         piece = ""
         if self.detokenizer is not None and self._is_shown(token):
-            piece = self.stops.push(self.detokenizer.push(token))
+            piece = self.stops.push(self.detokenizer.push(token), token)
         if self.constraint is not None:
             self.constraint.commit([token])
         is_over = token in self.stop_tokens or (self.constraint is not None and self.constraint.is_over)

@@ -136,12 +136,13 @@ class StopStrings:
         """Whether a stop string was found."""
         return self.match is not None
 
-    def push(self, text: str) -> str:
-        """Text that is safe to show. After a stop string is found, `match` names it and nothing more comes out."""
+    def push(self, text: str, token: int | None = None) -> str:
+        """Text that is safe to show. After a stop string is found, `match` names it and nothing more comes out. Which `token`
+        added the text matters where some of it is not looked at (`thoughts.py`)."""
         if self.found:
             return ""
         if self._ignored > 0:
-            self._ignored -= 1
+            self.skip()
             return text
         self._held += text
         hits = [(at, at + len(stop)) for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -150,10 +151,14 @@ class StopStrings:
             self.match = self._held[begin:end]
             safe, self._held = self._held[: end if self._include else begin], ""
             return safe
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe
+
+    def skip(self) -> None:
+        """One piece of those that do not count has passed."""
+        self._ignored = max(0, self._ignored - 1)
 
     def flush(self) -> str:
         """The held-back text, once it is certain that no more will come."""
@@ -161,6 +166,6 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any, get_args
 
 from outrider.engine.request import Request, Speculation
@@ -19,6 +19,7 @@ from outrider.grammar.matcher import Matcher
 from outrider.grammar.specs import Form
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.thinking import Thinking
 
 SEPARATE = ("seed", "n")  # fields of SamplingParams that have their own place, or none
 FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")  # which SamplingParams takes as they come
@@ -97,7 +98,7 @@ def _sampling_json(params: SamplingParams) -> str:
         value = getattr(params, field.name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if field.name not in SEPARATE and value != default:
-            values[field.name] = value
+            values[field.name] = asdict(value) if isinstance(value, Thinking) else value
     return json.dumps(values)
 
 
@@ -116,7 +117,20 @@ def _sampling(text: str, seed: int) -> SamplingParams:
             raise ConfigError(f"{name} must be true or false, got {value!r}")
     if isinstance(values.get("logit_bias"), dict):
         values["logit_bias"] = _by_token(values["logit_bias"])
+    if isinstance(values.get("thinking"), dict):
+        values["thinking"] = _thinking(values["thinking"])
     return SamplingParams(**values, seed=seed)
+
+
+def _thinking(values: dict[str, Any]) -> Thinking:
+    known = [field.name for field in fields(Thinking)]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"sampling_json has the unknown field 'thinking.{name}'.{did_you_mean(name, known)}")
+    try:
+        return Thinking(**values)
+    except TypeError as error:  # a field is missing, or no list
+        raise ConfigError(f"sampling_json has a malformed 'thinking': {error}") from error
 
 
 def _by_token(biases: dict[str, Any]) -> dict[int, Any]:

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from outrider.engine.request import Request
 from outrider.errors import CapabilityError, ConfigError
+from outrider.grammar import Grammars
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_tokenizer, check_vocabulary
 from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.security import ClientSecurity, ServerSecurity
+from outrider.remote.target.requests import from_message, to_message
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.thinking import Thinking
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = "outrider/remote/protocol/remote.proto"
@@ -98,6 +103,21 @@ def test_what_both_sides_must_agree_on() -> None:
         check_tokenizer(ours, template, "it")
     with pytest.raises(CapabilityError, match=rf"version 99 .*this side speaks {PROTOCOL}"):
         check_protocol(messages.Hello(protocol=99, release="9.9"), "the coordinator")
+
+
+def test_thoughts_are_told_to_the_target_service() -> None:
+    """Guards against stop strings that count in thoughts once the engine is elsewhere."""
+    thinking = Thinking(opening=("<think>",), closing=("</think>",), opening_id=7, closing_ids=(8,), is_open=True, budget=4)
+    params = SamplingParams(stop=["x"], seed=1, thinking=thinking)
+    request = Request(id="a", prompt=[1], params=params)
+    sent = to_message(request, attempt="a-1", committed=[], seed=1, params=params, timeout_s=None, prompt_logprobs=None)
+    assert from_message(sent, Grammars(None, 10, []), None).params == params
+    sent.sampling_json = '{"thinking": {"opening": ["<"], "close": [">"]}}'
+    with pytest.raises(ConfigError, match=r"unknown field 'thinking\.close'.*closing"):
+        from_message(sent, Grammars(None, 10, []), None)
+    sent.sampling_json = '{"thinking": {"opening": ["<"]}}'
+    with pytest.raises(ConfigError, match="malformed 'thinking'"):
+        from_message(sent, Grammars(None, 10, []), None)
 
 
 def test_without_its_libraries_the_drafter_names_the_extra() -> None:

@@ -1,0 +1,144 @@
+"""Thoughts of a model: the marks between which they stand, and a grammar that waits until they are over.
+
+A reasoning model thinks first and answers then. What a client asks about the answer (its form, its stop strings) is not about the
+thoughts. Marks are followed by their tokens where each mark is written in tokens of its own, else by their text (`thoughts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.sampling.constraint import Constraint
+
+Phase = Literal["before", "thinking", "answer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thinking:
+    """Where thoughts stand in one answer. Raises ConfigError for marks that cannot be followed."""
+
+    opening: tuple[str, ...]  # texts that open them, at the beginning of the answer only
+    closing: tuple[str, ...]  # texts that close them
+    opening_id: int | None = None  # the opening mark's token; needs `closing_ids`
+    closing_ids: tuple[int, ...] = ()  # the closing mark's tokens; empty: marks are found in the text
+    is_open: bool = False  # the prompt ends inside thoughts
+    budget: int | None = None  # most tokens of thoughts: then the closing mark is the only token that may follow
+
+    def __post_init__(self) -> None:
+        for name in ("opening", "closing"):
+            marks = getattr(self, name)
+            if isinstance(marks, str) or not marks or not all(isinstance(mark, str) and mark for mark in marks):
+                raise ConfigError(f"thinking.{name} must be a list of texts, none of them empty, got {marks!r}")
+            object.__setattr__(self, name, tuple(marks))
+        object.__setattr__(self, "closing_ids", tuple(self.closing_ids))
+        ids = [*self.closing_ids, *(() if self.opening_id is None else (self.opening_id,))]
+        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+            raise ConfigError(f"thinking.opening_id and closing_ids must be token ids (whole numbers from 0), got {ids!r}")
+        if self.opening_id is not None and not self.closing_ids:
+            raise ConfigError("thinking.opening_id needs closing_ids: both marks are followed by tokens, or neither")
+        if not isinstance(self.is_open, bool):
+            raise ConfigError(f"thinking.is_open must be true or false, got {self.is_open!r}")
+        if self.budget is not None:
+            self._check_budget(self.budget)
+
+    def _check_budget(self, budget: object) -> None:
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
+            raise ConfigError(f"thinking.budget must be a whole number from 0, got {budget!r}")
+        if len(self.closing_ids) != 1:
+            raise ConfigError("thinking.budget needs a closing mark that is one token: it ends the thoughts with that token")
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far an answer has come, told by its tokens."""
+
+    phase: Phase
+    thought: int = 0  # tokens of thoughts, marks not counted
+    closing: int = 0  # tokens of the closing mark that stand at the end
+
+    @classmethod
+    def beginning(cls, thinking: Thinking) -> Place:
+        return cls("thinking" if thinking.is_open else "before")
+
+    def after(self, token: int, thinking: Thinking, *, blank: bool = False) -> Place:
+        """One token later. `blank`: it adds no more than white space, before which an opening mark may still come."""
+        if self.phase == "answer" or (self.phase == "before" and blank and token != thinking.opening_id):
+            return self
+        if self.phase == "before":
+            return Place("thinking" if token == thinking.opening_id else "answer")
+        if token == thinking.closing_ids[self.closing]:
+            done = self.closing + 1 == len(thinking.closing_ids)
+            return replace(self, phase="answer", closing=0) if done else replace(self, closing=self.closing + 1)
+        again = int(token == thinking.closing_ids[0])  # the mark's tokens all differ: no other beginning can overlap
+        return replace(self, thought=self.thought + self.closing + 1 - again, closing=again)
+
+
+class BehindThoughts:
+    """A `Constraint` that lets thoughts pass and holds the answer behind them to the row's grammar, where it has one."""
+
+    def __init__(self, vocab_size: int, thinking: Thinking, inner: Constraint | None) -> None:
+        """Raises ConfigError for marks that are not tokens."""
+        if not thinking.closing_ids:
+            raise ConfigError("thinking.closing_ids are needed where the answer has a form, or thoughts have a budget")
+        ids = [*thinking.closing_ids, *(() if thinking.opening_id is None else (thinking.opening_id,))]
+        if max(ids) >= vocab_size:
+            raise ConfigError(f"thinking names token id {max(ids)}, outside the vocabulary of {vocab_size}")
+        self._thinking, self._inner = thinking, inner
+        self._place = Place.beginning(thinking)
+        self._free = torch.ones(vocab_size, dtype=torch.bool)
+        self._close = torch.zeros(vocab_size, dtype=torch.bool)
+        self._close[thinking.closing_ids[0]] = True
+
+    @property
+    def is_over(self) -> bool:
+        return self._inner is not None and self._place.phase == "answer" and self._inner.is_over
+
+    def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
+        places, answers = zip(*[self._follow(path) for path in paths], strict=True)
+        masks = [self._mask(place) for place in places]
+        held = [number for number, place in enumerate(places) if place.phase != "thinking"]
+        if self._inner is not None and held:
+            for number, mask in zip(held, self._inner.allowed([answers[number] for number in held]), strict=True):
+                masks[number] = self._or_thoughts(mask) if places[number].phase == "before" else mask
+        return torch.stack(masks)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            before, self._place = self._place, self._after(self._place, token)
+            if self._inner is not None and self._says(before, self._place):
+                self._inner.commit([token])
+
+    def _follow(self, path: Sequence[int]) -> tuple[Place, list[int]]:
+        """(where a path leads, its tokens that belong to the answer)."""
+        place, answer = self._place, []
+        for token in path:
+            before, place = place, self._after(place, token)
+            if self._says(before, place):
+                answer.append(token)
+        return place, answer
+
+    def _after(self, place: Place, token: int) -> Place:
+        return place.after(token, self._thinking, blank=self._inner is None)  # a budget alone waits for an opening mark
+
+    def _says(self, before: Place, after: Place) -> bool:
+        """Whether the token between two places is part of the answer: not where it closed the thoughts."""
+        return after.phase == "answer" and before.phase != "thinking"
+
+    def _mask(self, place: Place) -> Tensor:
+        budget = self._thinking.budget
+        is_spent = budget is not None and place.phase == "thinking" and place.thought >= budget
+        return self._close if is_spent else self._free
+
+    def _or_thoughts(self, mask: Tensor) -> Tensor:
+        """At the beginning the model may think first, whatever form the answer has."""
+        if self._thinking.opening_id is None:
+            return mask
+        mask = mask.clone()
+        mask[self._thinking.opening_id] = True
+        return mask

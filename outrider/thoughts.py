@@ -1,0 +1,124 @@
+"""Thoughts and answer told apart in a text as it grows, and stop strings that count in the answer only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from outrider.sampling.thinking import Phase, Place, Thinking
+from outrider.text import StopStrings, overlap
+
+Kind = Literal["thought", "answer", "mark"]
+Part = tuple[Kind, str]
+
+
+class Thoughts:
+    """Follows one answer. The parts it gives, joined, are the text; what may still become a mark is held back."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._thinking = thinking
+        self._place = Place.beginning(thinking)
+        self._held = ""  # white space before an opening mark, or what may become a mark
+        self.num_tokens = 0  # of thoughts, marks not counted where they are tokens
+
+    @property
+    def phase(self) -> Phase:
+        return self._place.phase
+
+    def push(self, token: int | None, text: str) -> list[Part]:
+        """The text that one token added; None: text without a token, at the end."""
+        if not text and token is None:
+            return []
+        if self.phase == "answer":
+            return [("answer", text)] if text else []
+        return self._by_token(token, text) if self._thinking.closing_ids else self._by_text(token, text)
+
+    def end(self) -> list[Part]:
+        """What was held back, once no more will come."""
+        held, self._held = self._held, ""
+        return [("thought" if self.phase == "thinking" else "answer", held)] if held else []
+
+    def _by_token(self, token: int | None, text: str) -> list[Part]:
+        before = self._place
+        if token is not None:
+            self._place = before.after(token, self._thinking, blank=not (self._held + text).strip())
+            self.num_tokens = self._place.thought
+        held, now = self._held + text, self.phase
+        self._held = ""
+        if before.phase == "before":
+            if now == "before":
+                self._held = held
+                return []
+            return [("mark" if now == "thinking" else "answer", held)]
+        if now == "answer":
+            return _up_to_mark(held, self._thinking.closing)
+        if self._place.closing:
+            self._held = held
+            return []
+        return [("thought", held)] if held else []
+
+    def _by_text(self, token: int | None, text: str) -> list[Part]:
+        self._held += text
+        found: list[Part] = []
+        if self.phase == "before":
+            found += self._before()
+        elif token is not None:
+            self.num_tokens += 1
+        if self.phase == "thinking":
+            found += self._inside()
+        return found
+
+    def _before(self) -> list[Part]:
+        begun = self._held.lstrip()
+        blank = self._held[: len(self._held) - len(begun)]
+        for mark in self._thinking.opening:
+            if begun.startswith(mark):
+                self._place, self._held = Place("thinking"), begun[len(mark) :]
+                return [("mark", blank + mark)]
+        if any(mark.startswith(begun) for mark in self._thinking.opening):
+            return []
+        self._place, held, self._held = Place("answer"), self._held, ""
+        return [("answer", held)]
+
+    def _inside(self) -> list[Part]:
+        places = [(place, mark) for mark in self._thinking.closing if (place := self._held.find(mark)) >= 0]
+        if places:
+            place, mark = min(places)
+            thought, answer, self._held = self._held[:place], self._held[place + len(mark) :], ""
+            self._place = Place("answer")
+            parts: list[Part] = [("thought", thought), ("mark", mark), ("answer", answer)]
+            return [part for part in parts if part[1]]
+        keep = max(overlap(self._held, mark) for mark in self._thinking.closing)
+        safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return [("thought", safe)] if safe else []
+
+
+def _up_to_mark(text: str, marks: Sequence[str]) -> list[Part]:
+    """Parts of the text that came with the tokens of a closing mark: the token before may have left some for them to release."""
+    place = max((text.rfind(mark) for mark in marks if text.endswith(mark)), default=0)
+    return [("thought", text[:place]), ("mark", text[place:])] if place else [("mark", text)]
+
+
+class StopsBehindThoughts(StopStrings):
+    """Stop strings that do not count in thoughts: models repeat there what they were told to end with."""
+
+    def __init__(self, stops: Sequence[str], thinking: Thinking, *, after: int = 0, include: bool = False) -> None:
+        super().__init__(stops, after=after, include=include)
+        self._thoughts = Thoughts(thinking)
+
+    def push(self, text: str, token: int | None = None) -> str:
+        """See `StopStrings`. `token`: what added the text."""
+        if self.found:
+            return ""
+        parts = self._thoughts.push(token, text)
+        if all(kind != "answer" for kind, _ in parts):
+            self.skip()
+        return self._shown(parts)
+
+    def flush(self) -> str:
+        """See `StopStrings`."""
+        shown = self._shown(self._thoughts.end())
+        return shown + super().flush()
+
+    def _shown(self, parts: Sequence[Part]) -> str:
+        return "".join(super(StopsBehindThoughts, self).push(text) if kind == "answer" else text for kind, text in parts)
