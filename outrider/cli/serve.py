@@ -21,6 +21,7 @@ SERVER = "Server"
 ENGINE = "Engine"
 WATCHING = "Watching"
 KEY_VARIABLE = "OUTRIDER_API_KEY"
+REASONING_PARSER = "How it writes down what it thinks, by vLLM's names; auto: as its chat template shows; none: as text."
 Target = Annotated[
     str | None, typer.Argument(help="'demo', a local folder, or a hub id; none with --config.", show_default=False)
 ]
@@ -113,6 +114,9 @@ class EngineOptions:
     generation_config: Annotated[
         str | None, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="auto")
     ] = None
+    reasoning_parser: Annotated[
+        str | None, option(ENGINE, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
+    ] = None
     extra_drafter: Annotated[
         list[str] | None,
         option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
@@ -182,6 +186,7 @@ def _settings(
         extra_drafters=tuple(engine.extra_drafter or ()),
         allow_lossy=tuple(engine.allow_lossy or ()),
         generation_config=engine.generation_config or "auto",
+        reasoning_parser=engine.reasoning_parser or "auto",
     )
     return ServerSettings(models=(served,), **listen.given())
 

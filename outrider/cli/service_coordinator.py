@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli.options import MODEL, option, with_groups
-from outrider.cli.serve import ListenOptions, check_installed
+from outrider.cli.serve import REASONING_PARSER, ListenOptions, check_installed
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class ReplicaOptions:
     ] = None  # fmt: skip
     revision: Annotated[str | None, option(MODEL, "Its branch, tag or commit on the hub.", show_default=False)] = None
     trust_remote_code: Annotated[bool, option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")] = False
+    reasoning_parser: Annotated[
+        str | None, option(MODEL, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
+    ] = None
     target_endpoint: Annotated[
         list[str] | None,
         option(
@@ -110,14 +113,17 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
         raise ConfigError("--no-self-test: a coordinator tries nothing at its start; the target services have that option")
     hang_s = given.get("hang_timeout_s", 60.0)
     if config is not None:
-        if replicas.model or replicas.target_endpoint:
-            raise ConfigError("--config says which models are served, and where: leave out --model and --target-endpoint")
+        if replicas.model or replicas.target_endpoint or replicas.reasoning_parser:
+            raise ConfigError(
+                "--config says which models are served, and where: leave out --model, --target-endpoint and --reasoning-parser"
+            )
         server, endpoints = from_file(config, given)
     else:
         models = replicas.model or _from_environment("MODEL")
         places = replicas.target_endpoint or _from_environment("TARGET_ENDPOINT")
         server, endpoints = from_options(
-            models, places, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision
+            models, places, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision,
+            reasoning_parser=replicas.reasoning_parser or "auto",
         )
     security = ClientSecurity(
         ca=replicas.tls_ca, certificate=replicas.tls_cert, key=replicas.tls_key, token=os.environ.get(TOKEN_VARIABLE) or None,

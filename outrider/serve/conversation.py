@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.messages import TAKEN, as_turn, reads
+from outrider.sampling.thinking import Thinking
 from outrider.serve.errors import ApiError
 from outrider.serve.schema.base import UnknownField
+from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.messages import REASONING, Message, TemplateFields
 from outrider.serve.served import Served
 from outrider.serve.texts import Texts
@@ -34,6 +36,26 @@ async def render(
     options["continue_final_message"] = continues
     options["add_generation_prompt"] = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
     return await texts.render([_turn(message, texts) for message in messages], **options)
+
+
+def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: bool) -> Thinking | None:
+    """Where thoughts stand in the answers; None: they are not told apart. `is_held`: a grammar waits for them to end.
+
+    Raises ApiError for a budget or a form that these thoughts cannot have.
+    """
+    budget = body.thinking_token_budget
+    if served.reasoning is None:
+        if budget is not None:
+            raise ApiError(f"'{served.name}' has no thoughts that are told apart", param="thinking_token_budget")
+        return None
+    last = body.messages[-1].plain()["content"] if body.messages and body.continue_final_message else None
+    thinking = served.reasoning.thinking(served.texts, prompt, begun=last, budget=budget)
+    if thinking is not None and is_held and thinking.is_open and not thinking.closing_ids:
+        raise ApiError(
+            f"the prompt of '{served.name}' opens thoughts that end with a text, behind which no form can be enforced: switch "
+            "thinking off ('chat_template_kwargs'), or leave out the form and required or strict tools"
+        )  # fmt: skip
+    return thinking
 
 
 def _check_known(texts: Texts, name: str, model: str, param: str | None = None) -> None:

@@ -97,11 +97,11 @@ class Exchange:
         """Token counts of one answer so far, for vLLM's `continuous_usage_stats`."""
         return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
 
-    def bill(self) -> dict[str, Any]:
-        """`usage` and `metrics`, once everything has finished."""
+    def bill(self, num_thought: int | None = None) -> dict[str, Any]:
+        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts, where they are told apart."""
         asked = self.requests[0]  # they differ in nothing that matters here
         predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
-        return {"usage": usage(self.costs, predicted), "metrics": metrics(self.costs, self._num_spec_tokens(asked))}
+        return {"usage": usage(self.costs, predicted, num_thought), "metrics": metrics(self.costs, self._num_spec_tokens(asked))}
 
     def _num_spec_tokens(self, asked: Request) -> int | None:
         """Draft tokens per step where that is one number: the request's, or the server's, which is about its first drafter."""

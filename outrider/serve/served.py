@@ -15,6 +15,8 @@ from outrider.models.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from outrider.serve.ignored import IgnoredLog
 from outrider.serve.metrics import ServerMetrics
+from outrider.serve.reasoning import Reasoning
+from outrider.serve.reasoning_formats import AUTO
 from outrider.serve.rules import Rule
 from outrider.serve.selftest import SelfTest, Tested
 from outrider.serve.settings import ServerSettings
@@ -61,11 +63,14 @@ class Served:
     texts: Texts
     grammars: Grammars
     created: int  # seconds since 1970
+    reasoning: Reasoning | None = None  # how it thinks; None: thoughts are not told apart
 
     @classmethod
-    def of(cls, engine: Serves, created: int) -> Served:
+    def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO) -> Served:
+        """Raises ConfigError for a parser that does not fit the model."""
         texts = Texts(engine.tokenizer, engine.name)
-        return cls(engine, texts, Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids), created)
+        grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids)
+        return cls(engine, texts, grammars, created, Reasoning.of(texts, reasoning_parser))
 
     def answer_text(self, request: Request) -> Detokenizer:
         """The text of a request's answer, at its beginning, as the engine releases it."""
@@ -101,8 +106,10 @@ class ServerState:
         self.ignored = IgnoredLog(is_strict=self.settings.strict)
 
     def serve(self, engines: Sequence[Serves], created: int) -> None:
-        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have."""
-        models = {engine.name: Served.of(engine, created) for engine in engines}
+        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have, and for a
+        reasoning parser that does not fit one."""
+        parsers = {model.name: model.reasoning_parser for model in self.settings.models}
+        models = {engine.name: Served.of(engine, created, parsers.get(engine.name, AUTO)) for engine in engines}
         for rule in self.settings.rules:
             _check_drafter(rule, models)
         self.models, self.loading = models, False

@@ -10,6 +10,7 @@ from outrider.build import Options
 from outrider.engine.settings import EngineSettings
 from outrider.errors import ConfigError, did_you_mean
 from outrider.models.generation_config import checked_choice
+from outrider.serve.reasoning_formats import AUTO, check_name
 from outrider.serve.rules import Rule
 
 MIB = 1 << 20
@@ -25,6 +26,7 @@ class ServedModel:
     extra_drafters: tuple[str, ...] = ()  # others that a request may ask for
     allow_lossy: tuple[str, ...] = ()  # lossy verifiers that a request may ask for
     generation_config: str = "auto"  # where sampling defaults come from: the model's own file, "none", or a folder
+    reasoning_parser: str = AUTO  # how it writes down what it thinks; "none": thoughts are part of the text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ class ServerSettings:
     def _check_files(self) -> None:
         for model in self.models:
             checked_choice(model.generation_config)
+            check_name(model.reasoning_parser)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both: --ssl-certfile and --ssl-keyfile")
         for file in (self.ssl_certfile, self.ssl_keyfile):

@@ -61,7 +61,8 @@ class Telemetry:
             for body, answers, usage, name in transcript.entries(self._decode):
                 self._traffic.add(
                     request_id=name, url=path, body=body, texts=[answer.text for answer in answers],
-                    finish_reasons=[answer.finish_reason for answer in answers], usage=usage,
+                    thoughts=[answer.thought for answer in answers], finish_reasons=[answer.finish_reason for answer in answers],
+                    usage=usage,
                 )  # fmt: skip
         except Exception:
             log.exception("an exchange could not be written to the traffic file")

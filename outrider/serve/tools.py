@@ -4,11 +4,11 @@
     render(..., tools=use.rendered)                          # None for tool_choice "none": the model then knows of no tool
     spec = use.spec_beside(form)                             # None: any text. Else "required", a named or strict tool, or `form`
     reader = use.reader()                                    # one per answer: `push`, `end`, `finish_reason`
-    deltas = reader.push(use.text_of(update.token_ids, update.pieces))   # OpenAI deltas: {"content": ...}, {"tool_calls": [...]}
+    deltas = reader.push("".join(use.texts_of(update.token_ids, update.pieces)))   # {"content": ...}, {"tool_calls": [...]}
     message = {"content": ..., "tool_calls": merged_calls(deltas)}       # what is not streamed
 
-`text_of` is the update's text with those special tokens written out that begin calls in some formats, and that text leaves
-out. Read with `reader.push(update.text)` an answer of such a model would be content. `tool_use` raises RequestError and
+`texts_of` is the update's text by token, with those special tokens written out that begin calls in some formats, and that text
+leaves out. Read with `reader.push(update.text)` an answer of such a model would be content. `tool_use` raises RequestError and
 CapabilityError, beginning with the field's name.
 """
 
@@ -68,7 +68,7 @@ class ToolUse:
         be put together."""
         if form is None or self.is_enforced:
             return self.spec
-        if self.choice == "none":
+        if self.choice == "none" or self.format.is_harmony:  # there, calls stand in a channel of their own
             return form
         functions = [tool["function"] for tool in self.tools]
         return Spec("lark", calls_or_answer(self.format, functions, self._specials, form, single=not self.parallel), form.name)
@@ -79,22 +79,31 @@ class ToolUse:
 
     def reader(self) -> ToolReader:
         """For one answer."""
-        known = () if self.choice == "none" else self.tools
-        schemas = {_name(tool): tool["function"].get("parameters") or {} for tool in known}
-        called = "stop" if self.choice.startswith("=") else "tool_calls"  # OpenAI: what had to be this one call simply stops
-        return ToolReader(self.format, schemas, parallel=self.parallel, called=called)
+        known = self.readable
+        schemas = {_name(tool): tool["function"].get("parameters") or {} for tool in self.tools if _name(tool) in known}
+        return ToolReader(self.format, schemas, parallel=self.parallel, called=self.called)
 
-    def text_of(
+    @property
+    def readable(self) -> list[str]:
+        """Names of the functions whose calls are told apart from text."""
+        return [] if self.choice == "none" else [_name(tool) for tool in self.tools]
+
+    @property
+    def called(self) -> str:
+        """The finish reason of an answer that calls. OpenAI: what had to be this one call simply stops."""
+        return "stop" if self.choice.startswith("=") else "tool_calls"
+
+    def texts_of(
         self, token_ids: Sequence[int], pieces: Sequence[str], *, shown: bool = False, stopped: bool = False
-    ) -> str:
+    ) -> list[str]:
         """Text released by each token, with the special tokens of `written` written out unless the pieces have them (`shown`).
 
         `stopped`: the last token is a stop token, whose text nobody sees; a closing mark still ends its call."""
         if stopped:
             mark = self.format.closing if token_ids[-1] == self.closing else ""
-            return self.text_of(token_ids[:-1], pieces[:-1], shown=shown) + pieces[-1] + mark
+            return [*self.texts_of(token_ids[:-1], pieces[:-1], shown=shown), pieces[-1] + mark]
         marks = {} if shown else self.written
-        return "".join(marks.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True))
+        return [marks.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True)]
 
 
 def tool_use(
@@ -119,7 +128,10 @@ def tool_use(
     written = {known[marker][0]: marker for marker in found.markers if marker in known and known[marker][1]}
     closing = known[found.closing][0] if found.closing in known else None
     parallel = True if parallel_tool_calls is None else parallel_tool_calls
-    return ToolUse(tuple(tools), _choice(tool_choice, [_name(tool) for tool in tools]), parallel, found, written, closing)
+    choice = _choice(tool_choice, [_name(tool) for tool in tools])
+    if found.is_harmony and (choice not in ("none", "auto") or any(tool["function"].get("strict") for tool in tools)):
+        raise CapabilityError("tool_choice and strict tools cannot be enforced in gpt-oss's format: use 'auto', without 'strict'")
+    return ToolUse(tuple(tools), choice, parallel, found, written, closing)
 
 
 def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@
     mistral      [TOOL_CALLS][{"name": "f", "arguments": {...}}]                 Mistral, with [ARGS] as well: f[ARGS]{...}
     llama3       {"name": "f", "parameters": {...}}                              Llama 3.1 to 3.3, in place of an answer
     pythonic     [f(a=1, b="x"), g()]                                            Llama 4 and others, in place of an answer
+    harmony      <|channel|>commentary to=functions.f<|message|>{...}<|call|>    gpt-oss, read by harmony.py
 
 All that reading and grammars need to know of one is in `ToolFormat`.
 """
@@ -68,6 +69,7 @@ class ToolFormat:
     id_length: int = 24  # Mistral's templates take nine letters and nothing else
     is_fenced: bool = False  # DeepSeek before V3.1: "function<sep>f\n```json\n{...}\n```"
     has_args: bool = False  # f[ARGS]{...}
+    is_harmony: bool = False  # messages in channels: calls are never enforced
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -103,7 +105,8 @@ MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", head=ARGS_HEAD, id_length=9)
 MISTRAL_ARGS = replace(MISTRAL, has_args=True)
 LLAMA3 = ToolFormat("llama3", "", arguments="parameters")
 PYTHONIC = ToolFormat("pythonic", "")
-FORMATS = {form.name: form for form in (HERMES, QWEN3_CODER, GLM, DEEPSEEK, MISTRAL, LLAMA3, PYTHONIC)}
+HARMONY = ToolFormat("harmony", "", is_harmony=True)
+FORMATS = {form.name: form for form in (HERMES, QWEN3_CODER, GLM, DEEPSEEK, MISTRAL, LLAMA3, PYTHONIC)}  # not HARMONY: no grammar
 
 
 def format_of(template: str, name: str | None = None) -> ToolFormat:
@@ -114,7 +117,7 @@ def format_of(template: str, name: str | None = None) -> ToolFormat:
     if form is None:
         raise CapabilityError(
             "tools: this model's chat template shows none of the ways to write a call that are known here "
-            f"({', '.join(FORMATS)}), so its calls could not be read back"
+            f"({', '.join(FORMATS)}, harmony), so its calls could not be read back"
         )
     return _variant(form, template)
 
@@ -122,6 +125,8 @@ def format_of(template: str, name: str | None = None) -> ToolFormat:
 def _shown(template: str) -> ToolFormat | None:
     if "[TOOL_CALLS]" in template:
         return MISTRAL
+    if "<|channel|>" in template and "to=functions" in template:
+        return HARMONY
     if SEP in template:
         return DEEPSEEK
     if "<tool_call>" in template and "<arg_key>" in template:

@@ -46,17 +46,18 @@ class TrafficLog:
 
     def add(
         self, *, request_id: str, url: str, body: Mapping[str, Any], texts: Sequence[str | None],
-        finish_reasons: Sequence[str | None] = (), usage: Mapping[str, Any] | None = None,
+        thoughts: Sequence[str | None] = (), finish_reasons: Sequence[str | None] = (), usage: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """One prompt and what was answered to it.
 
-        `texts`: one per answer, None for one of tool calls only. A body's prompt must be one text to be read again.
+        `texts`: one per answer, None for one of tool calls only; `thoughts`: of the same. A body's prompt must be one text
+        to be read again.
         """
         is_chat = "messages" in body
-        reasons = [*finish_reasons, *[None] * (len(texts) - len(finish_reasons))]
+        reasons, thought = ([*some, *[None] * (len(texts) - len(some))] for some in (finish_reasons, thoughts))
         choices = [
-            {"index": index, "finish_reason": reason, **({"message": _message(text)} if is_chat else {"text": text})}
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            {"index": index, "finish_reason": reason, **({"message": _message(text, hm)} if is_chat else {"text": text})}
+            for index, (text, hm, reason) in enumerate(zip(texts, thought, reasons, strict=True))
         ]
         response: dict[str, Any] = {"choices": choices, **({"usage": dict(usage)} if usage else {})}
         line = {"id": request_id, "created": int(time.time()), "url": url, "request": dict(body), "response": response}
@@ -91,5 +92,5 @@ class _PrivateFile(WatchedFileHandler):
         log.error("a request could not be written to %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
-def _message(text: str | None) -> dict[str, str | None]:
-    return {"role": "assistant", "content": text}
+def _message(text: str | None, thought: str | None) -> dict[str, str | None]:
+    return {"role": "assistant", "content": text, **({} if thought is None else {"reasoning_content": thought})}

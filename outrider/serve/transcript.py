@@ -16,6 +16,7 @@ class Said:
     """One answer."""
 
     text: str | None = None  # None: nothing but tool calls
+    thought: str | None = None
     finish_reason: str | None = None
 
 
@@ -66,9 +67,11 @@ def _answers(chunks: list[dict[str, Any]]) -> list[Said]:
     for chunk in chunks:
         for choice in chunk.get("choices") or []:
             answer = found.setdefault(choice.get("index", 0), Said())
-            text = _text(choice)
+            text, thought = _text(choice), _part(choice).get("reasoning")
             if text is not None:
                 answer.text = (answer.text or "") + text
+            if thought is not None:
+                answer.thought = (answer.thought or "") + thought
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     return [found[index] for index in sorted(found)]
 
@@ -76,7 +79,11 @@ def _answers(chunks: list[dict[str, Any]]) -> list[Said]:
 def _text(choice: Mapping[str, Any]) -> str | None:
     if "text" in choice:
         return choice["text"]
-    return (choice.get("message") or choice.get("delta") or {}).get("content")
+    return _part(choice).get("content")
+
+
+def _part(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    return choice.get("message") or choice.get("delta") or {}
 
 
 def _prompts(prompt: Any, model: str, decode: Decode) -> Iterator[str]:

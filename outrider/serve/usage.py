@@ -25,18 +25,24 @@ class Cost:
     prompt: int  # number of its prompt: a prompt that is answered n times is counted once
 
 
-def usage(costs: Sequence[Cost], predicted: Sequence[Cost] | None = None) -> dict[str, Any]:
+def usage(
+    costs: Sequence[Cost], predicted: Sequence[Cost] | None = None, num_thought: int | None = None
+) -> dict[str, Any]:
     """`usage` of one HTTP request. What is cached counts for each prompt's first answer. `predicted`: of the answers that were
-    drafted for from a prediction; None: the request had none."""
+    drafted for from a prediction; None: the request had none. `num_thought`: tokens of thoughts; None: they are not counted."""
     first = {cost.prompt: cost.finish for cost in reversed(costs)}
     prompt = sum(finish.prompt_tokens for finish in first.values())
     completion = sum(cost.num_tokens for cost in costs)
+    details = {
+        **({} if num_thought is None else {"reasoning_tokens": num_thought}),
+        **({} if predicted is None else _prediction(_sum(predicted))),
+    }
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(finish.cached_tokens for finish in first.values())},
-        **({} if predicted is None else {"completion_tokens_details": _prediction(_sum(predicted))}),
+        **({"completion_tokens_details": details} if details else {}),
     }
 
 

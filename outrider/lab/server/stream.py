@@ -1,7 +1,7 @@
 """One stream of completion chunks, event by event: text, arrival times, token counts, and what it says of speculation.
 
 Both OpenAI endpoints at once: a choice has `text` or `delta`; reasoning comes as `reasoning_content` (SGLang, llama.cpp,
-DeepSeek) or `reasoning` (vLLM). Nothing here reads a socket, so a test can play any stream.
+DeepSeek), as `reasoning` (vLLM), or as both (ours). Nothing here reads a socket, so a test can play any stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.lab.server.types import Speculation
 END = "[DONE]"
 GIVEN_UP = ("abort", "error")  # reasons that vLLM and SGLang end a request with that they could not finish
 SHOWN = 80  # characters of a bad event in a message
-TEXTS = ("reasoning_content", "reasoning", "content")
+REASONING = ("reasoning_content", "reasoning")  # two names of one text
 
 
 class BadStreamError(Exception):
@@ -79,7 +79,8 @@ class Stream:
     def _take(self, choice: dict[str, Any], now: float) -> None:
         delta = choice.get("delta") if isinstance(choice.get("delta"), dict) else {}
         assert delta is not None
-        parts = [choice.get("text"), *(delta.get(name) for name in TEXTS)]
+        thought = next((delta[name] for name in REASONING if delta.get(name)), None)
+        parts = [choice.get("text"), thought, delta.get("content")]
         text = "".join(part for part in parts if isinstance(part, str))
         if text:
             self.texts.append(text)

@@ -28,9 +28,10 @@ from outrider.remote.coordinator.replica import Patience
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.security import ClientSecurity
 from outrider.serve.config_file import check_keys, read_config
+from outrider.serve.reasoning_formats import AUTO
 from outrider.serve.settings import ServedModel, ServerSettings
 
-MODEL_KEYS = ("name", "model", "endpoints", "trust_remote_code", "revision")
+MODEL_KEYS = ("name", "model", "endpoints", "trust_remote_code", "revision", "reasoning_parser")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,8 @@ class CoordinatorSettings:
 
 
 def from_options(
-    models: Sequence[str], endpoints: Sequence[str], given: dict[str, Any], *, trust_remote_code: bool, revision: str | None
+    models: Sequence[str], endpoints: Sequence[str], given: dict[str, Any], *, trust_remote_code: bool, revision: str | None,
+    reasoning_parser: str = AUTO,
 ) -> tuple[ServerSettings, dict[str, tuple[Endpoint, ...]]]:
     """Read settings from [NAME=]MODEL and [NAME=]A,B as written; `given`: fields of `ServerSettings`. Raises ConfigError."""
     named = _by_name(models, "--model", "[NAME=]MODEL")
@@ -75,7 +77,8 @@ def from_options(
         )
     served = [
         ServedModel(
-            name=name or model, options=Options(target=model, trust_remote_code=trust_remote_code, revision=revision)
+            name=name or model, options=Options(target=model, trust_remote_code=trust_remote_code, revision=revision),
+            reasoning_parser=reasoning_parser,
         )
         for name, model in named.items()
     ]
@@ -105,6 +108,7 @@ def from_file(path: Path, given: dict[str, Any]) -> tuple[ServerSettings, dict[s
             options=Options(
                 target=model, trust_remote_code=bool(table.get("trust_remote_code", False)), revision=table.get("revision")
             ),
+            reasoning_parser=str(table.get("reasoning_parser", AUTO)),
         )
 
     return read_config(path, {**given, "self_test": False}, read), places

@@ -18,7 +18,8 @@ function requestBody(wish, history, length) {
     temperature: wish.temperature, max_tokens: wish.maxTokens, speculation: speculation(length, wish.drafter),
   };
   if (wish.seed !== null) body.seed = wish.seed;
-  if (wish.format === "chat") body.messages = history; else body.prompt = history[history.length - 1].content;
+  if (wish.format === "chat") Object.assign(body, { messages: history, separate_reasoning: false }); // tokens as they come
+  else body.prompt = history[history.length - 1].content;
   return body;
 }
 

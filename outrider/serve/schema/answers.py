@@ -29,10 +29,11 @@ class PromptTokensDetails(Part):
 
 
 class CompletionTokensDetails(Part):
-    """Token counts of requests with a prediction."""
+    """Token counts where thoughts are told apart, and of requests with a prediction."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(Part):
@@ -144,6 +145,8 @@ class AnswerMessage(Part):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: str | None = None
+    reasoning: str | None = None  # vLLM's name
+    reasoning_content: str | None = None  # the same under its older name
     tool_calls: list[CalledTool] | None = None
 
 

@@ -66,6 +66,9 @@ class ChatBody(GenerationFields, TemplateFields):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, description="For models whose chat template knows it.")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer, and counted.")
+    separate_reasoning: bool | None = Field(None, description="false: thoughts are part of the content, as the model wrote them.")
+    thinking_token_budget: int | None = Field(None, ge=0, description="Most tokens of thoughts; then the answer begins.")
     prompt_cache_key: str | None = Field(None, description="For the logs; all requests share one prefix cache.")
     safety_identifier: str | None = Field(None, description="For the logs.")
 
@@ -111,6 +114,8 @@ class ChatBody(GenerationFields, TemplateFields):
             raise refusal("max_tokens", "'max_tokens' is the older name of 'max_completion_tokens': give one of them")
         if self.stream_options is not None and not self.stream:
             raise refusal("stream_options", "'stream_options' needs stream: true")
+        if self.separate_reasoning is False and self.include_reasoning is False:
+            raise refusal("separate_reasoning", "'separate_reasoning' and 'include_reasoning' false contradict each other")
         self.check_template(self.messages, "reasoning_effort")
         self._check_tools()
         return self

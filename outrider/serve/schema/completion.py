@@ -38,9 +38,12 @@ class CompletionBody(GenerationFields):
         "tools": "it belongs to /v1/chat/completions",
         "prompt_embeds": "prompts are text or token ids",
         "return_full_text": "use 'echo'",
+        "include_reasoning": "thoughts are part of the text; chat completions tell them apart",
+        "separate_reasoning": "thoughts are part of the text; chat completions tell them apart",
+        "thinking_token_budget": "it belongs to chat completions; use max_tokens here",
     }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEUTRAL, "return_full_text": (False,), "tools": ([],),
+        **NEUTRAL, "return_full_text": (False,), "tools": ([],), "include_reasoning": (True,), "separate_reasoning": (False,),
     }  # fmt: skip
 
     @model_validator(mode="after")

@@ -47,12 +47,11 @@ REFUSED: dict[str, str] = {
     "truncate_prompt_tokens": "shorten the prompt before sending it",
     "truncate": "shorten the prompt before sending it",
     "transforms": "shorten the prompt before sending it",
-    "input": "it belongs to /v1/responses, which is not here",
+    "input": "it belongs to /v1/responses",
     "negative_prompt": SAMPLERS,
     # thinking
     "thinking": THINKING, "think": THINKING, "enable_thinking": THINKING,
-    "thinking_budget": "use 'max_tokens'", "thinking_token_budget": "use 'max_tokens'",
-    "include_reasoning": "thoughts are part of the text", "separate_reasoning": "thoughts are part of the text",
+    "thinking_budget": "use 'thinking_token_budget', in a chat",
     # parts of other servers
     "logits_processors": "use logit_bias, allowed_token_ids or a response format",
     "logits_processors_args": "use logit_bias, allowed_token_ids or a response format",
@@ -76,7 +75,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": ONE, "guidance_scale": ONE, "cfg_scale": ONE, "watermark": OFF, "repeat_penalty": ONE,
     "stop_sequences": EMPTY, "min_new_tokens": ZERO, "min_length": ZERO, "num_return_sequences": ONE, "n_probs": ZERO,
     "top_n_tokens": ZERO, "ban_eos_token": OFF, "options": EMPTY, "extra_body": EMPTY, "format": EMPTY, "grammar": EMPTY,
-    "transforms": EMPTY, "negative_prompt": EMPTY, "include_reasoning": (True,), "logits_processors": EMPTY,
+    "transforms": EMPTY, "negative_prompt": EMPTY, "logits_processors": EMPTY,
     "logits_processors_args": EMPTY, "plugins": EMPTY, "enable_search": OFF, "return_hidden_states": OFF, "vllm_xargs": EMPTY,
     "store": OFF, "service_tier": ("auto", "default"), "verbosity": ("medium",),
     "prompt_cache_retention": ("in_memory", "in-memory"),

@@ -39,6 +39,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     done = cli(
         "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
         "--kv-memory", "2MiB", "--prefix-share", "0", "--extra-drafter", "suffix", "--allow-lossy", "typical", "--port", "0",
+        "--reasoning-parser", "qwen3",
         "--api-key", "a", "--strict",
         "--api-key", "b", "--request-timeout", "7", "--hang-timeout", "90", "--no-self-test", "--cors-origin", "*",
     )  # fmt: skip
@@ -50,6 +51,7 @@ def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started:
     assert (model.engine.max_num_seqs, model.engine.kv_memory, model.engine.max_queue) == (3, 2 << 20, 256)
     assert model.engine.prefix_share == 0
     assert (model.extra_drafters, model.allow_lossy) == (("suffix",), ("typical",))
+    assert model.reasoning_parser == "qwen3"
     assert (settings.port, settings.api_keys, settings.request_timeout_s, settings.self_test) == (0, ("a", "b"), 7.0, False)
     assert (settings.cors_origins, settings.hang_timeout_s, settings.strict) == (("*",), 90.0, True)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from outrider.engine.request import Finish, Request
 from outrider.errors import ConfigError, NumericalError
@@ -224,6 +225,19 @@ def test_conversation_comes_back_as_the_lab_reads_it(client: Any, stream: bool) 
     assert found.answer == "Hello, world"
     assert found.max_tokens == 50
     assert found.id.startswith("chatcmpl-")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_stand_beside_the_answer(tmp_path: Path, stream: bool) -> None:
+    engine = FakeEngine(reply="<think>hm</think>yes")
+    engine.tokenizer.chat_template += "{# </think> #}"
+    state, traffic = state_of(engine), TrafficLog(tmp_path / "t.jsonl")
+    with TestClient(Telemetry(make_app(state), tracing=None, traffic=traffic, decode=lambda model, ids: "")) as client:
+        ask(client, "/v1/chat/completions", messages=QUESTION, max_tokens=50, stream=stream)
+    traffic.close()
+    engine.stop()
+    (choice,) = json.loads((tmp_path / "t.jsonl").read_text())["response"]["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -73,6 +73,6 @@ def test_special_tokens_that_begin_calls_are_text_here(name: str) -> None:
     found = tool_use(TOOLS, "required", template=TEMPLATES[name], tokenizer=tokenizer)
     assert found is not None
     token = tokenizer.convert_tokens_to_ids(marks[0])
-    assert found.text_of([5, token, 6], ["a", "", "b"]) == f"a{marks[0]}b"
+    assert found.texts_of([5, token, 6], ["a", "", "b"]) == ["a", marks[0], "b"]
     assert found.spec is not None
     assert (f"<[{token}]>" in found.spec.text) == (name != "llama3"), "only the bare calls of Llama 3 need no mark"

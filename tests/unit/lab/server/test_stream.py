@@ -53,10 +53,11 @@ def test_chat_with_reasoning() -> None:
         delta(role="assistant", content=""),
         delta(reasoning_content="hm", content=None),
         delta(reasoning="so"),
+        delta(reasoning=" it", reasoning_content=" it"),
         delta(content="42"),
     )
-    assert "".join(stream.texts) == "hmso42"
-    assert stream.chunks_s == [2.0, 3.0, 4.0]
+    assert "".join(stream.texts) == "hmso it42", "two names of one text"
+    assert stream.chunks_s == [2.0, 3.0, 4.0, 5.0]
     assert not stream.is_whole
 
 
