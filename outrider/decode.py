@@ -24,6 +24,7 @@ from outrider.drafters.base import Drafter
 from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
+from outrider.runtime.torch_threads import spare_threads
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
@@ -44,8 +45,7 @@ class Decoder:
     """Target, drafter, verifier and the rows they work on."""
 
     def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
-        self.target, self.drafter = target, drafter
-        self.verifier, self.control = verifier, control
+        self.target, self.drafter, self.verifier, self.control = target, drafter, verifier, control
         self._kernels = None if target.kernels is None else Kernels(target.kernels)
         self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels)
 
@@ -61,6 +61,7 @@ class Decoder:
         self.drafter.stop(index)
         return self.rows.swap_remove(index)
 
+    @spare_threads
     @torch.inference_mode()
     def step(self) -> list[int]:
         """One target pass for every row; returns how many tokens each row took."""
@@ -109,8 +110,7 @@ class Decoder:
         return f" (first broken numbers: keys or values of layer {layer} of 0..{last}, fed by {before})"
 
     def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:
-        """Commit the pending token and the kept nodes; the last token a row took is its new pending token. Per row, the columns
-        of the pass that were committed."""
+        """Commit the pending token and the kept nodes but the last token of each row, its new pending one; the columns kept."""
         kept = [[0, *(node + 1 for node in path[: n - 1])] for path, n in zip(verdict.lists.path, taken, strict=True)]
         for index, columns in enumerate(kept):
             self.target.kv.keep(index, columns)

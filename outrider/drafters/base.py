@@ -96,6 +96,11 @@ class Drafter(ABC):
         return ()
 
     @property
+    def runs_modules(self) -> bool:
+        """Whether drafting runs modules of torch, whose operations several threads make faster."""
+        return False
+
+    @property
     def model(self) -> LM | None:
         """The model whose law this drafter guesses from, in the target's token ids: given the text so far, its logits under
         the row's sampling options are the law behind the next guess. None where there is no such model (`lab/explain`)."""

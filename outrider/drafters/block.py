@@ -137,6 +137,10 @@ class BlockDrafter(Drafter):
     def signals(self) -> tuple[int, ...]:
         return tuple(sorted(set(self.head.config.target_layers)))
 
+    @property
+    def runs_modules(self) -> bool:
+        return True
+
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         target = target_config.get_text_config()

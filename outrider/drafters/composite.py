@@ -199,6 +199,10 @@ class CompositeDrafter(Drafter):
         return tuple(sorted({layer for part in self.parts for layer in part.drafter.signals}))
 
     @property
+    def runs_modules(self) -> bool:
+        return any(part.drafter.runs_modules for part in self.parts)
+
+    @property
     def model(self) -> LM | None:
         return next((part.drafter.model for part in self.parts if part.drafter.model is not None), None)
 

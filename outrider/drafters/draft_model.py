@@ -29,6 +29,7 @@ from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
 from outrider.models.vocabulary import check_same_vocabulary, fit_width
 from outrider.rows import Row, Rows
+from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.sampling.distribution import BatchSampling, distribution
 from outrider.types import Draft, TargetOutput, Verdict
@@ -53,6 +54,10 @@ class ModelDrafter(Drafter):
         self._turns = Turns()
         self._idle: list[bool] = []  # of the open proposal, per row: its text was not read, its place in the passes means nothing
         self._known: list[int] = []  # the same: positions of the committed text that its cache holds
+
+    @property
+    def runs_modules(self) -> bool:
+        return not isinstance(self.lm.run, NativeRun)
 
     @property
     def model(self) -> LM | None:

@@ -97,6 +97,10 @@ class FeatureFed(ModelDrafter):
         return self.lm.head.config.signals
 
     @property
+    def runs_modules(self) -> bool:
+        return self.lm.run is None
+
+    @property
     def model(self) -> LM | None:
         """None: its law depends on the target's features, so it is no law of a text."""
         return None

@@ -121,6 +121,10 @@ class MedusaDrafter(Drafter):
     def signals(self) -> tuple[int, ...]:
         return (AFTER_NORM,)
 
+    @property
+    def runs_modules(self) -> bool:
+        return self.heads.run is None
+
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         config = target_config.get_text_config()

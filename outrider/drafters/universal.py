@@ -29,6 +29,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
+from outrider.runtime.run import NativeRun
 from outrider.sampling.constraint import path_masks
 from outrider.sampling.distribution import distribution
 from outrider.settings import setting
@@ -94,6 +95,10 @@ class UniversalDrafter(Drafter):
         size = setup.target.lm.shape.vocab_size
         pair = TokenizerPair(setup.target.tokenizer, setup.draft.tokenizer, size, setup.draft.lm.shape.vocab_size)
         return cls(setup.draft.lm, pair, size, setup.settings.method)
+
+    @property
+    def runs_modules(self) -> bool:
+        return not isinstance(self.lm.run, NativeRun)
 
     def start(self, row: Row) -> None:
         self.lm.kv.add_row()

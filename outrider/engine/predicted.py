@@ -34,6 +34,10 @@ class Predicted(Drafter):
         return self.usual.signals
 
     @property
+    def runs_modules(self) -> bool:
+        return self.usual.runs_modules
+
+    @property
     def notes(self) -> list[str]:
         return self.usual.notes
 

@@ -36,6 +36,10 @@ class Switch(Drafter):
         return tuple(sorted({layer for drafter in self._drafters.values() for layer in drafter.signals}))
 
     @property
+    def runs_modules(self) -> bool:
+        return any(drafter.runs_modules for drafter in self._drafters.values())
+
+    @property
     def notes(self) -> list[str]:
         return [note for drafter in self._drafters.values() for note in drafter.notes]
 

@@ -21,8 +21,9 @@ from outrider.runtime.structures import Format, OpStruct
 class Kernel:
     """The weights of one layer as the library reads them: a `LayerKernel`."""
 
-    def __init__(self, layer: KernelLayer, path: Path) -> None:
+    def __init__(self, layer: KernelLayer, path: Path, num_threads: int) -> None:
         self._library, self._op = library.load(path), OpStruct()
+        self._workers = library.workers(self._library, num_threads)
         if isinstance(layer, PanelLinear):
             panels: Tensor = layer.panels.detach()
             self._op.format, self._op.N, self._op.K = int(Format.PANELS_BF16), layer.out_features, layer.in_features
@@ -39,9 +40,8 @@ class Kernel:
     def __call__(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self._op.N)
-        workers = library.workers(self._library, torch.get_num_threads())
         self._library.outrider_runtime_linear(
-            ctypes.addressof(self._op), x.data_ptr(), x.numel() // self._op.K, out.data_ptr(), workers
+            ctypes.addressof(self._op), x.data_ptr(), x.numel() // self._op.K, out.data_ptr(), self._workers
         )
         return out
 
@@ -57,11 +57,15 @@ class Kernel:
         return out
 
 
-def use_kernels(module: nn.Module, path: Path) -> ctypes.CDLL:
-    """Put every layer of a module that keeps such weights, and computes in bf16, on the library at `path`, which is returned."""
+def use_kernels(module: nn.Module, path: Path, num_threads: int | None = None) -> ctypes.CDLL:
+    """Put every layer of a module that keeps such weights, and computes in bf16, on the library at `path`, which is returned.
+
+    `num_threads` multiply, whatever torch has when they do; None: as many as torch has now.
+    """
+    num_threads = num_threads or torch.get_num_threads()
     for layer in module.modules():
         if isinstance(layer, KernelLayer) and not (isinstance(layer, Blocks) and layer.dtype != torch.bfloat16):
-            layer.kernel = Kernel(layer, path)
+            layer.kernel = Kernel(layer, path, num_threads)
     return library.load(path)
 
 
@@ -69,4 +73,4 @@ def layer_kernels(device: torch.device, dtype: torch.dtype) -> Kernels | None:
     """What puts layers on the library; None where it does not serve."""
     if device.type != "cpu" or dtype != torch.bfloat16 or library.why_missing() is not None:
         return None
-    return partial(use_kernels, path=library.find(cache_folder()))
+    return partial(use_kernels, path=library.find(cache_folder()), num_threads=torch.get_num_threads())

@@ -8,6 +8,7 @@ the disturbed one with a shorter context and a wider, padded vocabulary.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from outrider.build import Built, Options, build
 from outrider.decode import Decoder
@@ -23,9 +25,10 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.models.lm import LM
 from outrider.parts import choose_parts
-from outrider.rows import Row
+from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
+from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.draft_service import FakeDraftService, Repeating
 from tests.heads import ACCEPTANCE, HEADS
@@ -283,6 +286,21 @@ def test_good_drafts_are_used(bench: Bench, case: Case) -> None:
     elif drafter == "none":
         assert row.stats.drafted == 0
         assert set(row.origins) == {"plain"}
+
+
+@every_drafter
+def test_who_runs_modules_of_torch_says_so(bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a target on the native runtime the others leave torch a single thread."""
+    decoder, here, ran = bench.decoder(case), threading.get_ident(), set[bool]()
+    propose = decoder.drafter.propose
+
+    def watched(rows: Rows, gamma: list[int]) -> Draft:
+        with register_module_forward_pre_hook(lambda *call: ran.add(threading.get_ident() == here)):
+            return propose(rows, gamma)
+
+    monkeypatch.setattr(decoder.drafter, "propose", watched)
+    bench.alone(decoder, 2, SamplingParams(max_tokens=6))
+    assert decoder.drafter.runs_modules == (True in ran)
 
 
 MIXED = (
