@@ -48,21 +48,31 @@ def medusa_heads(target: Any, folder: Path) -> None:
     save_medusa(heads, folder)
 
 
-def block_head(target: Any, folder: Path) -> None:
-    """A random head with everything that a head can have."""
+def random_block(target: Any, *, draft_vocab: int | None = None, **changes: Any) -> BlockHead:
+    """A head, bound to this module, with everything that a head can have but for `changes` of its config. `draft_vocab`: it knows
+    so many of the target's tokens, by an output layer of its own."""
     sizes = target.config
     config = BlockConfig(
         hidden_size=sizes.hidden_size, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
         vocab_size=sizes.vocab_size, block_size=6, target_hidden_size=sizes.hidden_size, target_layers=(0, 1, -1),
         num_target_layers=sizes.num_hidden_layers, mask_token_id=1, markov_rank=8, markov_gated=True, confidence=True,
     )  # fmt: skip
-    head = BlockHead.new(config, target)
+    if draft_vocab is not None:
+        changes |= {"draft_vocab_size": draft_vocab, "own_output": True}
     generator = torch.Generator().manual_seed(6)
+    ids = None if draft_vocab is None else torch.randperm(sizes.vocab_size, generator=generator)[:draft_vocab].sort().values
+    head = BlockHead(replace(config, **changes), ids)
     with torch.no_grad():
         for weight in head.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
-    save_block(head, folder)
+            shape, spread = weight.shape, 0.2 if weight.dim() == 1 else weight.shape[-1] ** -0.5
+            weight.copy_(torch.randn(shape, generator=generator) * spread + (weight.dim() == 1))
+    head.bind(target.get_input_embeddings(), target.get_output_embeddings())
+    return head.eval().requires_grad_(False)
+
+
+def block_head(target: Any, folder: Path) -> None:
+    """A random head with everything that a head can have."""
+    save_block(random_block(target), folder)
 
 
 def eagle_head(kind: Kind, draft_vocab: int | None) -> Callable[[Any, Path], None]:

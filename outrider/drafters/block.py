@@ -15,6 +15,7 @@ looks at the token BEFORE the one it decides about; a rule that drops a drawn to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,14 +25,19 @@ from torch import Tensor
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.block_context import BlockContext
 from outrider.drafters.parallel import LawStop, Stop, draft_chain, draft_tree
+from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_files import load_block, outline_block
-from outrider.models.heads.block_pass import block_pass
+from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses
+from outrider.models.lm import LM
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears
 from outrider.rows import Row, Rows
+from outrider.runtime.block import BlockRun
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
 from outrider.trees.growth import Growth
@@ -66,20 +72,17 @@ class BlockSettings(TreeSettings):
 class BlockGuesses:
     """What one pass says about the next tokens of B rows."""
 
-    def __init__(self, head: BlockHead, states: Tensor) -> None:
-        self._head = head
-        self._states = states  # (B, guesses, H)
-        self._logits = head.logits(states)  # (B, guesses, draft vocabulary)
-        self.num_levels = states.shape[1]
+    def __init__(self, head: BlockHead, passes: BlockPasses, guessed: Guessed) -> None:
+        self._head, self._passes, self._guessed = head, passes, guessed
+        self.num_levels = guessed.states.shape[1]
 
     def logits(self, level: int, parents: Tensor) -> Tensor:
-        base = self._logits[:, level, None].expand(-1, parents.shape[1], -1)
-        states = self._states[:, level, None].expand(-1, parents.shape[1], -1)
-        return self._head.in_full(self._head.corrected(base, states, parents))
+        states, logits = self._guessed
+        return self._head.in_full(self._passes.corrected(logits[:, level], states[:, level], parents))
 
     def confidence(self, level: int, previous: Tensor) -> Tensor:
         """(B,): chance that this level's token is accepted, given that those before it are."""
-        return self._head.confidence(level, self._states[:, level], previous)
+        return self._head.confidence(level, self._guessed.states[:, level : level + 1], previous[:, None])[:, 0]
 
 
 class ConfidenceStop:
@@ -100,6 +103,13 @@ class ConfidenceStop:
         """The token itself plays no part."""
 
 
+def confident_lengths(head: BlockHead, states: Tensor, pending: Tensor, tokens: Tensor, stop_below: float) -> list[int]:
+    """Where `ConfidenceStop` ends chains whose tokens (B, n), of these states (B, n, H), are there already: the token that it
+    decides about plays no part, so it may be known. `pending` (B,): the tokens that chains follow."""
+    before = torch.cat([pending[:, None], tokens[:, :-1]], dim=1)
+    return (head.confidence(0, states, before).cumprod(dim=1) >= stop_below).long().cumprod(dim=1).sum(dim=1).tolist()
+
+
 class BlockDrafter(Drafter):
     """Chains and trees from a block head."""
 
@@ -110,15 +120,16 @@ class BlockDrafter(Drafter):
     Settings = BlockSettings
 
     def __init__(
-        self, head: BlockHead, settings: BlockSettings, context: BlockContext,
+        self, head: BlockHead, settings: BlockSettings, passes: BlockPasses, dtype: torch.dtype, device: torch.device,
+        notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`head`: bound to the target's tables."""
-        self.head = head
-        self._settings = settings
+        """`head`: bound to the target's tables; `passes`: how it is run."""
+        self.head, self._settings, self._notes = head, settings, list(notes)
+        self._passes, self._run = passes, passes if isinstance(passes, BlockRun) else None
         depth = min(settings.max_depth, head.config.num_guesses)
         self._plan = None if settings.tree == "chain" else TreePlan(replace(settings, max_depth=depth))
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
-        self.context = context
+        self.context = BlockContext(head.config, passes, dtype, device)
 
     @property
     def kv(self) -> KVCache:
@@ -131,7 +142,7 @@ class BlockDrafter(Drafter):
         extras = [name for name, there in (("Markov head", config.markov_rank), ("confidence", config.confidence)) if there]
         return [f"block head: {config.num_guesses} tokens in one pass of {config.num_layers} layers" + "".join(
             f", {name}" for name in extras
-        )]  # fmt: skip
+        ), *self._notes]  # fmt: skip
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -168,10 +179,8 @@ class BlockDrafter(Drafter):
         assert target.tables is not None, "a target loaded for heads keeps its tables"
         head.bind(target.tables.embedding, target.tables.output)
         head.to(device=lm.device, dtype=lm.dtype)
-        context = BlockContext(head, lm.dtype, lm.device)
-        if can_pack(lm.device, lm.dtype):
-            pack_linears(head)
-        return cls(head, settings, context)
+        passes, notes = _passes_of(head, lm)
+        return cls(head, settings, passes, lm.dtype, lm.device, notes)
 
     def start(self, row: Row) -> None:
         self.context.add_row()
@@ -195,13 +204,32 @@ class BlockDrafter(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         if max(gamma) <= 0:
             return Draft.empty(len(rows), rows.device)
-        asked = self.context.next_pass([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
-        states = block_pass(self.head, *asked, self.kv.keys, self.kv.values)
-        guesses = BlockGuesses(self.head, self.head.guessing(states))
+        whole = self._whole(rows, gamma)
+        if whole is not None:
+            return whole
+        guesses = BlockGuesses(self.head, self._passes, self.context.guess(rows))
         if self._plan is not None:
             draft, self._growths = draft_tree(rows, gamma, guesses, self._plan)
             return draft
         return draft_chain(rows, gamma, guesses, self._stop_rule(guesses, rows))
+
+    def _whole(self, rows: Rows, gamma: list[int]) -> Draft | None:
+        """Whole chains from one call; None where that cannot make them."""
+        settings = self._settings
+        if self._run is None or self._plan is not None or settings.stop not in ("none", "confidence") or not programs_serve(rows):
+            return None
+        lengths = [min(wanted, self.head.config.num_guesses) for wanted in gamma]
+        found = self.context.draft(self._run, rows, max(lengths))
+        if found is None:
+            return None
+        if settings.stop == "confidence":
+            pending = torch.tensor([row.tokens[-1] for row in rows])
+            sure = confident_lengths(self.head, found.states, pending, found.tokens, settings.stop_below)
+            lengths = [min(pair) for pair in zip(lengths, sure, strict=True)]
+        if not any(lengths):
+            return Draft.empty(len(rows), rows.device)
+        draft = drafted(rows, found.tokens, found.laws, lengths)
+        return None if bans_bite(rows, draft) else draft
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         if self._plan is not None:
@@ -219,3 +247,16 @@ class BlockDrafter(Drafter):
         if settings.stop == "confidence":
             return ConfidenceStop(guesses, settings.stop_below, len(rows), rows.device)
         return LawStop(StopRule(settings.law_rule(), len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
+
+
+def _passes_of(head: BlockHead, lm: LM) -> tuple[BlockPasses, list[str]]:
+    """How the head is run, on the native runtime where its target runs there, and what a person should know of it."""
+    notes: list[str] = []
+    if isinstance(lm.run, NativeRun):
+        try:
+            return BlockRun(head, lm.run.path), notes
+        except NotLoweredError as error:
+            notes.append(f"the block head runs without the native runtime: {error}")
+    if can_pack(lm.device, lm.dtype):
+        pack_linears(head)
+    return ModulePasses(head), notes

@@ -7,37 +7,27 @@ the rows, `settle` reads what waits first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.kv.cache import BLOCK, KVCache, LayerShape
-from outrider.models.heads.block import BlockHead
+from outrider.kv.cache import KVCache, LayerShape
+from outrider.models.heads.block import BlockConfig
+from outrider.models.heads.block_pass import BlockPasses, Guessed, Pending, Unread
+from outrider.rows import Rows
+from outrider.runtime.block import BlockRun, Drafted
 
 MAX_WAITING = 64  # states of a row that wait at most, drafting or not
-
-
-@dataclass(frozen=True)
-class _Part:
-    """States of one target pass."""
-
-    hidden: list[Tensor]  # per target layer of the head (B, W, target H), each row's first
-    counts: list[int]  # of each row
-    ends: list[int]  # text index behind each row's last
 
 
 class BlockContext:
     """Rows in the order of the batch. `kv` holds what is settled."""
 
-    def __init__(self, head: BlockHead, dtype: torch.dtype, device: torch.device) -> None:
-        config = head.config
-        self._head = head
+    def __init__(self, config: BlockConfig, passes: BlockPasses, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._passes = config, passes
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.kv = KVCache([shape] * config.num_layers, dtype, device)
-        self._parts: list[_Part] = []
+        self._parts: list[Unread] = []
 
     def add_row(self) -> None:
         self.settle()
@@ -50,65 +40,73 @@ class BlockContext:
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         """States (T, target H) of a chunk of a row's prompt that begins at text index `start`."""
         self.settle()
-        states = [hidden[layer][None] for layer in self._head.config.target_layers]
+        states = [hidden[layer][None] for layer in self._config.target_layers]
         count = states[0].shape[1]
-        self._read([index], _Part(states, [count], [start + count]))
+        self._read(index, Unread(states, [count], [start + count]))
 
     def commit(self, hidden: dict[int, Tensor], kept: list[list[int]], ends: list[int]) -> None:
         """The columns kept[b] of a pass's states (B, T, target H) belong to the text, which they end at index ends[b]."""
-        states = [hidden[layer] for layer in self._head.config.target_layers]
         counts = [len(columns) for columns in kept]
+        width = max(counts)
+        states = [hidden[layer][:, :width] for layer in self._config.target_layers]
         if any(columns != list(range(len(columns))) for columns in kept):  # a path through a tree
-            width = max(counts)
             columns = torch.tensor([line + [0] * (width - len(line)) for line in kept], device=self.kv.device)
             rows = torch.arange(len(kept), device=self.kv.device)[:, None]
-            states = [layer[rows, columns] for layer in states]
-        self._parts.append(_Part(states, counts, ends))
+            states = [hidden[layer][rows, columns] for layer in self._config.target_layers]
+        self._parts.append(Unread(states, counts, ends))
         if max(map(sum, zip(*(part.counts for part in self._parts), strict=True))) >= MAX_WAITING:
             self.settle()
 
     @torch.inference_mode()
     def settle(self) -> None:
         """Read what waits."""
-        if self._parts:
-            part, self._parts = _joined(self._parts), []
-            self._read(range(len(part.counts)), part)
+        unread = self._taken()
+        if unread is not None:
+            self._read(0, unread)
 
-    def next_pass(self, anchors: Sequence[int], ends: Sequence[int]) -> tuple[Tensor, list[Tensor], int]:
-        """What `block_pass` takes of rows with these pending tokens, at these text indices: its numbers, the states that wait,
-        the number of keys. That pass must be made: afterwards they are part of the cache."""
-        kv, size = self.kv, self._head.config.block_size
-        if self._parts:
-            part, self._parts = _joined(self._parts), []
-            counts, hidden = part.counts, [states.contiguous() for states in part.hidden]
-        else:
-            counts, config = [0] * len(ends), self._head.config
-            nothing = torch.zeros(len(ends), 1, config.target_hidden_size, dtype=kv.dtype, device=kv.device)
-            hidden = [nothing] * len(config.target_layers)
-        numbers = torch.tensor(list(zip(anchors, counts, kv.lengths, ends, strict=True)), device=kv.device)
-        kv.reserve(kv.num_rows, max(kv.lengths) + hidden[0].shape[1] + size)
-        for row, count in enumerate(counts):
-            kv.advance(row, count)
-        num_keys = min(-(-(max(kv.lengths) + size) // BLOCK) * BLOCK, kv.capacity)
-        return numbers, hidden, num_keys
+    def guess(self, rows: Rows) -> Guessed:
+        """One pass over a block behind every row, which takes along what waits."""
+        unread = self._taken()
+        self._reserve(0, unread, self._config.block_size)
+        found = self._passes.guess(self.kv, _pending(rows), unread)
+        self._advance(0, unread)
+        return found
 
-    def _read(self, rows: Sequence[int], part: _Part) -> None:
-        """Commit the states of a part to the rows at these indices."""
-        kv, counts, device = self.kv, part.counts, self.kv.device
-        starts = torch.tensor([end - count for end, count in zip(part.ends, counts, strict=True)], device=device)
-        positions = starts[:, None] + torch.arange(part.hidden[0].shape[1], device=device)
-        known = positions.clamp(max=self._head.config.max_positions - 1)
-        kv.reserve(kv.num_rows, max(kv.lengths[index] + count for index, count in zip(rows, counts, strict=True)))
-        for layer, (keys, values) in enumerate(self._head.context_keys(self._head.context(part.hidden), known)):
-            for place, (index, count) in enumerate(zip(rows, counts, strict=True)):
-                end = slice(kv.lengths[index], kv.lengths[index] + count)
-                kv.keys[layer][index, end] = keys[place, :, :count].transpose(0, 1)
-                kv.values[layer][index, end] = values[place, :, :count].transpose(0, 1)
-        for index, count in zip(rows, counts, strict=True):
-            kv.advance(index, count)
+    def draft(self, run: BlockRun, rows: Rows, num_tokens: int) -> Drafted | None:
+        """That pass and what it drafts, in one call."""
+        unread = self._taken()
+        self._reserve(0, unread, self._config.block_size)
+        found = run.draft(self.kv, rows, _pending(rows), unread, num_tokens)
+        self._advance(0, unread)
+        return found
+
+    def _taken(self) -> Unread | None:
+        """What waits, and no longer does."""
+        parts, self._parts = self._parts, []
+        return _joined(parts) if parts else None
+
+    def _read(self, first_row: int, unread: Unread) -> None:
+        """Commit these states to the rows from `first_row` on."""
+        self._reserve(first_row, unread)
+        self._passes.read(self.kv, first_row, unread)
+        self._advance(first_row, unread)
+
+    def _reserve(self, first_row: int, unread: Unread | None, more: int = 0) -> None:
+        """Room for a pass: padding of shorter rows is written, too."""
+        num_rows, width = (self.kv.num_rows, 0) if unread is None else (len(unread.counts), unread.width)
+        longest = max(self.kv.lengths[first_row : first_row + num_rows])
+        self.kv.reserve(self.kv.num_rows, longest + width + more)
+
+    def _advance(self, first_row: int, unread: Unread | None) -> None:
+        for row, count in enumerate([] if unread is None else unread.counts, start=first_row):
+            self.kv.advance(row, count)
 
 
-def _joined(parts: list[_Part]) -> _Part:
+def _pending(rows: Rows) -> Pending:
+    return Pending([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
+
+
+def _joined(parts: list[Unread]) -> Unread:
     """Parts that follow one another in the texts, as one."""
     if len(parts) == 1:
         return parts[0]
@@ -120,4 +118,4 @@ def _joined(parts: list[_Part]) -> _Part:
             for row in range(len(counts))
         )
         hidden.append(pad_sequence(list(lines), batch_first=True))
-    return _Part(hidden, counts, parts[-1].ends)
+    return Unread(hidden, counts, parts[-1].ends)

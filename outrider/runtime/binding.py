@@ -118,7 +118,7 @@ class Binding:
             self._bind_table(made, op)
         elif op.code == Code.ATTENTION:
             shape = self._layers[op.layer]
-            made.heads, made.kv_heads, made.window = op.heads, shape.num_kv_heads, op.window
+            made.heads, made.kv_heads, made.window, made.sees_all = op.heads, shape.num_kv_heads, op.window, op.sees_all
             made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
             self._check(op)
         elif op.code == Code.STORE:

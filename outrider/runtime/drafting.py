@@ -57,36 +57,60 @@ class Vocabulary(NamedTuple):
     size: int  # of tokens and laws
     sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: in its own place
 
+    @classmethod
+    def of(cls, size: int, known: Tensor | None) -> Vocabulary:
+        """`known` (Vd,): the tokens that there are logits of, in their order; None: all."""
+        if known is None:
+            return cls(size)
+        sources = torch.full((size,), -1)
+        sources[known] = torch.arange(len(known))
+        return cls(size, sources)
+
+
+class Asked(NamedTuple):
+    """What a batch is to be drafted, as the library reads it, and where it puts what it finds."""
+
+    struct: DraftingStruct
+    tokens: Tensor  # (B, n)
+    laws: Tensor  # (R, n + 1, V) of rows that draw, the last ones 0
+    kept: tuple[object, ...]  # what `struct` points to
+
+    @classmethod
+    def of(
+        cls, rows: Rows, num_tokens: int, vocabulary: Vocabulary, last_position: int = 0, carried: Tensor | None = None
+    ) -> Asked:
+        """`carried` (B, T, H): where passes leave a hidden state of each token that another pass is given."""
+        num_rows, picks = len(rows), Picks.of(rows, num_tokens)
+        laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
+        laws[:, num_tokens] = 0
+        found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
+        laws_of: list[Tensor | None] = [None] * num_rows
+        for law, row in zip(laws, picks.drawn, strict=True):
+            laws_of[row] = law
+        tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
+        told = DraftingStruct(
+            nodes=num_tokens, vocab=vocabulary.size, last_position=last_position, outside=OUTSIDE,
+            sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
+            options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
+            carried=None if carried is None else carried.data_ptr(),
+            carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
+            **{name: ctypes.addressof(table) for name, table in tables.items()},
+        )  # fmt: skip
+        return cls(told, found, laws, (picks, tables, vocabulary, carried))
+
 
 def draft_chains(
     bound: Bound, kv: KVCache, rows: Rows, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int
 ) -> tuple[Tensor, Tensor] | None:
     """Draft tokens (B, n) and the laws (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
 
-    The last law of each row is 0. The cache has room for all that is written. A program with an input is given, for the next
-    token, its own first signal.
+    The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
     """
-    num_rows, picks = len(rows), Picks.of(rows, num_tokens)
-    laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
-    laws[:, num_tokens] = 0
-    found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
-    laws_of: list[Tensor | None] = [None] * num_rows
-    for law, row in zip(laws, picks.drawn, strict=True):
-        laws_of[row] = law
-    tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
     carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
-    told = DraftingStruct(
-        nodes=num_tokens, vocab=vocabulary.size, last_position=last_position, outside=OUTSIDE,
-        sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
-        options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
-        carried=None if carried is None else carried.data_ptr(),
-        carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
-        **{name: ctypes.addressof(table) for name, table in tables.items()},
-    )  # fmt: skip
+    asked = Asked.of(rows, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
-    if not bound.executor.draft(first, kv.keys, kv.values, rotary, carried, told):
-        return None
-    return found, laws
+    found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct)
+    return (asked.tokens, asked.laws) if found else None
 
 
 class ChainLoop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.drafting import Vocabulary, draft_chains
 from outrider.runtime.lower import Lowering
-from outrider.runtime.record import Part, record_part
+from outrider.runtime.record import Part, RecordedCache, record_part
 from outrider.runtime.run import Bound, FirstPass, bind
 
 CARRIED = -2  # the key of what the pair that follows is given
@@ -35,11 +35,15 @@ class EagleRun:
             raise NotLoweredError("an output head that is no module")
         parts = _Parts(head)
 
-        def states(ids: Tensor, positions: Tensor, inputs: list[Tensor], attend: Callable) -> tuple[dict[int, Tensor], Tensor]:
-            found = head.states(F.embedding(ids, head.embedding), inputs[0], positions, attend)
+        def states(
+            ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
+        ) -> tuple[dict[int, Tensor], Tensor]:
+            found = head.states(F.embedding(ids, head.embedding), inputs[0], positions, cache.attend)
             return {CARRIED: head.carry(found), AFTER_NORM: found}, head.logits(found)
 
-        def fused(ids: Tensor, positions: Tensor, inputs: list[Tensor], attend: Callable) -> tuple[dict[int, Tensor], Tensor]:
+        def fused(
+            ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
+        ) -> tuple[dict[int, Tensor], Tensor]:
             found = head.fuse(inputs[0])
             return {AFTER_NORM: found}, found
 
@@ -47,7 +51,7 @@ class EagleRun:
 
         def lowered(size: int, part: Part) -> Bound:
             try:
-                recording = record_part(parts, config.vocab_size, [size], dtype, part)
+                recording = record_part(parts, config.vocab_size, [(size, dtype)], part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
             return bind(Lowering(parts, recording).program(), parts, lm.kv.layers, dtype, path)
@@ -75,11 +79,7 @@ class EagleChains:
 
     def __init__(self, lm: EagleLM, run: EagleRun) -> None:
         self._lm, self._run = lm, run
-        ids, sources = lm.head.draft_ids, None
-        if ids is not None:
-            sources = torch.full((lm.shape.vocab_size,), -1)
-            sources[ids] = torch.arange(len(ids))
-        self._vocabulary = Vocabulary(lm.shape.vocab_size, sources)
+        self._vocabulary = Vocabulary.of(lm.shape.vocab_size, lm.head.draft_ids)
 
     def draft(
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int

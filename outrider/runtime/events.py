@@ -12,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True)
 class Event:
-    """One call: a torch operation's name, or "attention", "experts", "rotary", or "matrix" and "rows" of a layer in integers."""
+    """One call: a torch operation's name, or that of a part that is not entered.
+
+    Those are "attention", "store", "experts", "rotary", and "matrix" and "rows" of a layer in integers.
+    """
 
     name: str
     args: tuple[Any, ...]

@@ -146,7 +146,7 @@ class Lowering:
                 raise NotLoweredError(f"torch's '{event.name}'")
             made: Sequence[Known] = rule(self, event)
         except NotLoweredError as error:
-            if event.name in ("attention", "rotary"):
+            if event.name in ("attention", "store", "rotary"):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:

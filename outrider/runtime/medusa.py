@@ -35,7 +35,7 @@ class MedusaRun:
                 return {AFTER_NORM: found}, found
 
             try:
-                recording = record_part(module, heads.config.vocab_size, [size], heads.dtype, part)
+                recording = record_part(module, heads.config.vocab_size, [(size, heads.dtype)], part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
             return bind(Lowering(module, recording).program(), module, (), heads.dtype, path).executor

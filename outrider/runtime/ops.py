@@ -130,6 +130,7 @@ class Op:
     scale: float = 1.0
     softcap: float = 0.0  # 0: none
     window: int = 0  # positions looked back, its own counts as one; 0: all
+    sees_all: bool = False  # ATTENTION: each token sees the whole pass, what comes after it, too
 
 
 @dataclass

@@ -42,15 +42,31 @@ class Recording:
     inputs: list[Tensor] = field(default_factory=list)  # (ROWS, TOKENS, size) each, that are given with a pass
 
 
-# (ids, positions, inputs, attend) -> hidden states by key, what the head reads among them, and logits
-Part = Callable[[Tensor, Tensor, list[Tensor], Callable[[int, Tensor, Tensor, Tensor], Tensor]], tuple[dict[int, Tensor], Tensor]]
-
-
 @dataclass(frozen=True)
 class _Layer:
     """What is read of an attention module."""
 
     layer_idx: int
+
+
+class RecordedCache:
+    """The cache of a part that is recorded: tensors are (B, heads, T, size), of keys and values (B, KV heads, T, size)."""
+
+    def __init__(self, events: list[Event], recorder: Recorder) -> None:
+        self._events, self._recorder = events, recorder
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, sees_all: bool = False) -> Tensor:
+        """(B, T, heads, size), of the right shape. `sees_all`: tokens see those of the pass that come after them, too."""
+        own = _Layer(layer)
+        return _attention(self._events, self._recorder, own, query, key, value, None, sees_all=sees_all)[0]
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keys and values that this pass does not attend to."""
+        self._events.append(Event("store", (key, value), {"layer": layer}, ()))
+
+
+# (ids, positions, inputs, cache) -> hidden states by key, what the head reads among them, and logits
+Part = Callable[[Tensor, Tensor, list[Tensor], RecordedCache], tuple[dict[int, Tensor], Tensor]]
 
 
 def record(module: Any, signals: tuple[int, ...]) -> Recording:
@@ -91,21 +107,18 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def record_part(module: nn.Module, num_ids: int, sizes: Sequence[int], dtype: torch.dtype, forward: Part) -> Recording:
-    """What a part of a model does with a pass: token ids below `num_ids`, and inputs of these sizes for each token.
+def record_part(module: nn.Module, num_ids: int, inputs: Sequence[tuple[int, torch.dtype]], forward: Part) -> Recording:
+    """What a part of a model does with a pass: token ids below `num_ids`, and inputs of these sizes and types for each token.
 
-    `forward` calls it with ids, positions, inputs, and what stands for attention over the cache: (layer, query, key, value).
+    `forward` calls it with ids, positions, inputs, and what stands for its cache.
     """
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % num_ids
     positions = torch.arange(TOKENS).expand(ROWS, -1).contiguous()
-    found = Recording(ids, positions, inputs=[torch.zeros(ROWS, TOKENS, size, dtype=dtype) for size in sizes])
+    found = Recording(ids, positions, inputs=[torch.zeros(ROWS, TOKENS, size, dtype=dtype) for size, dtype in inputs])
     recorder = Recorder(found.events)
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return _attention(found.events, recorder, _Layer(layer), query, key, value, None)[0]
-
     with _written_down(module, recorder), recorder:
-        found.signals, found.logits = forward(found.ids, found.positions, found.inputs, attend)
+        cache = RecordedCache(found.events, recorder)
+        found.signals, found.logits = forward(found.ids, found.positions, found.inputs, cache)
     return found
 
 
@@ -122,14 +135,16 @@ def is_rotary(part: nn.Module) -> bool:
 def _attention(
     events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
-    sliding_window: int | None = None, s_aux: Tensor | None = None, **unused: object,
+    sliding_window: int | None = None, s_aux: Tensor | None = None, sees_all: bool = False, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     if s_aux is not None:
         raise CapabilityError("attention sinks are not supported")
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    told = {"layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window}
+    told = {
+        "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window, "sees_all": sees_all,
+    }  # fmt: skip
     events.append(Event("attention", (query, key, value), told, (out,)))
     return out, None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -101,14 +102,25 @@ def rotary(low: Lowering, event: Event) -> list[Known]:
     return found
 
 
-def attention(low: Lowering, event: Event) -> list[Known]:
-    query, key, value = (low.block(tensor) for tensor in event.args)
-    if any(block.axes != ("B", "", "T", "") for block in (query, key, value)):
+def store(low: Lowering, event: Event) -> list[Known]:
+    """Keys and values are put into the cache."""
+    for block, is_value in zip(_heads(low, event), (False, True), strict=True):
+        low.add(Op(Code.STORE, (_by_head(low, block),), None, layer=event.kwargs["layer"], is_value=is_value))
+    return []
+
+
+def _heads(low: Lowering, event: Event) -> list[Block]:
+    """What attention is given, head by head."""
+    blocks = [low.block(tensor) for tensor in event.args]
+    if any(block.axes != ("B", "", "T", "") for block in blocks):
         raise NotLoweredError("attention over another order of dimensions")
-    told, (heads, size) = event.kwargs, query.own.sizes
-    for block, is_value in ((key, False), (value, True)):
-        low.add(Op(Code.STORE, (_by_head(low, block),), None, layer=told["layer"], is_value=is_value))
-    value_size = value.own.sizes[1]
+    return blocks
+
+
+def attention(low: Lowering, event: Event) -> list[Known]:
+    query, _, value = _heads(low, event)
+    store(low, replace(event, args=event.args[1:]))
+    told, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
     low.add(
@@ -116,7 +128,7 @@ def attention(low: Lowering, event: Event) -> list[Known]:
             Code.ATTENTION, (_by_head(low, query),), View(made.value, heads, value_size, 0, value_size),
             layer=told["layer"], heads=heads,
             scale=size**-0.5 if told["scaling"] is None else float(told["scaling"]),
-            softcap=float(told["softcap"] or 0.0), window=int(told["window"] or 0),
+            softcap=float(told["softcap"] or 0.0), window=int(told["window"] or 0), sees_all=told["sees_all"],
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]
@@ -158,5 +170,5 @@ RULES: dict[str, Rule] = {
     **VIEWS, **ELEMENTWISE, **REDUCING, **CHOICES,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
     "mm": mm, "addmm": addmm, "linear": plain_linear, "embedding": embedding,
-    "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention, "experts": experts,
+    "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,
 }  # fmt: skip

@@ -23,8 +23,9 @@ from outrider.runtime.checked import one_thread
 from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
-from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct
+from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct, ProgramStruct
 
+Memory = Tensor | np.ndarray  # contiguous
 ROTARY_BLOCK = 1024  # positions whose cosines and sines are made at once
 
 
@@ -39,7 +40,7 @@ class FirstPass(NamedTuple):
 
 
 class Executor:
-    """A program bound to tensors, ready to be called; used by one thread at a time."""
+    """A program bound to tensors, ready to be called by any thread: passes on the same workers wait for one another."""
 
     def __init__(
         self,
@@ -49,11 +50,11 @@ class Executor:
         dtype: torch.dtype,
         path: Path,
     ) -> None:
-        self.program, self._dtype = program, dtype
+        self.program, self.dtype = program, dtype
         self._binding = Binding(program, tensors, layers, dtype)
         self.library = library.load(path)
         assert self.library.outrider_runtime_sizes() == SIZES, "structures.py and native/program.h differ"
-        self._workers = library.workers(self.library, torch.get_num_threads())
+        self.workers = library.workers(self.library, torch.get_num_threads())
         self._arena = torch.empty(0, dtype=torch.uint8)
 
     def run(
@@ -63,24 +64,18 @@ class Executor:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position; `inputs`:
         (B, T, size) each."""
         num_rows, num_tokens = ids.shape
-        ids, positions, columns = ids.contiguous(), positions.contiguous(), columns.contiguous()
-        capacity = plan.keys[0].shape[1]
-        starts = plan.places.view(num_rows, num_tokens)[:, 0].numpy() % capacity  # a pass lies behind its row's prefix
-        depths, paths = (None, None) if plan.sees is None else _paths(plan.sees)
-        assert self.program.logits is not None
-        logits = torch.empty(num_rows, len(columns), self.program.logits.cols)
+        places, capacity = plan.places.view(num_rows, num_tokens), plan.keys[0].shape[1]
+        logits = self.logits(num_rows, len(columns))
         hidden = {
-            layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self._dtype) for layer in layers
+            layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self.dtype) for layer in layers
         }
-        signals = addresses([hidden.get(layer) for layer in self.program.signals])
-        keys, values, rotary, given = (addresses(each) for each in (plan.keys, plan.values, tables, inputs))
-        call = PassStruct(
-            num_rows, num_tokens, capacity, ids.data_ptr(), positions.data_ptr(), starts.ctypes.data,
-            None if depths is None else depths.ctypes.data, None if paths is None else paths.ctypes.data,
-            *(ctypes.addressof(each) for each in (keys, values, rotary, given, signals)), columns.data_ptr(), len(columns), False,
-            logits.data_ptr(), self._room(num_rows, num_tokens, len(columns)),
+        call = self.call(
+            num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
+            signals=[hidden.get(layer) for layer in self.program.signals], ids=ids.contiguous(), positions=positions.contiguous(),
+            starts=places[:, 0].numpy() % capacity,  # a pass lies behind its row's prefix
+            columns=columns.contiguous(), logits=logits, sees=plan.sees,
         )  # fmt: skip
-        self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
+        self.make(call)
         return logits, [hidden[layer] for layer in layers]
 
     def draft(
@@ -90,33 +85,60 @@ class Executor:
         """Make the chains that `told` says, behind this first pass; `carried` (B, T, H) is room for what it hands on. False where
         a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
-        assert self.program.logits is not None
-        logits = torch.empty(num_rows, self.program.logits.cols)
-        signals = addresses([carried, *[None] * (len(self.program.signals) - 1)])
-        keys_at, values_at, rotary, inputs = (addresses(each) for each in (keys, values, tables, first.inputs))
-        call = PassStruct(
-            num_rows, num_tokens, keys[0].shape[1], first.ids.data_ptr(), first.positions.ctypes.data, first.starts.ctypes.data,
-            None, None, *(ctypes.addressof(each) for each in (keys_at, values_at, rotary, inputs, signals)),
-            first.columns.ctypes.data, 1, True, logits.data_ptr(), self._room(num_rows, num_tokens, 1),
+        call = self.call(
+            num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
+            ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
+            logits=self.logits(num_rows, 1),
         )  # fmt: skip
-        at = (ctypes.addressof(each) for each in (self._binding.struct, call, told))
-        return self.library.outrider_runtime_draft(*at, self._workers)
+        at = (ctypes.addressof(each) for each in (self.struct, call, told))
+        return self.library.outrider_runtime_draft(*at, self.workers)
 
     def map(self, given: Tensor) -> Tensor:
         """The first signal (N, H) of a program without attention, of its one input (N, size)."""
-        out = torch.empty(len(given), self.program.hidden_size, dtype=self._dtype)
-        inputs, signals = addresses([given]), addresses([out, *[None] * (len(self.program.signals) - 1)])
-        call = PassStruct(rows=1, tokens=len(given), inputs=ctypes.addressof(inputs), signals=ctypes.addressof(signals))
-        call.arena = self._room(1, len(given), 0)
-        self.library.outrider_runtime_run(ctypes.addressof(self._binding.struct), ctypes.addressof(call), self._workers)
+        out = torch.empty(len(given), self.program.hidden_size, dtype=self.dtype)
+        self.make(self.call(1, len(given), inputs=[given], signals=[out]))
         return out
 
-    def _room(self, num_rows: int, num_tokens: int, num_columns: int) -> int:
-        """Address of memory for the values of such a pass, kept for the next one."""
+    def call(
+        self, num_rows: int, num_tokens: int, num_columns: int = 0, *, keys: Sequence[Tensor] = (),
+        values: Sequence[Tensor] = (), tables: Sequence[Tensor] = (), inputs: Sequence[Tensor] = (),
+        signals: Sequence[Tensor | None] = (), ids: Memory | None = None, positions: Memory | None = None,
+        starts: np.ndarray | None = None, columns: Memory | None = None, rows_differ: bool = False,
+        logits: Tensor | None = None, sees: np.ndarray | None = None,
+    ) -> PassStruct:  # fmt: skip
+        """A pass as the library reads it, with room for its values. The structure keeps alive what it points to, all of which is
+        contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`."""
+        lists = [addresses(each) for each in (
+            keys, values, tables, inputs, [*signals, *[None] * (len(self.program.signals) - len(signals))],
+        )]  # fmt: skip
+        depths, paths = (None, None) if sees is None else _paths(sees)
         needed = num_rows * (num_tokens * self._binding.body_bytes + num_columns * self._binding.head_bytes) + 64
         if self._arena.numel() < needed:
             self._arena = torch.empty(needed, dtype=torch.uint8)
-        return -(-self._arena.data_ptr() // 64) * 64
+        arena = self._arena  # of this pass, whatever a pass of another thread may need: their turns follow one another
+        made = PassStruct(
+            num_rows, num_tokens, keys[0].shape[1] if keys else 0, _address(ids), _address(positions), _address(starts),
+            _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(columns), num_columns,
+            rows_differ, _address(logits), -(-arena.data_ptr() // 64) * 64,
+        )  # fmt: skip
+        made.kept = (
+            lists, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths, arena,
+        )  # fmt: skip
+        return made
+
+    def logits(self, num_rows: int, num_columns: int) -> Tensor:
+        """Room for logits (B, K, V)."""
+        assert self.program.logits is not None
+        return torch.empty(num_rows, num_columns, self.program.logits.cols)
+
+    @property
+    def struct(self) -> ProgramStruct:
+        """The program as the library reads it."""
+        return self._binding.struct
+
+    def make(self, call: PassStruct) -> None:
+        """Make such a pass."""
+        self.library.outrider_runtime_run(ctypes.addressof(self.struct), ctypes.addressof(call), self.workers)
 
 
 class Bound(NamedTuple):
@@ -166,6 +188,12 @@ def _named(program: Program) -> set[str]:
     }
 
 
+def _address(memory: Memory | None) -> int | None:
+    if memory is None:
+        return None
+    return memory.data_ptr() if isinstance(memory, Tensor) else memory.ctypes.data
+
+
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
     """Addresses of tensors, null for None."""
     return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
@@ -185,19 +213,19 @@ class Rotary:
         self._parts = [(module.get_submodule(path), further, which) for path, further, which in program.rotary]
         dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
         self._dtypes = [dtypes[str(index)] for index in range(len(self._parts))]
-        self._tables: list[Tensor] = []
-        self._reach = 0
+        self._known: tuple[int, list[Tensor]] = (0, [])
 
     def up_to(self, position: int) -> list[Tensor]:
         """Tables (positions, size) that reach this position at least."""
-        if position >= self._reach and self._parts:
-            self._reach = max(2 * self._reach, -(-(position + 1) // ROTARY_BLOCK) * ROTARY_BLOCK)
-            positions = torch.arange(self._reach)[None]
-            self._tables = []
+        reach, tables = self._known
+        if position >= reach and self._parts:
+            reach = max(2 * reach, -(-(position + 1) // ROTARY_BLOCK) * ROTARY_BLOCK)
+            positions, tables = torch.arange(reach)[None], []
             for (part, further, which), dtype in zip(self._parts, self._dtypes, strict=True):
                 out = part(torch.empty(1, dtype=dtype), positions, *further)
-                self._tables.append((out if isinstance(out, tuple) else (out,))[which][0].contiguous())
-        return self._tables
+                tables.append((out if isinstance(out, tuple) else (out,))[which][0].contiguous())
+            self._known = reach, tables  # at once: another thread may look
+        return tables
 
 
 def use_native_run(lm: LM, module: Any, cache: Path, *, is_checked: bool = False) -> NativeRun:

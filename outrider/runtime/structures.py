@@ -33,7 +33,7 @@ class OpStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 3), ("numbers", Real * 2),
         *_numbers("format form group"), *_pointers("weight bias"), *_numbers("K N experts by_position layer is_value"),
-        *_numbers("heads kv_heads size value_size window"), ("scale", Real), ("softcap", Real),
+        *_numbers("heads kv_heads size value_size window sees_all"), ("scale", Real), ("softcap", Real),
     ]  # fmt: skip
 
 
@@ -64,8 +64,12 @@ class DraftingStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class LevelsStruct(ctypes.Structure):
+    _fields_ = _pointers("context unread block pass_ correction corrected drafting")
+
+
 # as `outrider_runtime_sizes` tells them
 SIZES = sum(
     ctypes.sizeof(kind) * unit
-    for kind, unit in ((DraftingStruct, 10**9), (OpStruct, 10**6), (PhaseStruct, 10**4), (PassStruct, 1))
+    for kind, unit in ((LevelsStruct, 10**12), (DraftingStruct, 10**9), (OpStruct, 10**6), (PhaseStruct, 10**4), (PassStruct, 1))
 )

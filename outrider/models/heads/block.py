@@ -209,6 +209,11 @@ class BlockHead(nn.Module):
         target = self._bound()
         return own[0] or target[0], own[1] or target[1]
 
+    @property
+    def rotary(self) -> nn.Module:
+        """Makes cosines and sines of positions."""
+        return self.__dict__["_rotary"]
+
     def _bound(self) -> tuple[Any, Any]:
         target = self.__dict__["_target"]
         assert target is not None, "a head without tables of its own: bind() it to a target"
@@ -259,8 +264,9 @@ class BlockHead(nn.Module):
     def _outputs(self, states: Tensor) -> Tensor:
         if self.lm_head is not None:
             return self.lm_head(states)
-        embedding, output = self._bound()
-        return output(states.to(embedding.weight.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
+        table, output = self._bound()
+        dtype = table.dtype if isinstance(table, BlockEmbedding) else table.weight.dtype
+        return output(states.to(dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
 
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
         """Logits (..., draft vocabulary) of positions with these states, behind tokens `before` (...)."""
@@ -282,10 +288,11 @@ class BlockHead(nn.Module):
         return self.confidence_head.proj(states)[..., 0]
 
     def confidence(self, level: int, states: Tensor, before: Tensor) -> Tensor:
-        """(...): the calibrated probability that the guess at this level is accepted, given that those before it are."""
-        temperatures = self.config.temperatures
-        temperature = temperatures[min(level, len(temperatures) - 1)] if temperatures else 1.0
-        return torch.sigmoid(self.confidence_logits(states, before).float() / temperature)
+        """(..., n): the calibrated probability that each of the n guesses from this level on, whose states are (..., n, H), is
+        accepted, given that those before it are. `before` (..., n): the token before each."""
+        said, known = self.confidence_logits(states, before).float(), self.config.temperatures or (1.0,)
+        temperatures = [known[min(each, len(known) - 1)] for each in range(level, level + said.shape[-1])]
+        return torch.sigmoid(said / torch.tensor(temperatures, device=said.device))
 
     def _keys_values(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = layer.self_attn.keys_values(states)
@@ -293,7 +300,7 @@ class BlockHead(nn.Module):
 
     def _rotate(self, states: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, S, D) at positions (B, S)."""
-        rotary = self.__dict__["_rotary"]
+        rotary: Any = self.rotary
         if rotary.inv_freq.device != states.device:
             rotary.to(states.device)
         cos, sin = rotary(states, positions)

@@ -1,23 +1,69 @@
-"""A block head's pass over its cache.
+"""A block head's passes over its cache.
 
-The pass takes the target's states of the tokens that were committed since the last one, puts their keys and values behind what
+A pass takes the target's states of the tokens that were committed since the last one, puts their keys and values behind what
 the cache holds, the block's own behind these, and attends from the block to all of them:
 
-    slot of a row   [ cached ][ waiting: count ][ block ][ padding of shorter rows ]
+    slot of a row   [ cached ][ unread ][ block ][ padding of shorter rows ]
 
-What waits becomes context; the block and the padding are overwritten by the next pass.
+What was unread becomes context; the block and the padding are overwritten by the next pass.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.kv.cache import BLOCK, KVCache
 from outrider.models.attention import PassPlan, attention
 from outrider.models.heads.block import BlockHead
+
+
+class Unread(NamedTuple):
+    """The target's states of tokens that the cache lacks, of several rows."""
+
+    hidden: list[Tensor]  # per target layer of the head (B, W, target H), each row's first
+    counts: list[int]  # of each row
+    ends: list[int]  # text index behind each row's last
+
+    @property
+    def width(self) -> int:
+        return self.hidden[0].shape[1]
+
+    def positions(self, last: int) -> Tensor:
+        """(B, W), none beyond `last`; of padding, any."""
+        starts = torch.tensor([end - count for end, count in zip(self.ends, self.counts, strict=True)])
+        return (starts[:, None] + torch.arange(self.width)).clamp(min=0, max=last)
+
+
+class Pending(NamedTuple):
+    """The tokens that blocks begin with."""
+
+    tokens: list[int]
+    places: list[int]  # text index of each
+
+
+class Guessed(NamedTuple):
+    """What a pass says about the tokens behind the pending ones."""
+
+    states: Tensor  # (B, guesses, H)
+    logits: Tensor  # (B, guesses, draft vocabulary), not yet corrected by the Markov head
+
+
+class BlockPasses(Protocol):
+    """How a head's arithmetic is done. Caches have the room that a pass needs; what is put there is for the caller to commit."""
+
+    def read(self, kv: KVCache, first_row: int, unread: Unread) -> None:
+        """Put keys and values of these states behind what the rows from `first_row` on hold."""
+
+    def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
+        """One block behind every row and what it has not read yet."""
+
+    def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
+        """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B, M): (B, M, Vd)."""
 
 
 @dataclass(frozen=True)
@@ -27,31 +73,56 @@ class _Layer:
     layer_idx: int
 
 
-def block_pass(
-    head: BlockHead,
-    numbers: Tensor,  # (B, 4) int64 per row: pending token, states that wait, cached positions, text index of the pending token
-    hidden: list[Tensor],  # per target layer of the head (B, W, target H), each row's waiting states first
-    num_keys: int,  # of the cache to look at, a multiple of its block
-    keys: list[Tensor],
-    values: list[Tensor],
-) -> Tensor:
-    """States (B, block size, H) of one block behind every row. The cache must have room for W + block size more positions."""
-    config = head.config
-    anchors, counts, cached, ends = numbers.unbind(1)
-    waiting = torch.arange(hidden[0].shape[1], device=numbers.device)
-    block = torch.arange(config.block_size, device=numbers.device)
-    last = config.max_positions - 1
-    positions = ((ends - counts)[:, None] + waiting).clamp(min=0, max=last)  # of padding: any
-    context = head.context_keys(head.context(hidden), positions)
-    behind = torch.where(waiting < counts[:, None], waiting, waiting + config.block_size)  # padding goes behind the block
-    slots = torch.arange(numbers.shape[0], device=numbers.device) * keys[0].shape[1]
-    places = (slots + cached)[:, None] + torch.cat([behind, counts[:, None] + block], dim=1)
-    mask = partial(config.mask, cached + counts, num_keys, keys[0].dtype)
-    plan = PassPlan(keys, values, places.flatten(), mask)
+class ModulePasses:
+    """The head's own modules: the reference."""
 
-    def attend(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
-        all_keys = torch.cat([context[layer][0], own_keys], dim=2)
-        all_values = torch.cat([context[layer][1], own_values], dim=2)
-        return attention(_Layer(layer), queries, all_keys, all_values, None, outrider_plan=plan)[0].transpose(1, 2)
+    def __init__(self, head: BlockHead) -> None:
+        self._head = head
+        self._last = head.config.max_positions - 1
 
-    return head(head.block_tokens(anchors), (ends[:, None] + block).clamp(max=last), attend)
+    def read(self, kv: KVCache, first_row: int, unread: Unread) -> None:
+        """See `BlockPasses`."""
+        for layer, (keys, values) in enumerate(self._context(unread, kv.device)):
+            for row, count in enumerate(unread.counts):
+                start = kv.lengths[first_row + row]
+                places = (first_row + row, slice(start, start + count))
+                kv.keys[layer][places] = keys[row, :, :count].transpose(0, 1)
+                kv.values[layer][places] = values[row, :, :count].transpose(0, 1)
+
+    def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
+        """See `BlockPasses`."""
+        head, config, device = self._head, self._head.config, kv.device
+        counts = [0] * len(pending.tokens) if unread is None else unread.counts
+        cached, count, ends = (torch.tensor(each, device=device) for each in (kv.lengths, counts, pending.places))
+        block = torch.arange(config.block_size, device=device)
+        context = [] if unread is None else self._context(unread, device)
+        offsets = count[:, None] + block
+        if unread is not None:
+            waiting = torch.arange(unread.width, device=device)
+            behind = torch.where(waiting < count[:, None], waiting, waiting + config.block_size)  # padding goes behind the block
+            offsets = torch.cat([behind, offsets], dim=1)
+        slots = torch.arange(len(counts), device=device) * kv.capacity
+        longest = max(length + more for length, more in zip(kv.lengths, counts, strict=True)) + config.block_size
+        num_keys = min(-(-longest // BLOCK) * BLOCK, kv.capacity)
+        mask = partial(config.mask, cached + count, num_keys, kv.dtype)
+        plan = PassPlan(kv.keys, kv.values, ((slots + cached)[:, None] + offsets).flatten(), mask)
+
+        def attend(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
+            if context:
+                own_keys, own_values = (
+                    torch.cat(pair, dim=2) for pair in zip(context[layer], (own_keys, own_values), strict=True)
+                )
+            return attention(_Layer(layer), queries, own_keys, own_values, None, outrider_plan=plan)[0].transpose(1, 2)
+
+        fed = head.block_tokens(torch.tensor(pending.tokens, device=device))
+        states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attend))
+        return Guessed(states, head.logits(states))
+
+    def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
+        """See `BlockPasses`."""
+        base, own = (one[:, None].expand(-1, before.shape[1], -1) for one in (logits, states))
+        return self._head.corrected(base, own, before)
+
+    def _context(self, unread: Unread, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        positions = unread.positions(self._last).to(device)
+        return self._head.context_keys(self._head.context(unread.hidden), positions)

@@ -1,4 +1,5 @@
-// Chains of draft tokens for a batch: a pass that catches up, a token picked for each row, a pass over these, and so on.
+// Chains of draft tokens for a batch: a pass that catches up, a token picked for each row, a pass over these, and so on; or one pass that
+// makes the logits of all tokens, which at most the token before corrects.
 
 #pragma once
 
@@ -27,6 +28,17 @@ struct Drafting {
   int64_t* found;              // (B, nodes) the tokens
   const char* carried;         // where passes leave a hidden state of each token, which the next pass is given; null: none is
   int64_t carried_bytes;       // of one
+};
+
+// A draft that one pass makes, with what it is preceded and corrected by; of passes that are null there is none.
+struct Levels {
+  const Program* context;      // reads what the cache lacks
+  const Pass* unread;
+  const Program* block;        // makes logits (B, K, width): the k-th are those of a row's k-th token
+  const Pass* pass;
+  const Program* correction;   // of one token a row: makes a level's logits of the token before (its id) and those of `block` (its
+  const Pass* corrected;       //   first input, fp32), and where the draft has something carried, of that (its second)
+  const Drafting* drafting;    // null: `pass` alone is wanted; else `carried` is a hidden state of the tokens of `pass`
 };
 
 namespace drafting {
@@ -89,6 +101,48 @@ bool run_chain(const Drafting& d, const Pass& first, int64_t width, Pool& pool, 
     pass.ids = ids.data(), pass.positions = positions.data(), pass.starts = starts.data(), pass.columns = ends.data();
     if (d.carried) pass.inputs = inputs;
   }
+}
+
+// Picks the tokens of these levels, whose logits lie `apart` from one another, those of two rows `rows_apart`. False as above.
+inline bool pick_levels(const Drafting& d, int64_t B, int64_t begin, int64_t end, const float* logits, int64_t apart, int64_t rows_apart,
+                        int64_t width, Pool& pool) {
+  std::atomic<bool> is_whole = true;
+  pool.run(B * (end - begin), [&](int64_t piece) {
+    const int64_t b = piece / (end - begin), node = piece % (end - begin);
+    const int64_t token = pick(d, scores_of(d, logits + node * apart + b * rows_apart, width), b, begin + node);
+    if (token < 0) is_whole = false;
+    d.found[b * d.nodes + begin + node] = token;
+  });
+  return is_whole;
+}
+
+// `run(program, pass)` makes a pass.
+template <typename Run>
+bool run_levels(const Levels& all, Pool& pool, const Run& run) {
+  if (all.unread) run(*all.context, *all.unread);
+  run(*all.block, *all.pass);
+  if (!all.drafting) return true;
+  const Drafting& d = *all.drafting;
+  const Pass& block = *all.pass;
+  const int64_t B = block.rows, K = block.num_columns, width = all.block->vocab_size;
+  if (!all.correction) return pick_levels(d, B, 0, d.nodes, block.logits, width, K * width, width, pool);
+  std::vector<int64_t> before(B);
+  std::vector<float> logits(B * width);
+  std::vector<char> states(d.carried ? B * d.carried_bytes : 0);
+  const void* const inputs[] = {logits.data(), states.data()};
+  Pass pass = *all.corrected;
+  pass.ids = before.data(), pass.inputs = inputs;
+  for (int64_t node = 0; node < d.nodes; ++node) {
+    for (int64_t b = 0; b < B; ++b) {
+      before[b] = node ? d.found[b * d.nodes + node - 1] : block.ids[b * block.tokens];
+      std::memcpy(logits.data() + b * width, block.logits + (b * K + node) * width, width * sizeof(float));
+      if (d.carried)
+        std::memcpy(states.data() + b * d.carried_bytes, d.carried + (b * block.tokens + block.columns[node]) * d.carried_bytes, d.carried_bytes);
+    }
+    run(*all.correction, pass);
+    if (!pick_levels(d, B, node, node + 1, pass.logits, 0, width, width, pool)) return false;
+  }
+  return true;
 }
 
 }  // namespace drafting

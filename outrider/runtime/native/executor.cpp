@@ -202,7 +202,7 @@ void* outrider_runtime_workers(int64_t threads) { return new Workers(threads); }
 void outrider_runtime_dismiss(void* workers) { delete static_cast<Workers*>(workers); }
 bool outrider_runtime_has_tiles() { return has_tiles(); }
 int64_t outrider_runtime_sizes() {
-  return sizeof(Drafting) * 1000000000 + sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass);
+  return sizeof(Levels) * 1000000000000 + sizeof(Drafting) * 1000000000 + sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass);
 }
 
 // What `program` makes of `pass`; one pass at a time on the same workers.
@@ -242,6 +242,14 @@ bool outrider_runtime_draft(const Program* program, const Pass* pass, const Draf
   std::lock_guard<std::mutex> turn(own.pool.turn());
   return drafting::run_chain(*drafting, *pass, program->vocab_size, own.pool,
                              [&](const Pass& next) { Execution(*program, next, own.pool, own.room).run(); });
+}
+
+// The drafts that one pass makes, and that pass. False as above.
+bool outrider_runtime_levels(const Levels* levels, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  return drafting::run_levels(*levels, own.pool,
+                              [&](const Program& program, const Pass& next) { Execution(program, next, own.pool, own.room).run(); });
 }
 
 }  // extern "C"

@@ -43,6 +43,7 @@ struct Op {
   int64_t layer;
   int64_t is_value;
   int64_t heads, kv_heads, size, value_size, window;
+  int64_t sees_all;  // ATTENTION: each token sees the whole pass
   double scale, softcap;
 };
 

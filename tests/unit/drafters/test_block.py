@@ -15,6 +15,7 @@ from outrider.drafters.parallel import draft_chain
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.block import BlockConfig, BlockHead
 from outrider.models.heads.block_files import save_block
+from outrider.models.heads.block_pass import Guessed, ModulePasses
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
@@ -40,6 +41,10 @@ def tiny_head(vocab_size: int, hidden: int = 8, **changes: object) -> BlockHead:
     return head.requires_grad_(False).eval()
 
 
+def guesses_of(head: BlockHead, states: Tensor) -> BlockGuesses:
+    return BlockGuesses(head, ModulePasses(head), Guessed(states, head.logits(states)))
+
+
 class CheatingStop(ConfidenceStop):
     """What must not be done: a drawn token is dropped by a confidence that has seen it."""
 
@@ -54,7 +59,7 @@ def drafts(stop_below: float, *, cheating: bool = False) -> oracle.Proposals:
     states = torch.randn(1, LEVELS, 8, generator=torch.Generator().manual_seed(2))
 
     def drafted(rows: Rows) -> Draft:
-        guesses = BlockGuesses(head, states.expand(len(rows), -1, -1))
+        guesses = guesses_of(head, states.expand(len(rows), -1, -1))
         kind = CheatingStop if cheating else ConfidenceStop
         stop = kind(guesses, stop_below, len(rows), rows.device)
         draft = draft_chain(rows, [LEVELS] * len(rows), guesses, stop)
@@ -74,7 +79,7 @@ def survivals() -> list[float]:
     """Of all chains of a head that never stops: the chance it gives itself, token by token."""
     head = tiny_head(V, own_embedding=True, own_output=True)
     states = torch.randn(1, LEVELS, 8, generator=torch.Generator().manual_seed(2))
-    guesses = BlockGuesses(head, states)
+    guesses = guesses_of(head, states)
     first = float(guesses.confidence(0, torch.tensor([PROMPT[-1]])))
     return sorted([first, *(first * float(guesses.confidence(1, torch.tensor([token]))) for token in range(V))])
 

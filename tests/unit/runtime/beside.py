@@ -1,4 +1,4 @@
-"""Two EAGLE drafters side by side, that must propose the same."""
+"""Two drafters side by side that must propose the same, and EAGLE heads for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
-from outrider.drafters.eagle import EagleChain
+from outrider.drafters.block import BlockDrafter
 from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.lm import LM
 from outrider.models.load import build_lm
@@ -42,10 +42,11 @@ def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tup
 class Beside(Drafter):
     """Two drafters that must propose the same, step by step. `tolerance`: of laws and caches, relative."""
 
-    def __init__(self, one: EagleChain, other: EagleChain, tolerance: float = 1e-6) -> None:
+    def __init__(self, one: Any, other: Any, tolerance: float = 1e-6) -> None:
         self.both = one, other
         self.tolerance = tolerance
         self.compared = self.drawn = self.raced = self.filtered = 0
+        self.lengths: list[int] = []
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -62,6 +63,7 @@ class Beside(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         one, other = (drafter.propose(rows, gamma) for drafter in self.both)
         assert one.lists[1] == other.lists[1]
+        self.lengths += one.lists[1]
         for index, length in enumerate(one.lists[1]):
             assert one.lists[0][index][:length] == other.lists[0][index][:length]
             self.compared += length
@@ -83,7 +85,7 @@ class Beside(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for drafter in self.both:
             drafter.commit(rows, draft, verdict, output)
-        one, other = (drafter.lm.kv for drafter in self.both)
+        one, other = (drafter.kv if isinstance(drafter, BlockDrafter) else drafter.lm.kv for drafter in self.both)
         assert one.lengths == other.lengths
         for ours, theirs in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
             for row, length in enumerate(one.lengths):

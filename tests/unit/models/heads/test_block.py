@@ -108,11 +108,11 @@ def test_markov_and_confidence_by_hand() -> None:
     torch.testing.assert_close(head.corrected(head.logits(states), states, before), wanted)
     proj = head.confidence_head.proj
     features = torch.cat([states, markov.markov_w1.weight[before]], dim=-1)
-    torch.testing.assert_close(head.confidence(0, states, before), torch.sigmoid(features @ proj.weight[0] + proj.bias))
-    calibrated = random_head(temperatures=(1.0, 2.0))
-    torch.testing.assert_close(
-        calibrated.confidence(1, states, before), torch.sigmoid(calibrated.confidence_logits(states, before) / 2)
-    )
+    said = features @ proj.weight[0] + proj.bias
+    torch.testing.assert_close(head.confidence(0, states, before), torch.sigmoid(said))
+    calibrated, divisors = random_head(temperatures=(1.0, 2.0)), torch.tensor([1.0, 2.0, 2.0])
+    torch.testing.assert_close(calibrated.confidence(0, states, before), torch.sigmoid(said / divisors[:2]))
+    torch.testing.assert_close(calibrated.confidence(1, states, before), torch.sigmoid(said / divisors[1:]))
 
 
 SHAPES: list[dict[str, Any]] = [
