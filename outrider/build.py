@@ -27,7 +27,7 @@ from outrider.models.gguf.names import fetched_gguf
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.load import LoadedModel, load_config, resolve_device
 from outrider.models.memory import MemoryReport
-from outrider.models.unsupported import why_rows_differ
+from outrider.models.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
 from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
@@ -179,7 +179,8 @@ def assemble(models: Models, parts: Parts) -> Built:
     if not decoder.verifier.lossless:
         notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
     if not target.lm.limits.exact_rows:
-        notes.append(f"exact up to rounding here, not to the bit: {why_rows_differ(target.config, target.lm.device)}")
+        why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.config, target.lm.device)
+        notes.append(f"exact up to rounding here, not to the bit: {why}")
     if parts.draws_trees and not target.lm.limits.exact_trees:
         notes.append("trees are exact up to rounding here, not to the bit (--runtime native makes them so)")
     options = replaced(

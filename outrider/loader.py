@@ -33,6 +33,7 @@ from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.on_loading import quantise_linears
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.quantised_checkpoint import quantisation_of
+from outrider.models.stateful.lm import StateLM
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked, library
@@ -108,6 +109,8 @@ class ModelLoader:
             checked.keep(key, checked.Checked(lm.shape, lm.limits))
         if runtime != NATIVE:
             finish(lm, module, kernels=kernels)
+        if isinstance(lm, StateLM):
+            self.notes.append(lm.note(self._labels[name]))
         if (file := gguf_in(name)) is not None:
             self.notes += gguf_notes(file, module, self._labels[name])
         elif (scheme := scheme_of(config, self.device)) is not None:
@@ -178,6 +181,8 @@ class ModelLoader:
         asked, fast = self.options.runtime, NATIVE if self.device.type == "cpu" else GRAPHS
         if asked == EAGER:
             return EAGER
+        if loaded.lm.why_own_cache is not None:
+            return self._own_cache(self._labels[loaded.name], loaded.lm.why_own_cache)
         try:
             if fast == NATIVE:
                 use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
@@ -191,6 +196,15 @@ class ModelLoader:
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
             return EAGER
         return fast
+
+    def _own_cache(self, label: str, why: str) -> str:
+        """Raises CapabilityError where a runtime was insisted on, which runs on our cache alone."""
+        if self.options.runtime not in (AUTO, EAGER):
+            raise CapabilityError(
+                f"{label} does not run on runtime '{self.options.runtime}', which needs keys and values in Outrider's cache: "
+                f"{why}. Use --runtime eager."
+            )
+        return EAGER
 
     def context(self, target: LoadedModel) -> int:
         """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""

@@ -72,14 +72,13 @@ class ModelDrafter(Drafter):
 
     @property
     def text_caches(self) -> list[KVCache]:
-        return [self.lm.kv] if self.reads_texts else []
+        return [self.lm.kv] if self.reads_texts and self.lm.kv.by_position else []
 
     def pack(self, index: int) -> object:
-        kv = self.lm.kv
-        return kv.read(index, 0, kv.lengths[index]) if self.reads_texts else None
+        return self.lm.kv.pack(index) if self.reads_texts else None
 
-    def unpack(self, state: list[Tensor]) -> None:
-        self.lm.kv.put(self.lm.kv.num_rows - 1, 0, state)
+    def unpack(self, state: object) -> None:
+        self.lm.kv.unpack(self.lm.kv.num_rows - 1, state)
 
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         if not self.reads_texts:

@@ -107,12 +107,11 @@ class UniversalDrafter(Drafter):
         self._rows.append(_RowState(DraftContext(self.pair), can_draw))
 
     def pack(self, index: int) -> object:
-        kv = self.lm.kv
-        return self._rows[index], kv.read(index, 0, kv.lengths[index])
+        return self._rows[index], self.lm.kv.pack(index)
 
-    def unpack(self, state: tuple[_RowState, list[Tensor]]) -> None:
-        self._rows[-1], parts = state
-        self.lm.kv.put(self.lm.kv.num_rows - 1, 0, parts)
+    def unpack(self, state: tuple[_RowState, object]) -> None:
+        self._rows[-1], packed = state
+        self.lm.kv.unpack(self.lm.kv.num_rows - 1, packed)
 
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         self._align(rows)

@@ -10,10 +10,10 @@ from outrider.decode import Decoder
 from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
 from outrider.engine.live import Live
+from outrider.engine.prefill import Pool
 from outrider.engine.pulse import Pulse
 from outrider.engine.watch import WatchedControl
 from outrider.kv import KVCache
-from outrider.kv.pages import PagePool
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.stats import PHASES
 
@@ -78,8 +78,8 @@ class Batch:
         self.decoder.add(live.row)
         self._running[live.number] = live
         index = len(self.decoder.rows) - 1
-        if parked is not None and parked[0].shape[0]:
-            self.kv.put(index, 0, parked)
+        if parked is not None:
+            self.kv.unpack(index, parked)
         drafter = self.decoder.drafter
         if state is not None:
             drafter.unpack(state)
@@ -95,10 +95,10 @@ class Batch:
         index, drafter = self._index(live), self.decoder.drafter
         live.draft_state = None if anew else drafter.pack(index)
         if not drafter.signals or live.draft_state is not None:
-            live.parked = self.kv.read(index, 0, self.kv.lengths[index])
+            live.parked = self.kv.pack(index)
         self._remove(live, index)
 
-    def leave(self, live: Live, pool: PagePool, drafts: DraftPages) -> None:
+    def leave(self, live: Live, pool: Pool, drafts: DraftPages) -> None:
         """For good. What it read and wrote stays known, where decoding writes the bits that reading would; a draft's keys may
         have any."""
         index = self._index(live)
@@ -125,8 +125,7 @@ class Batch:
         control = self.control
         for model in (self.built.target, self.built.draft):
             if model is not None:
-                model.lm.kv.lengths.clear()
-                model.lm.kv.scrub()
+                model.lm.kv.clear()
         self.built = self._lineup.build()
         self.decoder.control = WatchedControl(control.inner, self.decoder.drafter)
         self._running.clear()

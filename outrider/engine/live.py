@@ -35,7 +35,7 @@ class Live:
     cached_tokens: int = 0
     preemptions: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
-    parked: list[Tensor] | None = None  # its keys and values while it is out of the batch (`KVCache.read`)
+    parked: Any = None  # its keys and values while it is out of the batch (`KVCache.pack`)
     draft_state: Any = None  # what its drafter knew then (`Drafter.pack`)
     draft_parts: Parts = field(default_factory=list)  # what drafters' pages know of its prompt, until it joins the batch
     signals: list[tuple[int, dict[int, Tensor]]] = field(default_factory=list)  # (start, layer -> (T, H)) for its drafter

@@ -14,6 +14,7 @@ read as decoding would have, in passes no wider than those whose bits were compa
 from __future__ import annotations
 
 from collections import deque
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,18 +22,21 @@ from torch import Tensor
 from outrider.engine.draft_pages import DraftPages, shortest
 from outrider.engine.live import Live
 from outrider.kv.pages import PagePool
+from outrider.kv.state_pool import StatePool
 from outrider.models.lm import LM, PREFILL_CHUNK, PassLimits
 from outrider.models.probe import probe_tokens
 
 SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
 ANSWER_CHUNK = 24  # tokens of an answer that are read in one pass: a width that `find_pass_limits` compares with decoding's
+Pool: TypeAlias = PagePool | StatePool  # of what texts begin with
+
 CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))  # of the 300 tokens that are read in several ways
 
 
 class Prefiller:
     """See the module docstring. Lives in the engine's thread."""
 
-    def __init__(self, target: LM, pool: PagePool, drafts: DraftPages, signals: tuple[int, ...]) -> None:
+    def __init__(self, target: LM, pool: Pool, drafts: DraftPages, signals: tuple[int, ...]) -> None:
         self.lm = target.twin()
         self.lm.capture = signals
         self._pool, self._drafts = pool, drafts
@@ -88,19 +92,22 @@ class Prefiller:
             columns = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
             logits = self.lm.forward(torch.tensor([chunk], device=self.lm.device), columns=columns, first_row=row)
             self.lm.kv.advance(row, len(chunk))
+            self._save(live, row)
             if self.lm.capture:
                 live.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in self.lm.hidden.items()}))
             if wanted is not None and live.prompt_logprobs is not None:
                 live.prompt_logprobs += _logprobs(logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
         return live if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
 
-    def take(self, live: Live) -> list[Tensor]:
-        """Keys and values of a prompt that is read; the prompt stays known in the pool."""
-        row, length = self._lanes.index(live), len(live.row.tokens) - 1
-        self._pool.save(live.row.tokens, self.lm.kv, row, min(length, self._shared(live)))
-        parts = self.lm.kv.read(row, 0, length)
+    def take(self, live: Live) -> Any:
+        """What the cache holds of a prompt that is read (`KVCache.pack`)."""
+        packed = self.lm.kv.pack(self._lanes.index(live))
         self.drop(live)
-        return parts
+        return packed
+
+    def _save(self, live: Live, row: int) -> None:
+        """What was read of a prompt so far stays known in the pool, whatever becomes of the request."""
+        self._pool.save(live.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(live)))
 
     def _shared(self, live: Live) -> int:
         """Tokens of its text whose keys other texts may have: an answer's only where bits do not tell how they were written."""
@@ -111,8 +118,7 @@ class Prefiller:
         turns = [*self._turns][-1:] + [*self._turns][:-1]
         self._lanes.clear()
         self._turns.clear()
-        self.lm.kv.lengths.clear()
-        self.lm.kv.scrub()
+        self.lm.kv.clear()
         return turns
 
 
@@ -142,8 +148,11 @@ def reads_any_way(target: LM) -> bool:
     return all(torch.equal(a, b) for other in read[1:] for a, b in zip(read[0], other, strict=True))
 
 
-def make_pool(target: LM, positions: int) -> PagePool:
+def make_pool(target: LM, positions: int) -> Pool:
     """Pages for so many positions; large ones where only whole chunks may be shared."""
+    if not target.kv.by_position:
+        page = 1 if target.limits.exact_rows else PREFILL_CHUNK
+        return StatePool(page=page, num_pages=positions // page)
     page = SMALL_PAGE if reads_any_way(target) else PREFILL_CHUNK
     return PagePool(target.shape.layers, target.dtype, target.device, page=page, num_pages=positions // page)
 

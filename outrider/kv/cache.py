@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class LayerShape:
 
 class KVCache:
     """See the module docstring. Lengths are host integers: the decode loop is driven by the host anyway."""
+
+    by_position = True  # what a token left can be read, put and left out by itself; not so in `states.py`
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str) -> None:
         self.layers = list(layers)
@@ -143,6 +146,19 @@ class KVCache:
         for store, part in zip((*self.keys, *self.values), parts, strict=True):
             store[row, start : start + count] = part
         self.lengths[row] = start + count
+
+    def pack(self, row: int) -> Any:
+        """All that a row holds, for `unpack` elsewhere; it stays here, too."""
+        return self.read(row, 0, self.lengths[row])
+
+    def unpack(self, row: int, packed: Any) -> None:
+        """An empty row becomes what `pack` made elsewhere, which may be unpacked again."""
+        self.put(row, 0, packed)
+
+    def clear(self) -> None:
+        """No rows, and nothing of them in memory that passes read."""
+        self.lengths.clear()
+        self.scrub()
 
     def scrub(self) -> None:
         """Zero everything that is not committed. After a pass that made NaN: a masked position still enters products."""

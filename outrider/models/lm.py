@@ -69,12 +69,16 @@ class LMShape:
 class LM:
     """See the module docstring. One instance owns one model and one cache."""
 
-    def __init__(self, run: Run, shape: LMShape, dtype: torch.dtype, device: torch.device) -> None:
+    why_own_cache: str | None = None  # why it runs on transformers' own cache (`stateful/`), which takes chains and no trees
+
+    def __init__(
+        self, run: Run, shape: LMShape, dtype: torch.dtype, device: torch.device, kv: KVCache | None = None
+    ) -> None:
         self.run = run
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        self.kv = KVCache(shape.layers, dtype, device)
+        self.kv = KVCache(shape.layers, dtype, device) if kv is None else kv
         self.limits = PassLimits()
         self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`runtime/library.py`)
         self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`

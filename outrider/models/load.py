@@ -38,8 +38,11 @@ from outrider.models.probe import Seen, check_against_plain, find_layers
 from outrider.models.quantised.load import quantised_module
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.quantised_checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
+from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
+from outrider.models.stateful.lm import StateLM
 from outrider.models.token_bytes import special_ids
 from outrider.models.token_text import vocabulary_bytes
+from outrider.models.unsupported import OwnCacheNeededError, refuse_other_caches
 from outrider.sampling.words import BadWords, Spelling
 
 DTYPES = {
@@ -268,10 +271,10 @@ def load_module(
 def build_lm(
     module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None, kernels: Kernels | None = None
 ) -> LM:
-    """An `LM` around a module: layer shapes found, logits checked against the module's own. Not yet packed.
+    """An `LM` around a module, its logits checked against the module's own: on our cache, else on transformers'. Not yet packed.
 
     `known`: what an earlier check of the same model found, which is not made again. `kernels`: for weights in blocks, which each
-    pass would widen without.
+    pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
     """
     attention.register()
     if kernels is not None and any(True for _ in block_layers(module)):
@@ -279,19 +282,34 @@ def build_lm(
     if known is not None:
         module.set_attn_implementation(attention.NAME)
         return LM(module_run(module), known, dtype, device)
+    own_attention = module.config._attn_implementation
+    try:
+        refuse_other_caches(module)
+        return _on_our_cache(module, name, dtype, device)
+    except OwnCacheNeededError as error:
+        module.set_attn_implementation(own_attention)
+        return state_lm(module, name, _shape_of(module, ()), dtype, device, why=str(error))
+
+
+def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
+    """Raises OwnCacheNeededError where our cache cannot serve the model."""
     config = module.config.get_text_config()
-    num_layers = config.num_hidden_layers
-    layers = find_layers(module, num_layers, name)
-    shape = LMShape(
+    layers = find_layers(module, config.num_hidden_layers)
+    lm = LM(module_run(module), _shape_of(module, layers), dtype, device)
+    check_against_plain(lm, module, name, config.vocab_size)
+    return lm
+
+
+def _shape_of(module: Any, layers: Sequence[Seen]) -> LMShape:
+    """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
+    config = module.config.get_text_config()
+    return LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
-        context_length=min([context_length(config), *_reaches(config, layers)]),
-        layers=tuple(layer.shape for layer in layers),
+        context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
+        layers=tuple(layer.shape for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
         sliding_window=_sliding_window(config),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
     )
-    lm = LM(module_run(module), shape, dtype, device)
-    check_against_plain(lm, module, name, config.vocab_size)
-    return lm
 
 
 def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | None = None) -> None:
@@ -305,7 +323,7 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | N
     elif pack and kernels is not None:
         panel_linears(module)
         lm.kernels = kernels(module)
-    lm.limits = find_pass_limits(lm, module)
+    lm.limits = find_state_limits(lm) if isinstance(lm, StateLM) else find_pass_limits(lm, module)
 
 
 def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:

@@ -1,12 +1,13 @@
 """What a freshly loaded model must show before its first token: that our cache reproduces it, and on which passes.
 
 1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a state instead of keys and
-   values, or has attention code of its own: refused by name (`unsupported.py`). One that is windowed must tell its attention:
+   values, or has attention code of its own: not for our cache (`unsupported.py`). One that is windowed must tell its attention:
    a window in transformers' mask alone is lost on ours (`load._reaches`).
 2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
    what a list of names cannot: an ignored mask, position ids that are not used, ALiBi, attention sinks.
 
-What passes keep a row's bits is measured next, in `pass_limits.py`.
+What fails here runs on transformers' own cache (`stateful/`). What passes keep a row's bits is measured next, in
+`pass_limits.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from outrider.models.signals import AFTER_NORM
 from outrider.models.unsupported import (
     UnsupportedAttentionError,
     refuse_failure,
+    refuse_other_logits,
     refuse_silent_layers,
-    why_logits_differ,
 )
 
 SHAPES = "outrider-shapes"
@@ -58,8 +59,8 @@ def _record_layer(
     return out.transpose(1, 2).contiguous(), None
 
 
-def find_layers(module: Any, num_layers: int, name: str) -> tuple[Seen, ...]:
-    """What is seen of every layer in one pass over two tokens. Raises CapabilityError when a layer shows nothing."""
+def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
+    """What is seen of every layer in one pass over two tokens. Raises OwnCacheNeededError when a layer shows nothing."""
     seen: dict[int, Seen] = {}
     AttentionInterface.register(SHAPES, partial(_record_layer, seen))
     AttentionMaskInterface.register(SHAPES, _no_mask)
@@ -70,9 +71,9 @@ def find_layers(module: Any, num_layers: int, name: str) -> tuple[Seen, ...]:
         with torch.inference_mode():
             module(input_ids=ids, position_ids=positions, use_cache=False, outrider_probe=True)
     except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is told
-        refuse_failure(module, error, name)
+        refuse_failure(module, error)
     if silent := [layer for layer in range(num_layers) if layer not in seen or not seen[layer].takes_keywords]:
-        refuse_silent_layers(module, silent, silent[0] in seen, name)
+        refuse_silent_layers(module, silent, silent[0] in seen)
     module.set_attn_implementation(NAME)
     return tuple(seen[layer] for layer in range(num_layers))
 
@@ -84,9 +85,9 @@ def probe_tokens(vocab_size: int, count: int, device: torch.device | str) -> Ten
 
 
 def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None:
-    """Raise CapabilityError when our passes do not reproduce the module's own logits (up to rounding).
+    """Raise OwnCacheNeededError when our passes do not reproduce the module's own logits (up to rounding).
 
-    Raises NumericalError when the module's own are no numbers.
+    Raises CapabilityError where no cache would help, NumericalError when the module's own are no numbers.
     """
     tokens = probe_tokens(vocab_size, 12, lm.device)
     try:
@@ -94,15 +95,12 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
     except OutriderError:
         raise
     except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is told
-        refuse_failure(module, error, name)
+        refuse_failure(module, error)
     picks = has_experts(module.config)
     for what, on_cache, own in compared:
-        if (worst := _difference(on_cache, own, picks_experts=picks)) > _tolerance(own):
-            raise CapabilityError(
-                f"{name}: a {what} on our cache differs from the model's own logits by {worst:.1%} of their range "
-                f"(allowed {_tolerance(own):.1%}), so it would not be lossless. "
-                f"{why_logits_differ(module, tokens, _tolerance(own))}"
-            )
+        if (worst := difference(on_cache, own, picks_experts=picks)) > tolerance(own):
+            apart = f"a {what} on our cache differs from the model's own logits by {worst:.1%} of their range"
+            refuse_other_logits(module, name, tokens, tolerance(own), f"{apart} (allowed {tolerance(own):.1%})")
 
 
 def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tuple[str, Tensor, Tensor]]:
@@ -115,7 +113,7 @@ def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tu
         if not torch.isfinite(plain).all():
             raise NumericalError(
                 f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: "
-                + _broken_weight(module)
+                + broken_weight(module)
             )
         paths = [
             module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
@@ -166,11 +164,11 @@ def find_signals(lm: LM) -> tuple[int, ...]:
 
 def check_same_logits(lm: LM, expected: Tensor, *, picks_experts: bool = False) -> None:
     """Raise CapabilityError when the model's passes do not reproduce `expected`, the plain module's `probe_logits`."""
-    if (worst := _difference(probe_logits(lm), expected, picks_experts=picks_experts)) > _tolerance(expected):
+    if (worst := difference(probe_logits(lm), expected, picks_experts=picks_experts)) > tolerance(expected):
         raise CapabilityError(f"its logits there differ from the plain ones by {worst:.1%} of their range")
 
 
-def _difference(ours: Tensor, plain: Tensor, *, picks_experts: bool) -> float:
+def difference(ours: Tensor, plain: Tensor, *, picks_experts: bool) -> float:
     """Largest difference as a share of the largest logit; infinite when it is no number.
 
     `picks_experts`: in 16 bits rounding changes a router's pick now and then, and with it that token's logits: there the
@@ -184,11 +182,11 @@ def _difference(ours: Tensor, plain: Tensor, *, picks_experts: bool) -> float:
     return (apart.median() if picks_experts and is_rounded else apart.max()).item()
 
 
-def _tolerance(plain: Tensor) -> float:
+def tolerance(plain: Tensor) -> float:
     return 1e-3 if plain.dtype in (torch.float32, torch.float64) else 8e-2
 
 
-def _broken_weight(module: Any) -> str:
+def broken_weight(module: Any) -> str:
     """What to look at: the first damaged tensor, else the dtype."""
     for name, tensor in module.state_dict().items():
         if not torch.isfinite(tensor).all():

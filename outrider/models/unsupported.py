@@ -1,4 +1,7 @@
-"""Why a model cannot run on our cache, told from its code and config: one sentence that is true of it, and what runs instead."""
+"""Why a model cannot run on our cache, told from its code and config: a clause that is true of it.
+
+Such a model runs on transformers' own cache (`stateful/`). What no cache helps is refused in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -8,78 +11,115 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from outrider.errors import CapabilityError
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.quantised_checkpoint import quantisation_of
 
-RUNS = (
-    "Outrider runs decoders that attend over the keys and values of each token through transformers' attention interface "
-    "(Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, Phi, OLMo, ...)."
-)
 STATEFUL_KINDS = ("linear_attention", "mamba", "conv", "recurrent")  # values of a config's `layer_types`
+OWN_CACHE_ROUNDS = "on transformers' own cache a token rounds with the number of tokens in its pass"
+PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # transformers' caches that hold keys and values, or nothing
+
+
+class OwnCacheNeededError(CapabilityError):
+    """Our cache cannot serve the model; the message is a clause that says why."""
 
 
 class UnsupportedAttentionError(Exception):
     """A layer's attention asks for something that ours does not compute; the message says what."""
 
 
-def refuse_silent_layers(module: Any, silent: Sequence[int], dropped: bool, name: str) -> NoReturn:
-    """Raise CapabilityError for the layers that never called our attention with a plan.
+def refuse_other_caches(module: Any) -> None:
+    """Raise OwnCacheNeededError where transformers' own cache keeps more of a layer than keys and values.
+
+    A pass over a few tokens does not show what comes into play with longer texts: which keys a sparse attention picks, what it
+    compresses.
+    """
+    config = module.config.get_text_config(decoder=True)
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception:  # noqa: BLE001  some configs describe no such cache; the passes that follow will tell
+        return
+    if other := [layer for layer, kept in enumerate(layers) if type(kept) not in PLAIN_LAYERS]:
+        which, stateful = _which(config, other), _keeps_state(module, getattr(config, "layer_types", None), other[0])
+        if stateful:
+            raise OwnCacheNeededError(_running_state(which))
+        if getattr(config, "index_topk", None):
+            raise OwnCacheNeededError(SPARSE)
+        raise OwnCacheNeededError(f"{which} keep more than keys and values of each token ({type(layers[other[0]]).__name__})")
+
+
+SPARSE = "its attention is sparse: an indexer picks the keys of each token, which Outrider's attention does not do"
+
+
+def refuse_silent_layers(module: Any, silent: Sequence[int], dropped: bool) -> NoReturn:
+    """Raise OwnCacheNeededError for the layers that never called our attention with a plan.
 
     `dropped`: our attention was called, but without the keyword arguments of the pass.
     """
     config, code = module.config.get_text_config(), type(module).__name__
-    kinds = getattr(config, "layer_types", None)
-    first = f"layer {silent[0]}" + (f", {kinds[silent[0]]}" if kinds else "")
-    which = f"{len(silent)} of {config.num_hidden_layers} layers (first: {first})"
-    if _keeps_state(module, kinds, silent[0]):
-        raise CapabilityError(
-            f"{name}: {which} keep one running state (recurrent, linear attention, convolution) instead of keys and values "
-            f"for each token, and a state cannot take rejected draft tokens back. {RUNS}"
-        )
+    which = _which(config, silent)
+    if _keeps_state(module, getattr(config, "layer_types", None), silent[0]):
+        raise OwnCacheNeededError(_running_state(which))
     if dropped:
-        raise CapabilityError(
-            f"{name}: the code of {code} in transformers does not pass keyword arguments on to its attention, so Outrider's "
-            f"cache cannot reach {which}. {RUNS}"
+        raise OwnCacheNeededError(
+            f"the code of {code} in transformers does not pass keyword arguments on to its attention, so Outrider's "
+            f"cache cannot reach {which}"
         )
     biases = ", with ALiBi position biases," if _has_alibi(module) else ""
-    raise CapabilityError(
-        f"{name}: the code of {code} in transformers computes attention itself{biases} and does not call the attention "
-        f"interface through which Outrider keeps keys and values. {RUNS}"
+    raise OwnCacheNeededError(
+        f"the code of {code} in transformers computes attention itself{biases} and does not call the attention "
+        "interface through which Outrider keeps keys and values"
     )
 
 
-def refuse_failure(module: Any, error: Exception, name: str) -> NoReturn:
-    """Raise CapabilityError for model code that failed in a probing pass; `error` itself where memory ran out."""
+def _which(config: Any, layers: Sequence[int]) -> str:
+    kinds = getattr(config, "layer_types", None)
+    first = f"layer {layers[0]}" + (f", {kinds[layers[0]]}" if kinds else "")
+    return f"{len(layers)} of {config.num_hidden_layers} layers (first: {first})"
+
+
+def _running_state(which: str) -> str:
+    return f"{which} keep one running state (recurrent, linear attention, convolution) instead of keys and values for each token"
+
+
+def refuse_failure(module: Any, error: Exception) -> NoReturn:
+    """Raise OwnCacheNeededError for model code that failed in a probing pass; `error` itself where memory ran out."""
     if isinstance(error, torch.OutOfMemoryError):
         raise error
     code = type(module).__name__
     if isinstance(error, UnsupportedAttentionError):
         what = str(error)
     elif getattr(module.config.get_text_config(), "index_topk", None):
-        what = "its attention is sparse: an indexer picks the keys of each token, which Outrider's attention does not do"
+        what = SPARSE
     else:
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"the code of {code} fails in a pass over a few tokens ({type(error).__name__}: {reason})"
-    raise CapabilityError(f"{name}: {what}. {RUNS}") from error
+    raise OwnCacheNeededError(what) from error
 
 
-def why_logits_differ(module: Any, tokens: Tensor, tolerance: float) -> str:
-    """Finds why a model's logits on our cache differ from its own by more than `tolerance` of their range.
+def refuse_other_logits(module: Any, name: str, tokens: Tensor, tolerance: float, what: str) -> NoReturn:
+    """Raise OwnCacheNeededError for a model whose logits on our cache are not its own, CapabilityError where no cache would help.
 
-    It tries what a few plain passes over `tokens` show.
+    `what`: which logits differ by how much; more than `tolerance` of their range is too much.
     """
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % module.config.get_text_config().vocab_size
     own = _plain_logits(module, tokens, "eager")
     if not torch.allclose(own[:, 0], _plain_logits(module, changed, "eager")[:, 0], rtol=1e-3, atol=1e-5):
-        return f"Its tokens also attend to later ones (an encoder such as BERT), so it cannot continue a text. {RUNS}"
+        raise CapabilityError(
+            f"{name}: {what}. Its tokens also attend to later ones (an encoder such as BERT), so it cannot continue a text."
+        )
     if type(module)._supports_sdpa and (own - _plain_logits(module, tokens, "sdpa")).abs().max() > tolerance * own.abs().max():
         dtype = str(module.dtype).removeprefix("torch.")
-        return f"Two of transformers' own kernels (eager, sdpa) differ as much: rounding in {dtype}. Use --dtype float32."
-    what = "position biases such as ALiBi, a mask of their own"
-    return f"Its layers compute something that Outrider's attention does not ({what}). {RUNS}"
+        raise CapabilityError(
+            f"{name}: {what}. Two of transformers' own kernels (eager, sdpa) differ as much: rounding in {dtype}. "
+            "Use --dtype float32."
+        )
+    beyond = "position biases such as ALiBi, a mask of their own"
+    raise OwnCacheNeededError(f"its layers compute something that Outrider's attention does not ({beyond}): {what}")
 
 
 def _plain_logits(module: Any, tokens: Tensor, kernel: str) -> Tensor:

@@ -21,7 +21,6 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import ConfigError, OutriderError
 from outrider.grammar import Grammars, Spec
-from outrider.kv import KVCache
 from outrider.lab.certify.enumerate import UnsoundError
 from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
@@ -203,11 +202,8 @@ def clear(decoder: Decoder) -> None:
 
 
 def share_prefix(lm: LM, tokens: list[int], num_rows: int, read: Reader | None = None) -> None:
-    """Feed all of `tokens` but the last one to row 0 and copy what its cache then holds to the first `num_rows` rows."""
+    """Feed all of `tokens` but the last one to row 0 and copy what it then holds to rows 1 .. num_rows - 1, which are empty."""
     lm.catch_up([tokens], read)
-    kv: KVCache = lm.kv
-    length = kv.lengths[0]
-    for store in (*kv.keys, *kv.values):
-        store[1:num_rows, :length] = store[0, :length]
+    packed = lm.kv.pack(0)
     for row in range(1, num_rows):
-        kv.advance(row, length - kv.lengths[row])
+        lm.kv.unpack(row, packed)

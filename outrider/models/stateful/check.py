@@ -1,0 +1,131 @@
+"""How a model may be fed on transformers' own cache: found by trying, against the model's own logits, before its first token.
+
+Tried are prefill, single tokens, chains, rejections and going on after them, on two rows in turns. What transformers' code gets
+wrong shows here: passes of several tokens that forget the state (Mamba, RecurrentGemma), caches that lose their place. A model
+that keeps no state, or whose cache cannot be trusted, reads every text anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import CapabilityError, NumericalError
+from outrider.kv import LayerShape
+from outrider.kv.cache import BLOCK
+from outrider.kv.states import MAX_SNAPSHOTS
+from outrider.models.lm import LMShape, PassLimits
+from outrider.models.probe import broken_weight, difference, probe_tokens, tolerance
+from outrider.models.quantised.scheme import has_experts
+from outrider.models.stateful.lm import Feeding, StateLM
+from outrider.models.stateful.run import OwnCacheRun
+
+UNKNOWN_LAYER = LayerShape(0, 0, 0)  # in the shape of a model whose layers are transformers' to know
+NUM_TOKENS = 14
+WAYS = ((Feeding(), True), (Feeding(fewest=2), True), (Feeding(most=1), True), (Feeding(), False))  # and whether it keeps a state
+
+
+def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device: torch.device, why: str) -> StateLM:
+    """An `LM` around a module on its own cache, fed in the first way that gives its own logits.
+
+    `why`: the reason that our cache does not serve it. Raises CapabilityError, with that reason, where no way does.
+    """
+    tokens = probe_tokens(shape.vocab_size, 2 * NUM_TOKENS, device).view(2, NUM_TOKENS)
+    try:
+        with torch.inference_mode():
+            plain = module(input_ids=tokens, use_cache=False).logits
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise CapabilityError(f"{name}: {why}. And its own code fails in a pass over a few tokens: {_told(error)}") from error
+    if not torch.isfinite(plain).all():
+        raise NumericalError(
+            f"{name}: the model's own logits are NaN or infinite in {str(dtype).removeprefix('torch.')}: {broken_weight(module)}"
+        )
+    wrong: list[str] = []
+    for feeding, keeps_state in WAYS[_steps_are_others(module) :]:
+        try:
+            run = OwnCacheRun(module, keeps_state=keeps_state)
+            lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
+            worst = difference(_fed(lm, tokens), plain, picks_experts=has_experts(module.config))
+        except Exception as error:  # foreign code: whatever it raises is told
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            wrong.append(_told(error))
+            continue
+        if worst <= tolerance(plain):
+            return lm
+        wrong.append(f"{worst:.1%} off")
+    ways = [str(feeding) if keeps_state else "every text anew" for feeding, keeps_state in WAYS[-len(wrong) :]]
+    tried = "; ".join(f"{way}: {what}" for way, what in zip(ways, wrong, strict=True))
+    raise CapabilityError(
+        f"{name}: {why}. Nor does it give its own logits on transformers' cache (allowed {tolerance(plain):.1%}; {tried})."
+    )
+
+
+def _told(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def _steps_are_others(module: Any) -> bool:
+    """Whether transformers' code of single tokens leaves out Mamba 2's least time step, which its code of several has: how far
+    they differ depends on the text, so a few tokens do not show it (Nemotron-H, Zamba 2)."""
+    limits = (getattr(part, "time_step_limit", None) for part in module.modules())
+    return any(limit is not None and limit[0] > 0 for limit in limits)
+
+
+def find_state_limits(lm: StateLM) -> PassLimits:
+    """What keeps a row's bits. Rows run alone, so neighbours cannot matter; how a text is cut into passes can, unless each of its
+    tokens has a pass of its own."""
+    return PassLimits(granularity=1, exact_trees=False, exact_rows=lm.feeding.most == 1)
+
+
+@torch.inference_mode()
+def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
+    """Logits (2, T, V) of both texts, in turns: cut into passes, with tokens fed and rejected in between."""
+    kv, parts = lm.kv, list[Tensor]()
+    wrong = tokens.flip(1)
+    for _ in tokens:
+        kv.add_row()
+
+    def passed(start: int, end: int, kept: int, rejected: int = 0) -> None:
+        """Feed start..end, and some wrong tokens behind; keep the first `kept`. Row by row, as rows of other lengths would be."""
+        rows = [torch.cat([tokens[row, start:end], wrong[row, :rejected]])[None] for row in range(2)]
+        logits = [lm.forward(ids, first_row=row) for row, ids in enumerate(rows)]
+        for row in range(2):
+            kv.keep(row, range(kept))
+        parts.append(torch.cat(logits)[:, :kept])
+
+    passed(0, 5, 5)  # a prompt
+    passed(5, 6, 1, rejected=3)  # all of a draft rejected
+    passed(6, 7, 1)  # no draft after one that was rejected
+    passed(7, 8, 1)
+    passed(8, 11, 2)  # a part of a draft rejected
+    passed(10, 11, 1, rejected=2)  # and again
+    passed(11, 14, 3)  # all of one kept
+    for row in (1, 0):
+        kv.swap_remove(row)
+    return torch.cat(parts, dim=1)
+
+
+@torch.inference_mode()
+def _bytes_per_token(run: OwnCacheRun, tokens: Tensor) -> int:
+    """Of a long text's state: what each token adds, and its share of what is always there, had the text a block of tokens.
+
+    Snapshots are counted in: keys and values once, what cannot be shared between them several times.
+    """
+    if not run.keeps_state:
+        return 1
+    few, more = 4, NUM_TOKENS
+    none = torch.zeros(0, dtype=torch.int64, device=tokens.device)
+    sizes = []
+    for count in (few, more):
+        _, _, state = run.feed(None, 0, tokens[0, :count].tolist(), none)
+        assert state is not None
+        sizes.append((state.num_bytes, state.mark().num_bytes))
+    growth = max(0, sizes[1][0] - sizes[0][0]) / (more - few)
+    fixed = max(0.0, sizes[0][0] - growth * few) + MAX_SNAPSHOTS * sizes[0][1]
+    return max(1, round(growth + fixed / BLOCK))

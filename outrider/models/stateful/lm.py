@@ -1,0 +1,108 @@
+"""A causal language model on transformers' own cache: `LM` for what our cache cannot hold, one row at a time.
+
+A pass over a row is [backlog + pending token + draft]: after a rejection the row's state goes back to what it was before the
+pass, and the tokens that were accepted are fed again as the beginning of the next pass (`kv/states.py`). How a model may be fed,
+`Feeding`, is found by trying when it is loaded (`check.py`): some take any number of tokens behind a state, some one at a time,
+some compute another thing for a single token than for several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import CapabilityError
+from outrider.kv.states import StateCache
+from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.stateful.run import OwnCacheRun
+from outrider.models.stateful.state import OwnState
+
+CHAINS_ONLY = "a model on transformers' own cache does not take: its states cannot branch"
+MAX_BACKLOG = 32  # tokens fed again as part of the next pass; more of them get a pass of their own
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """How many tokens a pass behind a state may have."""
+
+    fewest: int = 1
+    most: int | None = None  # None: any number
+
+    def __str__(self) -> str:
+        if self.most == 1:
+            return "one token at a time"
+        return "passes of any length" if self.fewest == 1 else f"passes of {self.fewest} tokens and more"
+
+
+class StateLM(LM):
+    """See the module docstring. `why`: what our cache cannot do for this model."""
+
+    def __init__(
+        self, own_run: OwnCacheRun, shape: LMShape, dtype: torch.dtype, device: torch.device, *,
+        feeding: Feeding, bytes_per_token: int, why: str,
+    ) -> None:  # fmt: skip
+        self.states: StateCache[OwnState] = StateCache(shape.layers, dtype, device, bytes_per_token)
+        super().__init__(module_run(own_run.module), shape, dtype, device, kv=self.states)
+        self.own_run, self.feeding, self.why_own_cache = own_run, feeding, why
+
+    def twin(self) -> StateLM:
+        """The same arithmetic, with no rows."""
+        twin = StateLM(
+            self.own_run, self.shape, self.dtype, self.device,
+            feeding=self.feeding, bytes_per_token=self.kv.bytes_per_token, why=self.why_own_cache or "",
+        )  # fmt: skip
+        twin.limits, twin.kernels = self.limits, self.kernels
+        return twin
+
+    def note(self, label: str) -> str:
+        """What a person should know of how it runs."""
+        said = f"{label} runs on transformers' own cache, which is slower: {self.why_own_cache}"
+        if self.feeding.most == 1:
+            said += ". Its code there takes one token at a time, so drafts save no passes: use --drafter none"
+        elif not self.own_run.keeps_state:
+            said += ". It keeps nothing of a text there, so each pass reads all of it"
+        return said
+
+    def forward(
+        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
+    ) -> Tensor:
+        """Logits (B, T, V), or (B, K, V) for the K given `columns`, of one pass over each of rows first_row .. first_row + B.
+
+        Raises CapabilityError for a tree.
+        """
+        if parents is not None:
+            raise CapabilityError(f"a pass over a tree of tokens, which {CHAINS_ONLY}")
+        if columns is None:
+            columns = self._first_columns(tokens.shape[1])
+        lines = tokens.clamp(max=self.shape.vocab_size - 1).tolist()
+        made = [self._pass(first_row + index, line, columns) for index, line in enumerate(lines)]
+        self.hidden = {layer: torch.cat([hidden[at] for _, hidden in made]) for at, layer in enumerate(self.capture)}
+        return torch.cat([logits for logits, _ in made])
+
+    def _pass(self, row: int, tokens: list[int], columns: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (1, K, V) and captured states (1, T, H) of one row's pass."""
+        back = max(0, self.feeding.fewest - len(tokens))  # so many that were fed before make the pass long enough
+        backlog = self.states.backlog(row, back)
+        if len(backlog) > MAX_BACKLOG + back and self.own_run.keeps_state:
+            self._feed(row, backlog[: len(backlog) - back], columns[:0])
+            backlog = backlog[len(backlog) - back :]
+        behind = len(backlog)
+        logits, hidden = self._feed(row, backlog + tokens, columns + behind)
+        return logits, [states[:, behind:] for states in hidden]
+
+    def _feed(self, row: int, tokens: list[int], columns: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Feed a row's state, in as many passes as the model must have them."""
+        state, start = self.states.open(row), self.states.reached(row)
+        most = len(tokens) if self.feeding.most is None or state is None else self.feeding.most
+        parts: list[tuple[Tensor, list[Tensor]]] = []
+        for begin in range(0, len(tokens), most):
+            piece = tokens[begin : begin + most]
+            own = columns[(columns >= begin) & (columns < begin + len(piece))] - begin
+            logits, hidden, state = self.own_run.feed(state, start + begin, piece, own, self.capture)
+            parts.append((logits, hidden))
+        self.states.close(row, state, tokens)
+        return torch.cat([logits for logits, _ in parts], dim=1), [
+            torch.cat(states, dim=1) for states in zip(*(hidden for _, hidden in parts), strict=True)
+        ]

@@ -1,0 +1,106 @@
+"""A pass of transformers' module over one text, on the cache that the module makes for itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+from outrider.models.signals import Listening
+from outrider.models.stateful.state import OwnState, Place
+
+NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache, as an argument and in their output
+
+
+class OwnCacheRun:
+    """See the module docstring. `keeps_state` False: the model has no cache, so every pass begins where the text does."""
+
+    def __init__(self, module: Any, *, keeps_state: bool = True) -> None:
+        self.module = module
+        self.keeps_state = keeps_state
+        takes = inspect.signature(module.forward).parameters
+        self._argument = next((name for name in NAMES if name in takes), None)
+        self._takes_positions = "position_ids" in takes
+        self._keeps_columns = "logits_to_keep" in takes
+        self._held: dict[Place, Tensor | None] = {}  # attributes that hold a text's state, with what they hold before one
+        self._listening: dict[tuple[int, ...], Listening] = {}
+        if keeps_state:
+            self._held = self._find_held()
+
+    def feed(
+        self, state: OwnState | None, start: int, tokens: Sequence[int], columns: Tensor, layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, list[Tensor], OwnState | None]:
+        """Logits (1, K, V) of these columns, hidden states (1, T, H) of these layers, and the state behind the pass.
+
+        `tokens` stand at positions start, start + 1, ...; `state`, of the tokens before them, is changed, None for none.
+        """
+        device = next(self.module.parameters()).device
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([list(tokens)], device=device), "use_cache": self.keeps_state}
+        if self._takes_positions:
+            inputs["position_ids"] = torch.arange(start, start + len(tokens), device=device)[None]
+        if self._keeps_columns:
+            inputs["logits_to_keep"] = columns
+        if self.keeps_state:
+            state = OwnState(None, dict(self._held)) if state is None else state
+            self._put_held(state.held)
+            if state.cache is None and self._argument == "past_key_values" and self._held:  # its output does not have the cache
+                state.cache = DynamicCache(config=self.module.config.get_text_config(decoder=True))
+            if state.cache is not None and self._argument is not None:
+                inputs[self._argument] = state.cache
+        output, hidden = self._pass(inputs, layers)
+        if state is not None and self.keeps_state:
+            state.cache = _cache_of(output, state.cache)
+            state.held = {place: getattr(*place) for place in self._held}
+        logits = output.logits if self._keeps_columns else output.logits[:, columns]
+        return logits, hidden, state
+
+    def _pass(self, inputs: dict[str, Any], layers: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
+        if not layers:
+            return self.module(**inputs), []
+        if layers not in self._listening:
+            self._listening[layers] = Listening(self.module, layers)
+        heard: dict[int, Tensor] = {}
+        with self._listening[layers].during(heard):
+            output = self.module(**inputs)
+        return output, [heard[layer] for layer in layers]
+
+    @torch.inference_mode()
+    def _find_held(self) -> dict[Place, Tensor | None]:
+        """Attributes of modules that hold another tensor after each pass: a state that no cache has (RecurrentGemma's)."""
+        before = _tensor_attributes(self.module)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=next(self.module.parameters()).device)
+        self.module(input_ids=ids, use_cache=True)
+        first = _tensor_attributes(self.module)
+        self.module(input_ids=ids, use_cache=True)
+        changed = [place for place, tensor in _tensor_attributes(self.module).items() if first.get(place) is not tensor]
+        found = {place: before.get(place) for place in changed}
+        self._put_held(found)
+        return found
+
+    @staticmethod
+    def _put_held(held: dict[Place, Tensor | None]) -> None:
+        for (module, name), tensor in held.items():
+            setattr(module, name, tensor)
+
+
+def _tensor_attributes(module: nn.Module) -> dict[Place, Tensor]:
+    """Plain attributes of all modules (no parameters, no buffers) that are tensors."""
+    return {(part, name): value for part in module.modules() for name, value in vars(part).items() if isinstance(value, Tensor)}
+
+
+def _cache_of(output: Any, given: Any) -> Any:
+    """The cache in a model's output, else the one it was given.
+
+    MiniMax's cache asks its first layer how long the text is; where that layer has no keys, it is told to ask the next.
+    """
+    found = next((cache for name in NAMES if (cache := getattr(output, name, None)) is not None), given)
+    if hasattr(found, "linear_cache"):
+        for index, layer in enumerate(found.layers):
+            if isinstance(layer, DynamicLayer) and layer.keys is None:
+                found.layers[index] = LinearAttentionLayer()
+    return found

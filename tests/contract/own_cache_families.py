@@ -1,0 +1,114 @@
+"""Tiny random models of the families that run on transformers' own cache, with the quirks that feeding them must see."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.unit.runtime.families import EXPERTS, GROUPS, LATENT, SIZES
+
+VOCAB = SIZES["vocab_size"]
+ALTERNATING = {"layer_types": ["linear_attention", "full_attention"]}
+DELTA = {  # gated delta net
+    **ALTERNATING, "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+SHARED_EXPERT = {**EXPERTS, "shared_expert_intermediate_size": 32}
+MAMBA2 = {
+    "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
+SPARSE = {**LATENT, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}  # fewer heads: scores of 0, and ties
+SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
+OLD = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "axk2": {**GROUPS, **SPARSE},
+    "bailing_hybrid": {**GROUPS, **LATENT, **ALTERNATING, "head_dim": 16},
+    "bamba": {**MAMBA2, "attn_layer_indices": [1]},
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "codegen": {**OLD, "rotary_dim": 8},
+    "deepseek_v32": {**GROUPS, **SPARSE},
+    "deepseek_v4": {
+        **SPARSE, **SHORT_WINDOW, **EXPERTS, "num_key_value_heads": 1, "o_lora_rank": 16, "o_groups": 2, "n_routed_experts": 4,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+        "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4}},
+    "diffllama": {},
+    "doge": {},
+    "falcon": {"multi_query": True},
+    "falcon_h1": {**MAMBA2, "head_dim": 16, "mamba_d_ssm": 128},
+    "falcon_mamba": {"state_size": 8},
+    "glm_moe_dsa": {**GROUPS, **SPARSE},
+    "gpt_neo": {
+        "hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
+    "gpt_neox_japanese": {},
+    "gpt_oss": {**EXPERTS, **SHORT_WINDOW},
+    "gptj": {**OLD, "rotary_dim": 8},
+    "granite_swa": {"sliding_window": 16},
+    "granitemoe_swa": {**EXPERTS, "sliding_window": 16},
+    "granitemoehybrid": {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    "hy_v4": {**EXPERTS, **SPARSE},
+    "inkling2_text": EXPERTS,
+    "inkling_text": EXPERTS,
+    "jamba": {
+        **EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+        "mamba_d_state": 8, "mamba_dt_rank": 8},
+    "kimi_linear": {
+        **GROUPS, **LATENT, **ALTERNATING, "num_shared_experts": 1, "linear_attn_config": {
+            "full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4}},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "mamba": {"state_size": 8},
+    "mamba2": {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    "mimo_v2_flash": {**GROUPS, **SHORT_WINDOW, "v_head_dim": 8, "n_group": 1},
+    "minimax": {**EXPERTS, **ALTERNATING, "head_dim": 16, "block_size": 8},
+    "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
+    "nemotron": {},
+    "nemotron_h": {
+        **GROUPS, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1,
+        "conv_kernel": 4, "chunk_size": 8, "layers_block_type": ["mamba", "attention"], "num_hidden_layers": None},
+    "olmo_hybrid": DELTA,
+    "openai-gpt": OLD,
+    "qwen3_5_moe_text": {**DELTA, **SHARED_EXPERT},
+    "qwen3_5_text": DELTA,
+    "qwen3_next": {**DELTA, **SHARED_EXPERT},
+    "recurrent_gemma": {"attention_window_size": 16, "lru_width": 64, "num_hidden_layers": 3},
+    "rwkv": {"attention_hidden_size": 64},
+    "stablelm": {},
+    "xglm": {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
+    "zamba": {
+        "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_d_state": 8, "mamba_dt_rank": 8, "n_mamba_heads": 2,
+        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "hidden_act": "gelu"},
+    "zamba2": {
+        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_d_state": 16, "mamba_headdim": 16,
+        "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1, "attention_head_dim": 32,
+        "attention_hidden_size": 128, "adapter_rank": 8, "hybrid_layer_ids": [1]},
+    "zaya": {**EXPERTS, "num_experts_per_tok": 1},
+}  # fmt: skip
+OTHERWISE_NAMED = ("bloom", "codegen", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm")  # sizes have names of their own
+ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, sinks, ALiBi
+    "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "gpt_oss", "bloom",
+)  # fmt: skip
+
+
+def make(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model of this family, in eval mode."""
+    named = {**SIZES, **FAMILIES[family]}
+    if family in OTHERWISE_NAMED:
+        general = ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")
+        named = {**{key: SIZES[key] for key in general}, **FAMILIES[family]}
+    if named.get("num_hidden_layers", 0) is None:
+        del named["num_hidden_layers"]
+    config = AutoConfig.for_model(family, **copy.deepcopy(named))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        for tensor in model.parameters():  # norms and biases that are not ones and zeros
+            if tensor.dim() == 1:
+                tensor += 0.1 * torch.randn_like(tensor)
+    return model.to(dtype)

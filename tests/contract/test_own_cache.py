@@ -1,0 +1,336 @@
+"""One suite for every family that runs on transformers' own cache: its passes give the model's own logits, and its text is the
+text that the model writes alone.
+
+Compared are prefill, chunks, ragged rows in turns, rejections at every depth, steps without drafts after them, rows that leave
+and come back, and whole greedy texts, speculated upon with drafts that err, with plain decoding's and transformers' `generate`.
+One family of each kind runs always, all of them with the slow tests. At the end: bugs of rolling back, which must be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.control import FixedLength
+from outrider.decode import Decoder
+from outrider.drafters.base import Drafter
+from outrider.drafters.none import NoDrafter
+from outrider.errors import CapabilityError
+from outrider.kv.states import StateCache
+from outrider.models.load import build_lm, finish
+from outrider.models.stateful import lm as stateful_lm
+from outrider.models.stateful.lm import StateLM
+from outrider.models.stateful.state import OwnState
+from outrider.rows import Rows
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
+from outrider.verifiers import VERIFIERS
+from tests.contract.own_cache_families import FAMILIES, ONE_OF_EACH_KIND, VOCAB, make
+from tests.helpers import make_row, run_to_end
+
+EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow) for name in FAMILIES]
+ONE_AT_A_TIME = {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}  # several tokens would forget the state
+NOT_ALONE = {"nemotron_h", "zamba2"}  # a single token is computed otherwise than several
+READ_ANEW = {"openai-gpt"}  # keep nothing of a text
+TOLERANCE = 2e-4
+TEXTS = (3, 11, 26)  # tokens of the ragged rows
+GAMMA = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def subject(name: str) -> StateLM:
+    """A family's model as it is loaded."""
+    module = make(name)
+    lm = build_lm(module, name, torch.float32, torch.device("cpu"))
+    finish(lm, module)
+    assert isinstance(lm, StateLM), f"{name} runs on our cache"
+    return lm
+
+
+@cache
+def untouched(name: str) -> Any:
+    """The same model, as transformers runs it."""
+    return make(name)
+
+
+def text_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.inference_mode()
+def plain(name: str, text: list[int]) -> Tensor:
+    """transformers' logits (T, V) of one text."""
+    return untouched(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+
+
+def compare(name: str, ours: Tensor, text: list[int]) -> None:
+    """Our logits of the last tokens of `text`."""
+    theirs = plain(name, text)[-len(ours) :]
+    worst = (ours - theirs).abs().max() / theirs.abs().max()
+    assert worst <= TOLERANCE, f"off by {worst:.1e} of the logits' range"
+
+
+def begin(lm: StateLM, *texts: list[int]) -> None:
+    """Rows that hold all of each text but its last token."""
+    while lm.kv.num_rows:
+        lm.kv.swap_remove(0)
+    for _ in texts:
+        lm.kv.add_row()
+    with torch.inference_mode():
+        lm.catch_up(texts)
+
+
+@torch.inference_mode()
+def score(lm: StateLM, *rows: list[int], first_row: int = 0) -> Tensor:
+    """Logits (B, T, V) of one pass; rows begin with their pending tokens."""
+    return lm.forward(torch.tensor(rows), first_row=first_row)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_how_it_is_fed(name: str) -> None:
+    """Catches a model that is fed in a slower way than it needs, and one said to be exact that is not."""
+    lm = subject(name)
+    assert lm.own_run.keeps_state == (name not in READ_ANEW)
+    assert lm.feeding.most == (1 if name in ONE_AT_A_TIME else None)
+    assert lm.feeding.fewest == (2 if name in NOT_ALONE else 1)
+    assert lm.limits.exact_rows == (name in ONE_AT_A_TIME)
+    assert lm.kv.bytes_per_token > 0
+    assert lm.why_own_cache
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_chunks(name: str) -> None:
+    """Catches a chunk that begins with another state than the last one left, or at another position."""
+    lm, text = subject(name), text_of(41, seed=1)
+    begin(lm, text[:1])
+    for start, end in ((0, 16), (16, 17), (17, 41)):
+        logits = score(lm, text[start:end])[0]
+        lm.kv.advance(0, end - start)
+        compare(name, logits, text[:end])
+
+
+def rejections(name: str) -> None:
+    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in between; compares all logits."""
+    lm = subject(name)
+    texts = [text_of(length, seed=length) for length in TEXTS]
+    begin(lm, *texts)
+    for step, depth in enumerate((0, 2, 4, 1, 0, 3, 4, 0)):
+        drafts = [text_of(GAMMA, seed=100 * step + row) for row in range(len(texts))]
+        logits = score(lm, *[[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            compare(name, logits[row], text + draft)
+            kept = (depth + row) % (GAMMA + 1)  # of the draft
+            lm.kv.keep(row, range(kept + 1))
+            text += [*draft[:kept], 7 + row]
+        lm.kv.check_integrity()
+        if step % 3 == 0:
+            logits = score(lm, *[[text[-1]] for text in texts])
+            for row, text in enumerate(texts):
+                compare(name, logits[row], text)
+                lm.kv.keep(row, [0])
+                text.append(30 + step)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rejections_at_every_depth(name: str) -> None:
+    """Catches states that still hold what was rejected, that lack what was kept, or that rows share."""
+    rejections(name)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rows_move(name: str) -> None:
+    """Catches a state that stays behind when its row takes another's place, leaves, comes back, or serves as a prefix twice."""
+    lm = subject(name)
+    texts = [text_of(length, seed=50 + length) for length in TEXTS]
+    begin(lm, *texts)
+    score(lm, *[[text[-1], *text_of(GAMMA, seed=9)] for text in texts])
+    for row, text in enumerate(texts):  # one draft token of each is kept
+        lm.kv.keep(row, [0, 1])
+        text += [text_of(GAMMA, seed=9)[0], 40 + row]
+    away = lm.kv.pack(0)
+    lm.kv.swap_remove(0)  # rows are now texts 2 and 1
+    compare(name, score(lm, [texts[2][-1], 5])[0], [*texts[2], 5])
+    for _ in range(2):
+        lm.kv.unpack(lm.kv.add_row(), away)
+    logits = score(lm, [texts[0][-1], 8], [texts[0][-1], 9], first_row=2)
+    for row, token in enumerate((8, 9)):
+        compare(name, logits[row], [*texts[0], token])
+    lm.kv.check_integrity()
+
+
+def test_a_long_backlog_gets_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches tokens that are fed again in pass after pass, more each time, and tokens lost where they are fed by themselves."""
+    name = "qwen3_5_text"
+    lm, text = subject(name), text_of(9)
+    begin(lm, text)
+    widths: list[int] = []
+    feed = lm.own_run.feed
+
+
+    def counted(state: OwnState | None, start: int, tokens: list[int], *rest: Any) -> Any:
+        widths.append(len(tokens))
+        return feed(state, start, tokens, *rest)
+
+    monkeypatch.setattr(lm.own_run, "feed", counted)
+    for step in range(30):
+        draft = text_of(GAMMA, seed=step)
+        compare(name, score(lm, [text[-1], *draft])[0], text + draft)
+        lm.kv.keep(0, [0, 1])
+        text += [draft[0], 3 + step]
+    assert len(widths) == 31, "one step of thirty needs a second pass"
+    assert max(widths) <= stateful_lm.MAX_BACKLOG + GAMMA + 2
+
+
+def test_trees_are_refused() -> None:
+    lm, text = subject("lfm2"), text_of(5)
+    begin(lm, text)
+    with pytest.raises(CapabilityError, match="its states cannot branch"):
+        lm.forward(torch.tensor([[text[-1], 4, 5]]), torch.tensor([[-1, -1]]))
+    with pytest.raises(ValueError, match="keeps the beginning of a chain"):
+        lm.kv.keep(0, [0, 2])
+
+
+# ---------------------------------------------------------------- whole texts
+
+PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(2, seed=72)]
+
+
+def length_of(name: str) -> int:
+    """Tokens to write: few where a pass is as many passes as it has tokens."""
+    return 24 if name in ONE_AT_A_TIME else 100
+
+
+class OracleThatErrs(Drafter):
+    """Knows what will be said, but for a wrong token at a place that wanders from step to step."""
+
+    def __init__(self, said: list[list[int]]) -> None:
+        self._said = said
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        width = max(gamma)
+        tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+        for index, row in enumerate(rows):
+            done = len(row.output)
+            known = self._said[row.request][done : done + width]
+            tokens[index, : len(known)] = torch.tensor(known)
+            if (wrong := done * 7 % (width + 2)) < width:
+                tokens[index, wrong] = (tokens[index, wrong] + 1 + done) % rows.vocab_size
+        return Draft(tokens, torch.tensor(gamma))
+
+
+def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
+    """What greedy rows of one batch write."""
+    lm, params = subject(name), SamplingParams(max_tokens=length_of(name), ignore_eos=True)
+    decoder = Decoder(lm, drafter, VERIFIERS.load("block")(), FixedLength(gamma))
+    while lm.kv.num_rows:
+        lm.kv.swap_remove(0)
+    for number, prompt in enumerate(PROMPTS):
+        decoder.add(make_row(prompt, params, number=number))
+    return [row.output for row in run_to_end(decoder)]
+
+
+def generated(name: str, prompt: list[int]) -> list[int]:
+    """What transformers' `generate` writes with a model that has seen nothing else (RecurrentGemma's remembers)."""
+    found = make(name).generate(
+        torch.tensor([prompt]), max_new_tokens=length_of(name), do_sample=False, eos_token_id=None, pad_token_id=0,
+        use_cache=name not in READ_ANEW,
+    )  # fmt: skip
+    return found[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_greedy_texts(name: str) -> None:
+    """Catches any of the above that a few passes do not show: a window that is full, a state that drifts."""
+    said = written(name, NoDrafter(), 0)
+    assert written(name, OracleThatErrs(said), GAMMA) == said
+    if name not in NOT_ALONE:
+        assert said[:2] == [generated(name, prompt) for prompt in PROMPTS[:2]]
+
+
+# ---------------------------------------------------------------- bugs that must be found
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    """BUG: a step after a rejection goes on from the state that the rejected tokens left."""
+    def reaches_less(self: StateCache[OwnState], row: int, length: int) -> None:
+        self._rows[row].reached = min(self._rows[row].reached, length)
+
+    patch.setattr(StateCache, "_go_back", reaches_less)
+
+
+def not_replayed(patch: pytest.MonkeyPatch) -> None:
+    """BUG: the state goes back, and what was kept of the draft is not fed again."""
+    backlog = StateCache.backlog
+
+    def forgets(self: StateCache[OwnState], row: int, back: int = 0) -> list[int]:
+        backlog(self, row, back)
+        del self._rows[row].tokens[self._rows[row].reached :]
+        return []
+
+    patch.setattr(StateCache, "backlog", forgets)
+
+
+def off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """BUG: the last token that was kept is missing from what is fed again."""
+    backlog = StateCache.backlog
+    patch.setattr(StateCache, "backlog", lambda self, row, back=0: backlog(self, row, back)[:-1])
+
+
+def changed_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """BUG: a pass writes into the snapshot that it is to be undone by."""
+    patch.setattr(OwnState, "copy", lambda self: self)
+    patch.setattr(OwnState, "mark", lambda self: self)
+    patch.setattr(OwnState, "back_to", lambda self, mark: mark)
+
+
+def shared_by_rows(patch: pytest.MonkeyPatch) -> None:
+    """BUG: all rows go on from the state of the row that was fed last."""
+    last: list[OwnState | None] = [None]
+    opened, closed = StateCache.open, StateCache.close
+
+    def open_last(self: StateCache[OwnState], row: int) -> OwnState | None:
+        own = opened(self, row)
+        return own if own is None else last[0]
+
+    def close_last(self: StateCache[OwnState], row: int, state: OwnState | None, fed: list[int]) -> None:
+        last[0] = state
+        closed(self, row, state, fed)
+
+    patch.setattr(StateCache, "open", open_last)
+    patch.setattr(StateCache, "close", close_last)
+
+
+def keeps_keys_of_the_rejected(patch: pytest.MonkeyPatch) -> None:
+    """BUG: recurrent states go back, keys and values keep what was rejected."""
+    def back_to(self: OwnState, mark: OwnState) -> OwnState:
+        made = mark.copy()
+        for layer, later in zip(made.cache.layers, self.cache.layers, strict=True):
+            if isinstance(getattr(layer, "keys", None), int):
+                layer.keys, layer.values = later.keys, later.values
+        return made
+
+    patch.setattr(OwnState, "back_to", back_to)
+
+
+@pytest.mark.parametrize("bug", [stale, not_replayed, off_by_one, changed_snapshot, shared_by_rows, keeps_keys_of_the_rejected])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1"])
+def test_bugs_of_rolling_back_are_found(
+    name: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject(name), untouched(name)
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        rejections(name)
