@@ -34,24 +34,25 @@ class Parts:
     ) -> Drafter:
         """The drafter for this target. `status` is told what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
-        self._check_own_cache(target)
+        self._check_own_cache(target, draft)
         setup = DraftSetup(target, draft, length.most, settings, self.head, status=status)
         return self.drafter.build(setup)
 
-    def _check_own_cache(self, target: LoadedModel) -> None:
-        """Raises CapabilityError for a drafter that a target on transformers' own cache cannot have."""
-        if target.lm.why_own_cache is None:
-            return
-        lacks = None
-        if self.draws_trees:
-            lacks = "drafts trees, and its states cannot branch"
-        elif self.wants_module:
-            lacks = "drafts on the target's own keys and values, which Outrider does not keep there"
-        if lacks is not None:
-            raise CapabilityError(
-                f"drafter '{self.drafter_name}' {lacks}: '{target.name}' runs on transformers' own cache "
-                f"({target.lm.why_own_cache}). Use a drafter of chains: ngram, suffix, draft-model, ..."
-            )
+    def _check_own_cache(self, target: LoadedModel, draft: LoadedModel | None) -> None:
+        """Raises CapabilityError for a drafter that models on transformers' own cache cannot serve."""
+        for model in (target, draft):
+            lacks = None
+            if model is None or model.lm.why_own_cache is None:
+                continue
+            if self.draws_trees:
+                lacks = "drafts trees, and states cannot branch"
+            elif model is target and self.wants_module:
+                lacks = "drafts on the target's own keys and values, which are not there"
+            if lacks is not None:
+                raise CapabilityError(
+                    f"drafter '{self.drafter_name}' {lacks}: '{model.name}' runs on transformers' own cache "
+                    f"({model.lm.why_own_cache}). Use a drafter of chains: ngram, suffix, draft-model, ..."
+                )
 
     @property
     def head(self) -> str | None:

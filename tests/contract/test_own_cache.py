@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.control import FixedLength
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import CapabilityError
