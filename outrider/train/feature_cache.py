@@ -21,16 +21,17 @@ class Features:
     """The features of one text."""
 
     hidden: dict[int, Tensor]  # layer -> (T, H)
-    logits: Tensor  # (T, V)
+    logits: Tensor | None = None  # (T, V); None: the output layer makes them of the states behind the final norm
 
     def tensors(self) -> dict[str, Tensor]:
-        named = {f"hidden.{layer}": states for layer, states in self.hidden.items()} | {"logits": self.logits}
+        named = {f"hidden.{layer}": states for layer, states in self.hidden.items()}
+        named |= {} if self.logits is None else {"logits": self.logits}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor]) -> Features:
         hidden = {int(name.removeprefix("hidden.")): states for name, states in tensors.items() if name != "logits"}
-        return cls(hidden, tensors["logits"])
+        return cls(hidden, tensors.get("logits"))
 
 
 class FeatureCache:

@@ -1,7 +1,10 @@
 """What the target says about a batch of texts: hidden states and logits, computed when they are asked for.
 
-Nothing is kept unless `cache` (feature_cache.py) is given: features of a text of T tokens are T x (H x layers + V) numbers, which
-for a large vocabulary is terabytes a corpus. Source of the numbering of layers: models/signals.py.
+Nothing is kept unless `cache` (feature_cache.py) is given. Logits are not kept where the output layer makes them again from the
+states behind the final norm: T x H numbers a text instead of T x V. Source of the numbering of layers: models/signals.py.
+
+Texts are padded on their right, so nothing before a text's end can see the padding, and the pass needs no mask: torch's causal
+attention is faster without one.
 """
 
 from __future__ import annotations
@@ -9,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from outrider.errors import NumericalError
-from outrider.models.signals import Listening
+from outrider.errors import CapabilityError, NumericalError
+from outrider.models.signals import AFTER_NORM, Listening
 from outrider.train.feature_cache import FeatureCache, Features
 from outrider.train.recipe import FeatureBatch
 from outrider.train.texts import TextBatch
@@ -23,7 +26,9 @@ class FeatureSource:
 
     def __init__(self, module: Any, signals: tuple[int, ...], cache: FeatureCache | None = None) -> None:
         self._module, self._signals, self.cache = module, signals, cache
-        self._listening = Listening(module, signals)
+        self._output = None if cache is None else _output_alone(module)
+        more = () if self._output is None or AFTER_NORM in signals else (AFTER_NORM,)
+        self._listening = Listening(module, (*signals, *more))
 
     @torch.no_grad()
     def features(self, batch: TextBatch, *, split: str = "train", progress: float = 1.0) -> FeatureBatch:
@@ -34,7 +39,7 @@ class FeatureSource:
         names = [f"{split}-{number}" for number in batch.numbers]
         cached = None if self.cache is None else self.cache.get_all(names)
         if cached is not None:
-            hidden, logits = _padded(cached, self._signals, batch)
+            hidden, logits = self._padded(cached, batch)
         else:
             hidden, logits = self._computed(batch)
             if self.cache is not None:
@@ -43,9 +48,8 @@ class FeatureSource:
 
     def _computed(self, batch: TextBatch) -> tuple[dict[int, Tensor], Tensor]:
         heard: dict[int, Tensor] = {}
-        attention = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None] < batch.lengths[:, None]
         with self._listening.during(heard):
-            logits = self._module(input_ids=batch.tokens, attention_mask=attention.long(), use_cache=False).logits
+            logits = self._module(input_ids=batch.tokens, use_cache=False).logits
         if not torch.isfinite(logits[batch.mask]).all():
             raise NumericalError("the target gives NaN or infinite logits on the training texts; try --dtype float32")
         return heard, logits
@@ -54,17 +58,30 @@ class FeatureSource:
         assert self.cache is not None
         for row, (name, length) in enumerate(zip(names, batch.lengths.tolist(), strict=True)):
             states = {layer: states[row, :length] for layer, states in hidden.items()}
-            self.cache.add(name, Features(states, logits[row, :length]))
+            self.cache.add(name, Features(states, None if self._output is not None else logits[row, :length]))
+
+    def _padded(self, cached: list[Features], batch: TextBatch) -> tuple[dict[int, Tensor], Tensor]:
+        """(hidden states, logits) of these texts, zeros behind their ends."""
+        width, device = batch.tokens.shape[1], batch.tokens.device
+
+        def stacked(parts: list[Tensor]) -> Tensor:
+            out = parts[0].new_zeros(len(parts), width, parts[0].shape[-1])
+            for row, part in enumerate(parts):
+                out[row, : part.shape[0]] = part
+            return out.to(device)
+
+        hidden = {layer: stacked([one.hidden[layer] for one in cached]) for layer in cached[0].hidden}
+        logits = [one.logits for one in cached if one.logits is not None]
+        return hidden, stacked(logits) if self._output is None else self._output(hidden[AFTER_NORM])
 
 
-def _padded(cached: list[Features], signals: tuple[int, ...], batch: TextBatch) -> tuple[dict[int, Tensor], Tensor]:
-    width, device = batch.tokens.shape[1], batch.tokens.device
-
-    def stacked(parts: list[Tensor]) -> Tensor:
-        out = parts[0].new_zeros(len(parts), width, parts[0].shape[-1])
-        for row, part in enumerate(parts):
-            out[row, : part.shape[0]] = part
-        return out.to(device)
-
-    hidden = {layer: stacked([one.hidden[layer] for one in cached]) for layer in signals}
-    return hidden, stacked([one.logits for one in cached])
+@torch.no_grad()
+def _output_alone(module: Any) -> nn.Module | None:
+    """The output layer, where it alone makes the logits of the states behind the final norm: no scale, no cap."""
+    output, heard = module.get_output_embeddings(), dict[int, Tensor]()
+    try:
+        with Listening(module, (AFTER_NORM,)).during(heard):
+            logits = module(input_ids=torch.arange(4, device=output.weight.device)[None], use_cache=False).logits
+    except CapabilityError:
+        return None
+    return output if torch.equal(output(heard[AFTER_NORM]), logits) else None
