@@ -27,7 +27,8 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
-from outrider.errors import CapabilityError
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.derive import is_linear, with_replaced
 from outrider.models.heads.eagle import EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
 from outrider.models.heads.eagle_lm import EagleLM
@@ -35,6 +36,8 @@ from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.load import LoadedModel
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears
+from outrider.models.quantise import BITS, GROUP_SIZES
+from outrider.models.quantised_linear import QuantisedPanels
 from outrider.rows import Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.eagle import EagleChains, EagleRun
@@ -52,6 +55,12 @@ class EagleSettings(DraftModelSettings):
     """Which head, and how its guesses branch."""
 
     head: str = setting("", "folder of the head; the same as --draft")
+    bits: int = setting(16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)")
+
+    def __post_init__(self) -> None:
+        DraftModelSettings.__post_init__(self)
+        if self.bits not in (16, *BITS):
+            raise ConfigError(f"an EAGLE head's bits must be 16, 8 or 4, got {self.bits}")
 
 
 @dataclass
@@ -284,15 +293,31 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
     shape = target.lm.shape
     loop: Chains | None = None
     lm = EagleLM(head, shape.vocab_size, shape.context_length)
+    bits = setup.settings.bits
     if isinstance(target.lm.run, NativeRun):
         try:
+            if bits != 16:
+                lm.head = _rounded(head, bits)
             lm.run = run = EagleRun(lm, target.lm.run.path)
             return lm, EagleChains(lm, run) if whole else None
         except NotLoweredError as error:
+            lm.head = head
             notes.append(f"the {kind} head runs without the native runtime: {error}")
+    elif bits != 16:
+        raise CapabilityError(f"bits={bits} rounds the head for the native runtime, which does not run this target; leave it out")
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
     return lm, loop
+
+
+def _rounded(head: EagleHead, bits: int) -> EagleHead:
+    """The head with linear layers of its own in 4 or 8 bits: fewer bytes to read, and drafts need not be exact."""
+    if head.dtype != torch.bfloat16:
+        raise NotLoweredError("weights in 4 and 8 bits multiply bfloat16 there")
+    shared = head.output if head.lm_head is None else None
+    return with_replaced(
+        head, lambda part: QuantisedPanels(part, bits, GROUP_SIZES[0]) if is_linear(part) and part is not shared else None
+    )
 
 
 def bind_target(head: EagleHead, target: LoadedModel) -> None:

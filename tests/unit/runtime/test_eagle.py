@@ -12,10 +12,12 @@ from outrider import LLM, SamplingParams
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.eagle import EagleChain, EagleDrafter
+from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle import Kind
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.lm import LM
+from outrider.models.quantised_linear import QuantisedPanels
 from outrider.runtime.eagle import EagleChains, EagleRun
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.verifiers.traversal import TraversalVerifier
@@ -102,3 +104,33 @@ def test_greedy_text_is_that_of_plain_decoding(kind: Kind, tree: str, tmp_path: 
     assert not llm._built.notes
     assert [one.token_ids for one in llm.generate(prompts, params)] == [one.token_ids for one in plain]
     assert llm.generate(prompts[:1], params)[0].token_ids == plain[0].token_ids
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_rounded_head_drafts_for_the_same_text(bits: int, tmp_path: Path, library_path: Path) -> None:
+    """Its own layers are in integers, and drafts stay close to those of the head as it is stored."""
+    module = tiny_llama(257, sharpness=2.0)
+    target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
+    save_eagle(random_eagle("eagle3", module.config, draft_vocab=96), tmp_path / "head")
+    prompts, params = [[5, 6, 7], [9] * 40], SamplingParams(max_tokens=30, ignore_eos=True)
+    same: dict[str, Any] = {"dtype": "bfloat16", "runtime": "native", "threads": 1}
+    plain = LLM(target, drafter="none", **same).generate(prompts, params)
+    llm = LLM(target, draft=tmp_path / "head", drafter="eagle3", drafter_options={"bits": bits}, **same)
+    drafter: Any = llm._built.decoder.drafter
+    head = drafter.lm.head
+    assert isinstance(drafter._whole, EagleChains)
+    assert not llm._built.notes
+    assert {type(part) for part in (head.lm_head, head.fc, head.layers[0].mlp.up_proj)} == {QuantisedPanels}
+    assert head.lm_head.bits == bits
+    assert [one.token_ids for one in llm.generate(prompts, params)] == [one.token_ids for one in plain]
+
+
+def test_rounding_a_head_needs_the_native_runtime(tmp_path: Path) -> None:
+    module = tiny_llama(257)
+    target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
+    save_eagle(random_eagle("eagle3", module.config), tmp_path / "head")
+    same: dict[str, Any] = {"draft": tmp_path / "head", "drafter": "eagle3", "runtime": "eager"}
+    with pytest.raises(CapabilityError, match="bits=8 rounds the head for the native runtime"):
+        LLM(target, drafter_options={"bits": 8}, **same)
+    with pytest.raises(ConfigError, match="bits must be 16, 8 or 4, got 5"):
+        LLM(target, drafter_options={"bits": 5}, **same)
