@@ -17,7 +17,7 @@ QUESTIONS = ("gsm8k", "code", *SPEC_BENCH, "mt")
 
 def lines(file: str) -> list[dict[str, Any]]:
     """Every object of a JSON Lines file below `../shared/data`."""
-    return [json.loads(line) for line in (SHARED / "data" / file).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (SHARED / "data" / file).read_text(encoding="utf-8").split("\n") if line]
 
 
 def questions(workload: str, count: int, skip: int = 0) -> list[str]:
