@@ -315,9 +315,11 @@ def _rounded(head: EagleHead, bits: int) -> EagleHead:
     if head.dtype != torch.bfloat16:
         raise NotLoweredError("weights in 4 and 8 bits multiply bfloat16 there")
     shared = head.output if head.lm_head is None else None
-    return with_replaced(
+    rounded = with_replaced(
         head, lambda part: QuantisedPanels(part, bits, GROUP_SIZES[0]) if is_linear(part) and part is not shared else None
     )
+    assert isinstance(rounded, EagleHead)
+    return rounded
 
 
 def bind_target(head: EagleHead, target: LoadedModel) -> None:
