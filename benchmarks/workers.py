@@ -63,10 +63,13 @@ class Worker:
         self._usage = psutil.Process(self._process.pid)
         self.about = self._ask({"cmd": "load", "num_draft_tokens": configuration.k, **load}, LOAD_TIMEOUT_S)
 
-    def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        """The worker's answer, with `other_cpu`: the share of all processors that others used meanwhile."""
+    def run(self, prompt_ids: list[int], max_tokens: int, **sampling: float) -> dict[str, Any]:
+        """The worker's answer, with `other_cpu`: the share of all processors that others used meanwhile.
+
+        `sampling`: temperature and seed, for workers that know them; greedy without.
+        """
         others = OtherCpu(self._usage)
-        answer = self._ask({"cmd": "run", "prompt_ids": prompt_ids, "max_tokens": max_tokens}, RUN_TIMEOUT_S)
+        answer = self._ask({"cmd": "run", "prompt_ids": prompt_ids, "max_tokens": max_tokens, **sampling}, RUN_TIMEOUT_S)
         return {**answer, "other_cpu": others.share()}
 
     def use(self, drafting: str, *, fresh: bool = False) -> dict[str, Any]:

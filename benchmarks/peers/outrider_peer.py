@@ -60,8 +60,8 @@ class OutriderWorker:
         named = {name: config[name] for name in ("dtype", "runtime", "verifier", "exact")}
         return {**named, "notes": self._llm.notes}
 
-    def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    def run(self, prompt_ids: list[int], max_tokens: int, temperature: float = 0.0, seed: int = 0) -> dict[str, Any]:
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
         done = self._llm.generate([prompt_ids], params)[0]
         return {"token_ids": done.token_ids, "ttft_s": done.stats.ttft_s, "stats": done.stats.as_dict()}
 

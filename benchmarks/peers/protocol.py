@@ -4,6 +4,7 @@
         -> {"versions": {...}, "settings": {...}}
     {"cmd": "run", "prompt_ids": [...], "max_tokens": 96}
         -> {"token_ids": [...], "seconds": wall time of the call, "ttft_s": to the first token or null, ...}
+           greedy; "temperature" and "seed" where the engine is told how to sample
     {"cmd": "use", "drafting": "suffix k=8", "fresh": false}
         -> {"settings": {...}}; from now on the loaded target is decoded so; fresh: with nothing learned from texts
     {"cmd": "quit"}
@@ -32,7 +33,7 @@ class Worker(Protocol):
 
     def load(self, command: dict[str, Any]) -> dict[str, Any]: ...
 
-    def run(self, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]: ...
+    def run(self, prompt_ids: list[int], max_tokens: int, **sampling: float) -> dict[str, Any]: ...
 
 
 @runtime_checkable
@@ -70,7 +71,8 @@ def _answer(worker: Worker, command: dict[str, Any]) -> dict[str, Any]:
     if command["cmd"] != "run":
         raise ValueError(f"unknown command {command['cmd']!r}")
     start = time.perf_counter()
-    answer = worker.run(command["prompt_ids"], command["max_tokens"])
+    sampling = {name: command[name] for name in ("temperature", "seed") if name in command}
+    answer = worker.run(command["prompt_ids"], command["max_tokens"], **sampling)
     return {"seconds": time.perf_counter() - start, **answer}
 
 
