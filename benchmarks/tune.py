@@ -6,7 +6,7 @@ decides: of many noisy numbers the largest looks better than it is.
 
     python benchmarks/tune.py                      both temperatures, the shared pair with its target widened
     python benchmarks/tune.py --render benchmarks/results/tune-DATE.json
-    python benchmarks/tune.py --rehearse 30        whole tunings on simulated machines (outrider/lab/tune/rehearsal.py)
+    python benchmarks/tune.py --rehearse 30        whole tunings on simulated machines (tools/tune_simulation/simulate.py)
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.runner import Contender, Runner
-from outrider.lab.tune import rehearsal
 from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
@@ -37,6 +36,7 @@ from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, split
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.lab.workload.load import load_workload
+from tools.tune_simulation import simulate
 
 FINALISTS = 4  # of the exhaustive search, measured again
 
@@ -128,7 +128,7 @@ def markdown(result: dict[str, Any]) -> str:
 def rehearsed(worlds: int, *, greedy: bool, heads: bool) -> str:
     """One line: how good the choices are, and what they cost."""
     seeds = track(range(worlds), description="rehearsing", console=console())
-    found = [rehearsal.rehearse(seed, greedy=greedy, heads=heads) for seed in seeds]
+    found = [simulate.rehearse(seed, greedy=greedy, heads=heads) for seed in seeds]
     good = sorted(one.of_best for one in found)
     which = f"{'greedy' if greedy else 'sampled'}, {'all families' if heads else 'a draft model and look-up'}"
     beside = fmean(one.of_exhaustive for one in found)

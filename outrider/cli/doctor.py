@@ -31,7 +31,7 @@ def examine() -> dict[str, Any]:
 
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:
-        remedy = "reinstall outrider, or train it: python -m outrider.demo.recipe --help"
+        remedy = "reinstall outrider"
         unavailable.append({"what": "the embedded pair 'demo'", "why": why, "remedy": remedy})
     return {
         "versions": machine.versions(),

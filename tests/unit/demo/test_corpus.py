@@ -11,7 +11,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from outrider.demo import corpus, tokenizer
+from tools.demo_models import corpus, tokenizer
 
 QUESTION, SOLUTION = (
     "Tom has 12 pens. He buys 7 more. How many pens does Tom have?",

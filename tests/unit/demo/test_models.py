@@ -9,10 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider import LLM, SamplingParams
-from outrider.demo import corpus, demo_paths, tokenizer
-from outrider.demo.evaluate import chain_tau, greedy_tokens
+from outrider.demo import demo_paths
 from outrider.demo.packed import WEIGHTS
 from outrider.demo.problems import is_correct, problems
+from tools.demo_models import corpus, tokenizer
+from tools.demo_models.evaluate import chain_tau, greedy_tokens
 
 MODELS = demo_paths().draft.parent
 HEADS = MODELS / "heads"

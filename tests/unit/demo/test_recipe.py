@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outrider.demo import card, corpus, recipe, train
-from outrider.demo.evaluate import count_steps
-from outrider.demo.optimizer import BatchedMuon, orthogonalise, warmup_stable_decay
+from tools.demo_models import card, corpus, recipe, train
+from tools.demo_models.evaluate import count_steps
+from tools.demo_models.optimizer import BatchedMuon, orthogonalise, warmup_stable_decay
 
 PLAN = train.Plan(steps=6, rows=4, length=32, compile=False, longer_every=(3,))
 SHAPE = train.Shape(hidden=32, layers=2, heads=2, kv_heads=1, mlp=48, vocabulary=512)

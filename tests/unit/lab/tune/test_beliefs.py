@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.lab.tune.beliefs import Member, believe
-from outrider.lab.tune.rehearsal import rehearse
+from tools.tune_simulation.simulate import rehearse
 
 PLAIN = Member("none", None, 1, 1.0, 0.0)
 

@@ -21,9 +21,9 @@ from outrider.lab.tune.probe import (
     survival,
     sweep_order,
 )
-from outrider.lab.tune.rehearsal import World
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions
 from outrider.sampling.params import SamplingParams
+from tools.tune_simulation.simulate import World
 
 CHAIN = Family(Configuration("draft-model"), (1, 2, 4), nested=True)
 TREE = Family(Configuration("recycling"), (7, 15), nested=False)

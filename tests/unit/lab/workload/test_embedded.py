@@ -13,10 +13,10 @@ import pytest
 
 from outrider.cli.demo_runs import held_out_problems
 from outrider.demo.problems import is_held_out
-from outrider.demo.workload import NUM_PROBLEMS, workload_lines
 from outrider.lab.workload.builtin import EMBEDDED, KINDS
 from outrider.lab.workload.grade import grade
 from outrider.lab.workload.load import load_workload
+from tools.demo_models.workload import NUM_PROBLEMS, workload_lines
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 EQUATION = re.compile(r"(\d[\d.+*/-]*)=(\d+(?:\.\d+)?)")
@@ -83,7 +83,7 @@ def test_code_prompts_are_python_up_to_their_end() -> None:
 
 
 def test_demo_is_what_the_generator_writes_and_what_outrider_demo_asks() -> None:
-    """`python -m outrider.demo.workload outrider/lab/workload/embedded/demo.jsonl` writes the file anew."""
+    """`python -m tools.demo_models.workload outrider/lab/workload/embedded/demo.jsonl` writes the file anew."""
     assert (EMBEDDED / "demo.jsonl").read_text(encoding="utf-8").splitlines() == workload_lines()
     chosen = held_out_problems(NUM_PROBLEMS)
     assert [row["prompt"] for row in rows("demo")] == [problem.prompt for problem in chosen]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.demo.corpus import BOS_ID, EOS_ID, Batch
-from outrider.demo.optimizer import Optimizers, warmup_stable_decay
+from tools.demo_models.corpus import BOS_ID, EOS_ID, Batch
+from tools.demo_models.optimizer import Optimizers, warmup_stable_decay
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The recipe that made the embedded demo pair; run it to make it again, or to make a better one on a GPU.
 
-    python -m outrider.demo.recipe --data ../shared/data --out runs/demo --minutes 75
-    python -m outrider.demo.recipe --data ../shared/data --out runs/demo --stage evaluate
-    python -m outrider.demo.recipe --data ../shared/data --out runs/better --init runs/demo
+    python -m tools.demo_models.recipe --data ../shared/data --out runs/demo --minutes 75
+    python -m tools.demo_models.recipe --data ../shared/data --out runs/demo --stage evaluate
+    python -m tools.demo_models.recipe --data ../shared/data --out runs/better --init runs/demo
 
 Stages, each resumable and each skipped when its result is already there: corpus (token arrays; needs the
 tokenizer), tokenizer, target, draft (distilled from the target), evaluate. `--minutes` and `--steps` are
@@ -27,7 +27,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from outrider.demo import card, corpus, evaluate, tokenizer, train
+from tools.demo_models import card, corpus, evaluate, tokenizer, train
 
 STAGES = ("tokenizer", "corpus", "target", "draft", "evaluate", "card")
 DRAFT_SHARE = 0.25  # of the target's budget
@@ -163,7 +163,7 @@ def run(recipe: Recipe, stages: tuple[str, ...] = STAGES) -> None:
 # ------------------------------------------------------------------------------------------- command line
 def parse(arguments: list[str]) -> tuple[Recipe, tuple[str, ...]]:
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.demo.recipe", description=(__doc__ or "").split("\n")[0]
+        prog="python -m tools.demo_models.recipe", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math/ and code/")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and results")

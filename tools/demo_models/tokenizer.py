@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outrider.demo.corpus import BOS, BOS_ID, EOS
+from tools.demo_models.corpus import BOS, BOS_ID, EOS
 
 VOCABULARY_SIZE = 4096
 CONTEXT_TOKENS = 1024

@@ -1,6 +1,6 @@
 """The model card, written from the measurements: no number in it is typed by hand.
 
-`python -m outrider.demo.recipe --stage card` renders `README.md` beside the exported models from
+`python -m tools.demo_models.recipe --stage card` renders `README.md` beside the exported models from
 `evaluation.json`.
 """
 
@@ -37,7 +37,7 @@ first question.
 Test splits of GSM8K, HumanEval and Spec-Bench were not trained on. Generated questions are held out by a
 hash of the question.
 
-    python -m outrider.demo.recipe --data ../shared/data --out runs/demo --minutes 75
+    python -m tools.demo_models.recipe --data ../shared/data --out runs/demo --minutes 75
 
 {history}
 | | steps | tokens | minutes, pauses included | training loss at the end |
@@ -46,7 +46,7 @@ hash of the question.
 
 ## Measured
 
-`python -m outrider.demo.recipe --data ../shared/data --out runs/demo --stage evaluate`, greedy, bf16,
+`python -m tools.demo_models.recipe --data ../shared/data --out runs/demo --stage evaluate`, greedy, bf16,
 CPU.
 
 | held-out problems, {num_problems} each | target solves | τ, k = 3 | k = 5 | k = 8 | single guesses right |

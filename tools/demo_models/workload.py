@@ -1,6 +1,6 @@
 """The workload `demo` of the lab: the first held-out problems of `outrider demo`, as a file of prompts.
 
-    python -m outrider.demo.workload outrider/lab/workload/embedded/demo.jsonl
+    python -m tools.demo_models.workload outrider/lab/workload/embedded/demo.jsonl
 
 The lab may not import the demo (docs/architecture.md), so the problems travel as a file; a test compares it with the generator.
 """

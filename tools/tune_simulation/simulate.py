@@ -33,7 +33,6 @@ from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.laws import NUM_LAYERS, Law, law_of
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
 from outrider.lab.tune.space import Space, SpaceOptions
@@ -41,6 +40,7 @@ from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
+from tools.tune_simulation.laws import NUM_LAYERS, Law, law_of
 
 PLAIN_S = 0.0054
 NINTH = 0.25  # of a plain pass: what the tokens of a pass behind the eighth cost at once

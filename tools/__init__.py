@@ -1,0 +1,1 @@
+"""What only developers of Outrider run: recipes, simulations, the documentation site."""
