@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
@@ -31,6 +31,7 @@ from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
 from outrider.models.kernel import Kernels
 from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.multimodal import auto_class, drop_other_senses
 from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.pass_limits import find_pass_limits
@@ -238,7 +239,7 @@ def load_module(
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        module, report = auto_class(config).from_pretrained(
             name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
             output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
             local_files_only=hub.only_cached(name),
@@ -265,7 +266,9 @@ def load_module(
     elif (method := quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
         runs, asked = (str(each).removeprefix("torch.") for each in (module.get_input_embeddings().weight.dtype, dtype))
         raise CapabilityError(f"'{name}' is quantised ({method}) and runs in {runs}, not in {asked}. Use --dtype {runs}.")
-    return module.eval().requires_grad_(False).to(device)
+    module.eval().requires_grad_(False)
+    drop_other_senses(module)
+    return module.to(device)
 
 
 def build_lm(

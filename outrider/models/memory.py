@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.adapter import WEIGHTS, adapter_in
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
+from outrider.models.multimodal import auto_class
 from outrider.models.quantised.on_loading import rounded_bytes
 from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, quantisation_of
 
@@ -314,7 +314,7 @@ def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes of the weights a config describes, by building it without storage; 0 when that fails."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto_class(config).from_config(config)
     except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
         return 0
     return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize

@@ -1,0 +1,91 @@
+"""Checkpoints that take pictures, too: their text part runs, as transformers runs it, and nothing else stays loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from outrider.llm import LLM
+from outrider.models.load import build_lm, load_config, load_module
+from outrider.models.multimodal import drop_other_senses
+from outrider.sampling.params import SamplingParams
+from tests.contract.own_cache_families import DELTA
+from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
+from tests.unit.runtime.families import EXPERTS, SIZES
+
+TEXT = {key: value for key, value in SIZES.items() if key not in ("bos_token_id", "pad_token_id")}
+PICTURES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+TOWER = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+}  # fmt: skip
+MARKS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+THREE_AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3Config", {
+        "text_config": {**TEXT, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
+        "vision_config": {**PICTURES, "vision_use_head": False}, "mm_tokens_per_image": 4, "image_token_index": 90,
+        "boi_token_index": 91, "eoi_token_index": 92}),
+    "llama4": ("Llama4Config", {
+        "text_config": {**TEXT, **EXPERTS, "head_dim": 16, "intermediate_size_mlp": 96, "attention_chunk_size": 64},
+        "vision_config": {**PICTURES, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        "boi_token_index": 91, "eoi_token_index": 92, "image_token_index": 90}),
+    "mistral3": ("Mistral3Config", {
+        "text_config": {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        "vision_config": {**PICTURES, "model_type": "pixtral", "head_dim": 16}, "image_token_index": 90}),
+    "qwen3_5": ("Qwen3_5Config", {
+        "text_config": {**TEXT, **DELTA}, "vision_config": {**TOWER, "deepstack_visual_indexes": []}, **MARKS}),
+    "qwen3_vl": ("Qwen3VLConfig", {
+        "text_config": {**TEXT, **THREE_AXES, "head_dim": 16},
+        "vision_config": {**TOWER, "deepstack_visual_indexes": [0]}, **MARKS}),
+}  # fmt: skip
+
+
+def saved(name: str, folder: Path) -> nn.Module:
+    """A random checkpoint in `folder`; returns the whole model."""
+    kind, options = CONFIGS[name]
+    config = getattr(transformers, kind)(**options)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])(config).eval()
+    save_checkpoint(folder, model, word_tokenizer(TEXT["vocab_size"]))
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_text_part_runs(name: str, tmp_path: Path) -> None:
+    """Catches a checkpoint that is refused for its vision tower, one that keeps it, and text weights that are left out."""
+    whole = saved(name, tmp_path)
+    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    assert not [key for key, _ in module.named_parameters() if any(word in key for word in ("vision", "visual", "projector"))]
+    lm = build_lm(module, name, torch.float32, torch.device("cpu"))
+    tokens = torch.randint(3, 80, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        theirs: Tensor = whole(input_ids=tokens, use_cache=False).logits[0]
+        lm.kv.add_row()
+        ours = [lm.forward(tokens[:, :7])[0]]
+        lm.kv.advance(0, 7)
+        ours.append(lm.forward(tokens[:, 7:])[0])
+    assert (torch.cat(ours) - theirs).abs().max() <= 2e-4 * theirs.abs().max()
+
+
+def test_it_generates(tmp_path: Path) -> None:
+    """Mistral Small's class is none of transformers' language models."""
+    whole: Any = saved("mistral3", tmp_path)
+    prompt = [5, 6, 7, 5, 6, 7, 5]
+    expected = whole.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    llm = LLM(tmp_path, drafter="ngram", dtype="float32", runtime="eager", threads=1)
+    found = llm.generate([prompt], SamplingParams(max_tokens=16, ignore_eos=True))[0].token_ids
+    assert found == expected[0, len(prompt) :].tolist()
+
+
+def test_a_language_model_loses_nothing() -> None:
+    assert drop_other_senses(tiny_llama(97)) == []
