@@ -56,6 +56,7 @@ class Executor:
         assert self.library.outrider_runtime_sizes() == SIZES, "structures.py and native/program.h differ"
         self.workers = library.workers(self.library, torch.get_num_threads())
         self._arena = torch.empty(0, dtype=torch.uint8)
+        self._lists = KeptAddresses(), KeptAddresses(), KeptAddresses()  # of keys, values and rotary tables
 
     def run(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: Sequence[int] = (),
@@ -108,9 +109,9 @@ class Executor:
     ) -> PassStruct:  # fmt: skip
         """A pass as the library reads it, with room for its values. The structure keeps alive what it points to, all of which is
         contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`."""
-        lists = [addresses(each) for each in (
-            keys, values, tables, inputs, [*signals, *[None] * (len(self.program.signals) - len(signals))],
-        )]  # fmt: skip
+        wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
+        known = (kept(each) for kept, each in zip(self._lists, (keys, values, tables), strict=True))
+        lists = [*known, addresses(inputs), addresses(wanted)]
         depths, paths = (None, None) if sees is None else _paths(sees)
         needed = num_rows * (num_tokens * self._binding.body_bytes + num_columns * self._binding.head_bytes) + 64
         if self._arena.numel() < needed:
@@ -176,7 +177,7 @@ class NativeRun:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers, which change no other number."""
         if missing := sorted(set(layers) - set(self.executor.program.signals)):
             raise CapabilityError(f"the native runtime does not give the hidden states of layers {missing}")
-        tables = self.bound.rotary.up_to(int(positions.max()))
+        tables = self.bound.rotary.up_to(int(positions.numpy().max()))
         return self.executor.run(ids, positions, plan, columns, layers, tables)
 
 
@@ -197,6 +198,25 @@ def _address(memory: Memory | None) -> int | None:
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
     """Addresses of tensors, null for None."""
     return (ctypes.c_void_p * len(tensors))(*(None if one is None else one.data_ptr() for one in tensors))
+
+
+class KeptAddresses:
+    """Addresses of the tensors of a list, kept as long as the same list with the same first tensor comes.
+
+    Whoever moves the tensors of a list moves all of them, or makes another list. Sixty tensors of thirty layers take 0.1 ms to
+    ask where a pass has driven everything out of the processor's caches.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[Tensor], Tensor, ctypes.Array[ctypes.c_void_p]] | None = None
+
+    def __call__(self, tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+        last = self._last
+        if not tensors:
+            return addresses(tensors)
+        if last is None or last[0] is not tensors or last[1] is not tensors[0]:
+            self._last = last = tensors, tensors[0], addresses(tensors)
+        return last[2]
 
 
 def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
