@@ -27,6 +27,7 @@ from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.multimodal import auto_class
 from outrider.models.quantised.on_loading import rounded_bytes
 from outrider.models.quantised_checkpoint import bits_per_weight, is_widened, quantisation_of
+from outrider.models.unsupported import STATEFUL_KINDS
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -235,8 +236,14 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
         numbers = sum(_kv_numbers(text.per_layer_config[layer]) for layer in range(num_layers))
     else:
-        numbers = num_layers * _kv_numbers(text)
+        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text)
     return int(numbers * dtype.itemsize)
+
+
+def _num_with_keys(text: Any, num_layers: int) -> int:
+    """Layers that keep keys and values of every token: not those with a running state, nor those without attention."""
+    kinds = getattr(text, "layer_types", None) or ()
+    return num_layers - sum(any(each in kind for each in (*STATEFUL_KINDS, "moe", "mlp")) for kind in kinds[:num_layers])
 
 
 def _kv_numbers(layer: Any) -> int:

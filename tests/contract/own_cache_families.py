@@ -96,9 +96,9 @@ ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, 
 )  # fmt: skip
 
 
-def make(family: str, dtype: torch.dtype = torch.float32) -> Any:
+def make(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A random model of this family, in eval mode."""
-    named = {**SIZES, **FAMILIES[family]}
+    named = {**SIZES, **FAMILIES[family], **changes}
     if family in OTHERWISE_NAMED:
         general = ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")
         named = {**{key: SIZES[key] for key in general}, **FAMILIES[family]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, Lfm2Config, LlamaConfig
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.memory import (
@@ -37,6 +37,9 @@ def write_model(folder: Path, numel: int = 1000) -> Path:
 def test_kv_counts_grouped_heads() -> None:
     """3 layers x 2 KV heads x head size 8 x keys and values x 2 bytes; GPT-2 names its fields differently."""
     assert kv_bytes_per_token(LLAMA, torch.bfloat16) == 3 * 2 * 8 * 2 * 2
+    kinds = ["conv", "full_attention", "conv"]
+    hybrid = Lfm2Config(num_hidden_layers=3, hidden_size=32, num_attention_heads=4, layer_types=kinds)
+    assert kv_bytes_per_token(hybrid, torch.float32) == 1 * 2 * 8 * 8 * 4, "convolutions keep no keys"
     assert kv_bytes_per_token(GPT2Config(n_layer=2, n_embd=32, n_head=4), torch.float32) == 2 * 32 * 2 * 4
 
 

@@ -1,0 +1,98 @@
+"""A target on transformers' own cache in the engine: prompts in chunks, preemption, prefixes, a draft of its own kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outrider.errors import CapabilityError
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from tests.contract.own_cache_families import make
+from tests.helpers import byte_tokenizer, save_checkpoint
+from tests.unit.engine.conftest import MakeEngine, Models, ask, request
+
+
+def hybrid(noise: float = 0.0) -> Any:
+    """A short convolution beside attention; with noise, a draft that is often right."""
+    module = make("lfm2", vocab_size=257)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for parameter in module.parameters():
+            parameter += noise * parameter.std() * torch.randn_like(parameter) if parameter.dim() > 1 else 0
+    nn.init.normal_(module.get_input_embeddings().weight, std=1.0, generator=torch.Generator().manual_seed(2))
+    return module
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("hybrid")
+    return Models(
+        save_checkpoint(folder / "target", hybrid(), byte_tokenizer()),
+        save_checkpoint(folder / "draft", hybrid(0.05), byte_tokenizer()),
+    )
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 250, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.fixture(scope="module")
+def plain(models: Models) -> LLM:
+    return LLM(models.target, drafter="none", threads=1)
+
+
+def alone(plain: LLM, tokens: list[int], count: int) -> list[int]:
+    """What plain decoding writes behind a prompt."""
+    return plain.generate([tokens], SamplingParams(max_tokens=count, ignore_eos=True))[0].token_ids
+
+
+def test_a_preempted_row_takes_its_state_along(engine_of: MakeEngine, plain: LLM) -> None:
+    """Three rows drafted for by a hybrid, an urgent one that takes a place."""
+    engine = engine_of(max_num_seqs=2)
+    slow = ask(engine, *(request(prompt(40, seed), max_tokens=60, priority=1) for seed in (1, 2)))
+    assert all(answer.begun.wait(60) for answer in slow)
+    urgent = ask(engine, request(prompt(12, 3), max_tokens=12, priority=0))[0]
+    assert urgent.token_ids == alone(plain, prompt(12, 3), 12)
+    assert [answer.token_ids for answer in slow] == [alone(plain, prompt(40, seed), 60) for seed in (1, 2)]
+    assert sum(answer.finish.preemptions for answer in slow) == 1
+    assert max(answer.finish.stats.tau or 0 for answer in slow) > 1.2, "its drafts are kept"
+
+
+def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LLM) -> None:
+    """Its state is kept at the boundary of a chunk, and serves whoever begins like it."""
+    engine = engine_of(drafter="ngram", draft=False)
+    first = prompt(300, 4)
+    assert ask(engine, request(first))[0].finish.cached_tokens == 0
+    for seed in (5, 6):
+        tokens = [*first[:280], *prompt(9, seed)]
+        again = ask(engine, request(tokens))[0]
+        assert again.finish.cached_tokens == 256
+        assert again.token_ids == alone(plain, tokens, 24)
+    assert engine.snapshot().prefix_pages > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [
+        ({"drafter": "early-exit"}, "drafts on the target's own keys and values"),
+        ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "drafts trees, and states cannot branch"),
+        ({"drafter": "none", "runtime": "native"}, "does not run on runtime 'native', which needs keys and values in Outrider's"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], said: str, models: Models) -> None:
+    with pytest.raises(CapabilityError) as caught:
+        LLM(models.target, threads=1, **options)
+    assert said in str(caught.value)
+    assert "1 of 2 layers (first: layer 0, conv) keep one running state" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_it_is_said_once(models: Models) -> None:
+    llm = LLM(Path(models.target), drafter="ngram", threads=1)
+    assert [note for note in llm.notes if "runs on transformers' own cache, which is slower" in note] == llm.notes[:1]
+    assert llm.config["exact"] is False
+    assert llm.config["runtime"] == "eager"
