@@ -54,6 +54,9 @@ class ListenOptions:
     strict: Annotated[
         bool, option(SERVER, "Refuse unknown fields, which are else named in log and header.", "--strict", show_default=False)
     ] = False
+    max_stored_responses: Annotated[
+        int | None, option(SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000")
+    ] = None
     request_timeout: Annotated[
         float | None, option(SERVER, "Seconds after which an answer is cut off.", show_default="600")
     ] = None
@@ -147,7 +150,7 @@ def serve(
     target: Target = None,
     config: Config = None,
 ) -> int:
-    """Answer OpenAI clients: completions, chat, streaming, tools, structured output."""
+    """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
     settings = _settings(target, config, model, engine, listen)
     check_installed()
     from outrider.cli.session import quieten_libraries

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from outrider.engine.request import Update
-from outrider.errors import RequestError
-from outrider.sampling.params import SamplingParams
-from outrider.sampling.thinking import Thinking
-from outrider.serve.constraints import form_of
-from outrider.serve.conversation import render, thinking_in, unread_thoughts
-from outrider.serve.exchange import Exchange, make_exchange
+from outrider.serve.dialogue import Dialogue
+from outrider.serve.exchange import Exchange
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.logprobs import Namer, chat_logprobs
 from outrider.serve.reader import Delta, whole_message
-from outrider.serve.reasoning import for_engine
 from outrider.serve.reply import Reply
-from outrider.serve.routing import Prompts, choose, model_named
-from outrider.serve.rules import Asked
-from outrider.serve.schema.chat import ChatBody, ToolChoice
-from outrider.serve.served import Served, ServerState
-from outrider.serve.tools import ToolUse, tool_use
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.served import ServerState
 from outrider.serve.usage import no_usage
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
@@ -32,72 +23,37 @@ WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 class Chat:
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
-    def __init__(self, body: ChatBody, exchange: Exchange, use: ToolUse | None, thinking: Thinking | None) -> None:
-        self._body = body
-        self._exchange = exchange
-        self._choices = [Choice(number, body, exchange, use, thinking) for number in range(len(exchange.requests))]
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue, self._body, self._exchange = dialogue, dialogue.body, dialogue.exchange
+        self._choices = [
+            Choice(number, dialogue.body, dialogue.exchange, reply) for number, reply in enumerate(dialogue.replies)
+        ]
 
     @classmethod
     async def prepared(cls, state: ServerState, body: ChatBody, ignored: IgnoredFields) -> Chat:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        form = form_of(body)
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
-        named = body.tool_choice
-        choice = named.model_dump() if isinstance(named, ToolChoice) else named
-
-        def use_of(served: Served) -> ToolUse | None:
-            texts = served.texts
-            return tool_use(
-                tools, choice, body.parallel_tool_calls, template=texts.chat_template, tokenizer=texts.tokenizer
-            )
-
-        async def read(served: Served) -> Prompts:
-            if body.messages is None:
-                return [list(body.prompt_token_ids or [])]
-            use = use_of(served)
-            rendered = None if use is None else use.rendered
-            return [await render(served, body.messages, body, tools=rendered, reasoning_effort=body.reasoning_effort)]
-
-        asked = Asked(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
-        route = await choose(state, asked, body.num_choices, read)
-        use = use_of(route.served)
-        ignored.add(unread_thoughts(body.messages, route.served))
-        spec = form if use is None else use.spec_beside(form)
-        thinking = thinking_in(route.served, body, route.prompts[0], is_held=spec is not None)
-
-        def params(answer: int, prompt: list[int]) -> SamplingParams:
-            room, defaults = max(1, route.served.engine.context - len(prompt)), route.served.engine.sampling_defaults.values
-            longest = min(body.limit or defaults.get("max_tokens") or room, room)
-            sampling = body.sampling(defaults, max_tokens=longest, logprobs=body.num_logprobs, choice=answer)
-            return replace(sampling, thinking=for_engine(thinking, sampling, spec))
-
-        if use is not None and use.spec is not None and body.allowed_token_ids is not None:
-            raise RequestError("allowed_token_ids beside enforced tools may leave no token to say: give one of them")
-        exchange = await make_exchange(
-            "chatcmpl", body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
-        )
-        return cls(body, exchange, use, None if body.separate_reasoning is False else thinking)
+        return cls(await Dialogue.prepared(state, body, ignored))
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        answers = await self._exchange.answers()
-        choices = [choice.message(answer.whole()) for choice, answer in zip(self._choices, answers, strict=True)]
-        found = {**self._exchange.head(WHOLE), "choices": choices, **self._bill()}
+        answers = await self._dialogue.answers()
+        choices = [choice.message(answer) for choice, answer in zip(self._choices, answers, strict=True)]
+        found = {**self._exchange.head(WHOLE), "choices": choices, **self._dialogue.bill()}
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._exchange.prompts[0]
         return found
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as a stream. What the engine refuses is raised here, before the first chunk."""
-        return self._chunks(self._exchange.updates(self._exchange.launch()))
+        return self._chunks(self._dialogue.updates())
 
     async def settle(self) -> None:
         """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self._exchange.settle()
+        await self._dialogue.settle()
 
     def cancel(self) -> None:
         """End what still runs."""
-        self._exchange.cancel()
+        self._dialogue.cancel()
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
         head = self._exchange.head(CHUNK)
@@ -110,29 +66,18 @@ class Chat:
                 for delta in self._choices[number].deltas(update):
                     yield {**head, "choices": [delta], **usage(number)}
         if self._body.include_usage:
-            yield {**head, "choices": [], **self._bill()}
-
-    def _bill(self) -> dict[str, Any]:
-        counts = self._exchange.served.reasoning is not None
-        return self._exchange.bill(sum(choice.num_thought for choice in self._choices) if counts else None)
+            yield {**head, "choices": [], **self._dialogue.bill()}
 
 
 class Choice:
     """One answer, written piece by piece."""
 
-    def __init__(
-        self, index: int, body: ChatBody, exchange: Exchange, use: ToolUse | None, thinking: Thinking | None
-    ) -> None:
+    def __init__(self, index: int, body: ChatBody, exchange: Exchange, reply: Reply) -> None:
         served = exchange.served
         self._index, self._body = index, body
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
         self._answer = served.answer_text(exchange.requests[index])
-        self._reply = Reply(served, body, use, thinking)
-
-    @property
-    def num_thought(self) -> int:
-        """Tokens of thoughts so far."""
-        return self._reply.num_thought
+        self._reply = reply
 
     def opening(self) -> dict[str, Any]:
         """The first chunk of a stream: who speaks."""

@@ -10,15 +10,17 @@ from outrider.messages import TAKEN, as_turn, reads
 from outrider.sampling.thinking import Thinking
 from outrider.serve.errors import ApiError
 from outrider.serve.schema.base import UnknownField
-from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.chat import ChatBody, ThinkingFields
 from outrider.serve.schema.messages import REASONING, Message, TemplateFields
 from outrider.serve.served import Served
 from outrider.serve.texts import Texts
 
+SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates: Qwen's, GLM's; DeepSeek's, Granite's
+
 
 async def render(
     served: Served, messages: list[Message], fields: TemplateFields, *, tools: Sequence[Mapping[str, Any]] | None = None,
-    reasoning_effort: str | None = None,
+    reasoning_effort: str | None = None, thinking: ThinkingFields | None = None,
 ) -> list[int]:  # fmt: skip
     """Token ids. Raises ApiError where the template cannot."""
     texts = served.texts
@@ -30,6 +32,8 @@ async def render(
         options["reasoning_effort"] = reasoning_effort
     for name in fields.chat_template_kwargs or {}:
         _check_known(texts, name, served.name, "chat_template_kwargs")
+    if thinking is not None:
+        options |= _switched(thinking, served, options)
     if tools is not None:
         options["tools"] = list(tools)
     continues = bool(fields.continue_final_message)
@@ -43,7 +47,7 @@ def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: b
 
     Raises ApiError for a budget or a form that these thoughts cannot have.
     """
-    budget = body.thinking_token_budget
+    budget = body.budget
     if served.reasoning is None:
         if budget is not None:
             raise ApiError(f"'{served.name}' has no thoughts that are told apart", param="thinking_token_budget")
@@ -56,6 +60,19 @@ def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: b
             "thinking off ('chat_template_kwargs'), or leave out the form and required or strict tools"
         )  # fmt: skip
     return thinking
+
+
+def _switched(thinking: ThinkingFields, served: Served, options: Mapping[str, Any]) -> dict[str, bool]:
+    """Variables of the template that switch thinking on or off. Raises ApiError where it cannot be had as it is asked for."""
+    if thinking.type == "adaptive":
+        return {}
+    is_on, switches = thinking.type == "enabled", [name for name in SWITCHES if name in served.texts.template_variables]
+    if taken := [name for name in switches if name in options]:
+        raise ApiError(f"'thinking' and '{taken[0]}' in 'chat_template_kwargs' say the same: give one of them", param="thinking")
+    if switches or is_on == (served.reasoning is not None):
+        return dict.fromkeys(switches, is_on)
+    why = "has no thoughts that are told apart" if is_on else "has a chat template without a switch that turns thinking off"
+    raise ApiError(f"thinking cannot be {thinking.type}: '{served.name}' {why}", param="thinking")
 
 
 def _check_known(texts: Texts, name: str, model: str, param: str | None = None) -> None:
@@ -74,13 +91,18 @@ def _turn(message: Message, texts: Texts) -> dict[str, Any]:
 
 def unread_thoughts(messages: Sequence[Message] | None, served: Served) -> Iterator[UnknownField]:
     """Fields with thoughts that the model's chat template does not show."""
-    shown = bool(_names_of_thoughts(served.texts))
+    shown = shows_thoughts(served)
     for number, message in enumerate(messages or ()):
         for name in REASONING:
             thought = getattr(message, name)
             if thought and not (shown and message.role == "assistant" and thought == message.thoughts):
                 why = "only texts of assistants are shown" if shown else f"the chat template of '{served.name}' shows none"
                 yield UnknownField(name, f"messages[].{name}", f"messages.{number}.{name}", (), why)
+
+
+def shows_thoughts(served: Served) -> bool:
+    """Whether the model's chat template shows what an assistant thought."""
+    return bool(_names_of_thoughts(served.texts))
 
 
 def _names_of_thoughts(texts: Texts) -> list[str]:

@@ -14,6 +14,10 @@ from typing import Any
 
 from outrider.errors import CapabilityError, ConfigError, OutriderError, QueueFullError, RequestError, UnavailableError
 
+ANTHROPIC_TYPES = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
 INVALID, LIMITED, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
 
@@ -32,7 +36,13 @@ class ApiError(OutriderError):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
+        """In OpenAI's shape."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """In Anthropic's shape, which has its own types and no place for the field's name."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else INVALID)
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
 def unavailable(message: str, code: str) -> ApiError:

@@ -44,18 +44,18 @@ class Gate:
             self._check(scope)
             await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
         except _TooLargeError:
-            await answer(self._too_large())(scope, receive, counting)
+            await answer(self._too_large(), scope["path"])(scope, receive, counting)
         except ApiError as error:
-            await answer(error)(scope, receive, counting)
+            await answer(error, scope["path"])(scope, receive, counting)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not counting.begun:
-                await answer(FAILED)(scope, receive, counting)
+                await answer(FAILED, scope["path"])(scope, receive, counting)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         if self._keys and scope["path"].startswith(PROTECTED) and scope["method"] != "OPTIONS":
-            self._check_key(headers.get("authorization", ""))
+            self._check_key(headers.get("authorization") or _of_anthropic(headers))
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()
@@ -71,6 +71,12 @@ class Gate:
     def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._max_body_bytes} bytes, the most this server takes (--max-body-bytes)"
         return ApiError(message, status=413, code="body_too_large", headers={"Connection": "close"})
+
+
+def _of_anthropic(headers: Headers) -> str:
+    """The key as Anthropic's clients send it."""
+    key = headers.get("x-api-key", "")
+    return f"Bearer {key}" if key else ""
 
 
 class _TooLargeError(BaseException):

@@ -1,4 +1,4 @@
-"""The two endpoints that generate: /v1/completions and /v1/chat/completions."""
+"""The endpoints that generate: completions, chat completions, responses, and messages with the count of their tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from outrider.serve.chat import Chat
 from outrider.serve.completions import Completion
 from outrider.serve.departure import unless_gone
 from outrider.serve.ignored import ignored_fields
-from outrider.serve.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer
+from outrider.serve.messages import EVENTS as MESSAGE_EVENTS
+from outrider.serve.messages import Messages, count_tokens
+from outrider.serve.responses import EVENTS as RESPONSE_EVENTS
+from outrider.serve.responses import Responses
+from outrider.serve.routing import served_named
+from outrider.serve.schema.answers import AnthropicError, ChatAnswer, CompletionAnswer, ErrorAnswer, TokenCount
+from outrider.serve.schema.anthropic import CountBody, MessagesBody
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.completion import CompletionBody
+from outrider.serve.schema.responses import ResponsesBody
 from outrider.serve.served import ServerState
-from outrider.serve.sse import EventStream, dumped
+from outrider.serve.sse import CHUNKS, EventStream, Framing, dumped
 
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -26,6 +33,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorAnswer, "description": "The queue is full; Retry-After says when to try again."},
     500: {"model": ErrorAnswer, "description": "The server failed."},
     503: {"model": ErrorAnswer, "description": "The server is loading or shutting down."},
+}
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {**about, "model": AnthropicError} for status, about in ERRORS.items()
 }
 
 
@@ -44,10 +54,34 @@ def generating_routes(state: ServerState) -> APIRouter:
         ignored = ignored_fields(request, state.ignored, body)
         return await _answer(await Chat.prepared(state, body, ignored), bool(body.stream), request)
 
+    @router.post("/v1/responses", responses={200: {"content": STREAM}}, response_model=None)
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """Answer a text or a conversation, which may go on from an earlier response. With `stream`, server-sent events."""
+        ignored = ignored_fields(request, state.ignored, body)
+        asked = await Responses.prepared(state, body, ignored)
+        request.state.asked = asked  # for the log of requests
+        return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
+
+    @router.post("/v1/messages", responses={200: {"content": STREAM}, **ANTHROPIC_ERRORS}, response_model=None)
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """Answer a conversation, as Anthropic's clients ask. With `stream`, server-sent events."""
+        ignored = ignored_fields(request, state.ignored, body)
+        asked = await Messages.prepared(state, body, ignored)
+        request.state.asked = asked  # for the log of requests
+        return await _answer(asked, bool(body.stream), request, MESSAGE_EVENTS)
+
+    @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+    async def count(body: CountBody, request: Request) -> TokenCount:
+        """Tokens of a conversation, as Anthropic's clients ask."""
+        ignored_fields(request, state.ignored, body)
+        return TokenCount(input_tokens=await count_tokens(served_named(state, body.model), body))
+
     return router
 
 
-async def _answer(asked: Completion | Chat, stream: bool, request: Request) -> Response:
+async def _answer(
+    asked: Completion | Chat | Responses | Messages, stream: bool, request: Request, framing: Framing = CHUNKS
+) -> Response:
     if stream:
         chunks = asked.chunks()
         try:  # a refusal has a status of its own, which the first byte of a stream would decide
@@ -55,7 +89,7 @@ async def _answer(asked: Completion | Chat, stream: bool, request: Request) -> R
         except BaseException:
             asked.cancel()
             raise
-        return EventStream(chunks, asked.cancel)
+        return EventStream(chunks, asked.cancel, framing)
     try:
         whole = await unless_gone(request.receive, asked.whole())
     finally:

@@ -12,7 +12,7 @@ from outrider.serve.errors import ApiError, unavailable
 from outrider.serve.exchange import check_ids
 from outrider.serve.generating import ERRORS
 from outrider.serve.ignored import ignored_fields
-from outrider.serve.routing import check_open, model_named
+from outrider.serve.routing import check_open, model_named, served_named
 from outrider.serve.schema.answers import ErrorAnswer, Health, ModelCard, ModelList, Ready, Version
 from outrider.serve.schema.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 from outrider.serve.served import Served, ServerState
@@ -39,7 +39,7 @@ def information_routes(state: ServerState) -> APIRouter:
     async def tokenize(body: TokenizeBody, request: Request) -> TokenizeAnswer:
         """Token ids of a text or of a conversation."""
         ignored = ignored_fields(request, state.ignored, body)
-        served = _served(state, body.model)
+        served = served_named(state, body.model)
         ignored.add(unread_thoughts(body.messages, served))
         tokens = await _tokens(served, body)
         names = [served.texts.bytes.name(token) for token in tokens] if body.return_token_strs else None
@@ -49,7 +49,7 @@ def information_routes(state: ServerState) -> APIRouter:
     async def detokenize(body: DetokenizeBody, request: Request) -> DetokenizeAnswer:
         """The text of token ids."""
         ignored_fields(request, state.ignored, body)
-        served = _served(state, body.model)
+        served = served_named(state, body.model)
         check_ids(body.tokens, served, "tokens")
         return DetokenizeAnswer(prompt=served.texts.decode(body.tokens))
 
@@ -106,13 +106,6 @@ def _card(state: ServerState, name: str) -> ModelCard:
         id=name, created=served.created, root=name, max_model_len=engine.context, drafters=engine.drafters,
         num_draft_tokens=engine.config.get("num_draft_tokens"), lossless=engine.lossless,
     )  # fmt: skip
-
-
-def _served(state: ServerState, name: str | None) -> Served:
-    named = model_named(state, name)
-    if named not in state.models:
-        raise ApiError(f"'{named}' stands for several models: name one of {', '.join(state.models)}", param="model")
-    return state.models[named]
 
 
 async def _tokens(served: Served, body: TokenizeBody) -> list[int]:

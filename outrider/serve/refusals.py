@@ -15,6 +15,7 @@ from outrider.serve.errors import INVALID, SERVER, ApiError, as_api_error
 from outrider.serve.schema.base import describe
 
 log = logging.getLogger("outrider.serve")
+ANTHROPIC = "/v1/messages"
 CLIENT_LEFT = 499  # nginx's number; nobody receives it, the logs do
 
 
@@ -26,8 +27,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientLeftError, _left)
 
 
-def answer(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+def answer(error: ApiError, path: str) -> JSONResponse:
+    """The refusal of a request to `path`, in the shape that its clients read."""
+    body = error.anthropic_body() if path.startswith(ANTHROPIC) else error.body()
+    return JSONResponse(body, error.status, headers=error.headers)
 
 
 async def _ours(request: Request, error: Exception) -> Response:
@@ -35,13 +38,13 @@ async def _ours(request: Request, error: Exception) -> Response:
     said = as_api_error(error)
     if said.status >= 500 and said.status != 503:
         log.error("%s %s failed: %s", request.method, request.url.path, said)
-    return answer(said)
+    return answer(said, request.url.path)
 
 
 async def _bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     message, param = describe(error.errors())
-    return answer(ApiError(message, param=param))
+    return answer(ApiError(message, param=param), request.url.path)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -55,7 +58,7 @@ async def _http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     kind = INVALID if error.status_code < 500 else SERVER
     message = messages.get(error.status_code, str(error.detail))
-    return answer(ApiError(message, status=error.status_code, kind=kind, headers=headers))
+    return answer(ApiError(message, status=error.status_code, kind=kind, headers=headers), request.url.path)
 
 
 async def _left(request: Request, error: Exception) -> Response:

@@ -37,6 +37,14 @@ def model_named(state: ServerState, name: str | None) -> str:
     return name
 
 
+def served_named(state: ServerState, name: str | None) -> Served:
+    """The one model of that name. Raises ApiError where it stands for several."""
+    named = model_named(state, name)
+    if named not in state.models:
+        raise ApiError(f"'{named}' stands for several models: name one of {', '.join(state.models)}", param="model")
+    return state.models[named]
+
+
 def check_open(state: ServerState) -> None:
     """Raises ApiError while the server takes no requests."""
     if state.loading:

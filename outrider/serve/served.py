@@ -17,6 +17,7 @@ from outrider.serve.ignored import IgnoredLog
 from outrider.serve.metrics import ServerMetrics
 from outrider.serve.reasoning import Reasoning
 from outrider.serve.reasoning_formats import AUTO
+from outrider.serve.response_store import ResponseStore
 from outrider.serve.rules import Rule
 from outrider.serve.selftest import SelfTest, Tested
 from outrider.serve.settings import ServerSettings
@@ -101,9 +102,11 @@ class ServerState:
     draining: bool = False
     replicas: Callable[[], dict[str, list[dict[str, Any]]]] | None = None  # by model, where engines run elsewhere
     ignored: IgnoredLog = field(init=False)
+    responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.ignored = IgnoredLog(is_strict=self.settings.strict)
+        self.responses = ResponseStore(self.settings.max_stored_responses)
 
     def serve(self, engines: Sequence[Serves], created: int) -> None:
         """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have, and for a

@@ -43,6 +43,7 @@ class ServerSettings:
     ssl_keyfile: Path | None = None
     max_body_bytes: int = 8 * MIB
     strict: bool = False  # refuse fields that have no effect, instead of naming them
+    max_stored_responses: int = 1000  # that /v1/responses may go on from; 0: none
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
     hang_timeout_s: float = 60.0  # longest a busy engine may not come round and be called healthy; 0: for ever
@@ -58,6 +59,8 @@ class ServerSettings:
             raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+        if self.max_stored_responses < 0:
+            raise ConfigError(f"max_stored_responses must be at least 0 (0: none are kept), got {self.max_stored_responses}")
         if not self.request_timeout_s > 0:  # NaN, which TOML can write, is neither: it would be no limit, without a word
             raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}")
         if not self.drain_timeout_s >= 0:

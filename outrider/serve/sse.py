@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI streams them: `data: {json}` blocks, then `data: [DONE]`.
+"""Server-sent events: `data: {json}` blocks, then `data: [DONE]`, as chat completions stream them; or events with names.
 
 The connection is watched while events are made: a client that leaves cancels the generator at once. An error after the
 first byte cannot change the status any more; it becomes an event of its own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.background import BackgroundTask
@@ -23,17 +24,31 @@ log = logging.getLogger("outrider.serve")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
 
 
+@dataclass(frozen=True)
+class Framing:
+    """How an interface frames its events."""
+
+    has_names: bool  # each is named by its `type`
+    end: str | None  # what stands behind the last one
+    error: Callable[[ApiError], dict[str, Any]]
+
+
+CHUNKS = Framing(has_names=False, end="[DONE]", error=ApiError.body)
+
+
 class EventStream(Response):
     """A response made of the objects that an asynchronous generator yields."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None], framing: Framing
+    ) -> None:
         """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for."""
         self.status_code = 200
         self.background: BackgroundTask | None = None
         self.init_headers(HEADERS)
-        self._chunks, self._cancel = chunks, cancel
+        self._chunks, self._cancel, self._framing = chunks, cancel, framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -46,23 +61,27 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
-        async def event(data: str) -> None:
-            await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        async def event(chunk: dict[str, Any]) -> None:
+            await write(f"event: {chunk['type']}\n" if self._framing.has_names else "", dumped(chunk))
+
+        async def write(name: str, data: str) -> None:
+            await send({"type": "http.response.body", "body": f"{name}data: {data}\n\n".encode(), "more_body": True})
 
         try:
             async for chunk in self._chunks:
-                await event(dumped(chunk))
+                await event(chunk)
         except OutriderError as error:
-            await event(dumped(as_api_error(error).body()))
+            await event(self._framing.error(as_api_error(error)))
         except OSError:  # the connection, in servers that say so
             raise
         except Exception:
             log.exception("a stream failed")
             failure = ApiError("the server failed while it answered; its log says more", status=500, kind="server_error")
-            await event(dumped(failure.body()))
+            await event(self._framing.error(failure))
         finally:
             await self._chunks.aclose()  # its own `finally` runs now, not some time
-        await event("[DONE]")
+        if self._framing.end is not None:
+            await write("", self._framing.end)
 
 
 def dumped(content: Any) -> str:

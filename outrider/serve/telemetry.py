@@ -26,7 +26,7 @@ from outrider.serve.traffic import TrafficLog
 from outrider.serve.transcript import Decode, Transcript
 
 log = logging.getLogger("outrider.serve")
-GENERATING = ("/v1/completions", "/v1/chat/completions")
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 class Telemetry:
@@ -47,18 +47,19 @@ class Telemetry:
                 if span is not None:
                     span.set_attributes(watched.attributes(scope))
         if watched.transcript is not None and watched.status == 200:
-            self._write(scope["path"], watched.transcript)
+            self._write(scope["path"], watched.transcript, _as_chat(scope))
 
     def _span(self, scope: Scope) -> AbstractContextManager[Any]:
         if self._tracing is None:
             return nullcontext()
         return self._tracing.http_span(f"{scope['method']} {scope['path']}", dict(Headers(scope=scope)))
 
-    def _write(self, path: str, transcript: Transcript) -> None:
-        """A body that cannot be read again costs a line in the log, never an answer."""
+    def _write(self, path: str, transcript: Transcript, as_chat: dict[str, Any] | None) -> None:
+        """A body that cannot be read again costs a line in the log, never an answer. `as_chat`: the body as that of a chat
+        completion, where it came by another interface."""
         assert self._traffic is not None
         try:
-            for body, answers, usage, name in transcript.entries(self._decode):
+            for body, answers, usage, name in transcript.entries(self._decode, as_chat):
                 self._traffic.add(
                     request_id=name, url=path, body=body, texts=[answer.text for answer in answers],
                     thoughts=[answer.thought for answer in answers], finish_reasons=[answer.finish_reason for answer in answers],
@@ -66,6 +67,11 @@ class Telemetry:
                 )  # fmt: skip
         except Exception:
             log.exception("an exchange could not be written to the traffic file")
+
+
+def _as_chat(scope: Scope) -> dict[str, Any] | None:
+    asked = scope.get("state", {}).get("asked")
+    return None if asked is None else asked.as_chat
 
 
 class _Watched:

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
+from jinja2.meta import find_undeclared_variables
 
 from outrider.errors import CapabilityError, OutriderError
 from outrider.models.token_bytes import token_bytes
@@ -41,6 +46,15 @@ class Texts:
     def chat_template(self) -> str | None:
         template = getattr(self.tokenizer, "chat_template", None)
         return "\n".join(map(str, template.values())) if isinstance(template, dict) else template
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads; none where it cannot be parsed: it will be refused when it is used."""
+        plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", self.chat_template or "")  # transformers' own tag
+        try:
+            return frozenset(find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)))
+        except TemplateSyntaxError:
+            return frozenset()
 
     async def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text. `special`: with the begin token and the like, where the model has them."""

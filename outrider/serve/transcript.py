@@ -7,17 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from outrider.serve.transcript_events import Said, read_message, read_response
+
 Decode = Callable[[str, list[int]], str]  # (model name, token ids) -> text
 END = b"[DONE]"
-
-
-@dataclass
-class Said:
-    """One answer."""
-
-    text: str | None = None  # None: nothing but tool calls
-    thought: str | None = None
-    finish_reason: str | None = None
 
 
 @dataclass
@@ -27,11 +20,18 @@ class Transcript:
     asked: bytearray = field(default_factory=bytearray)
     answered: bytearray = field(default_factory=bytearray)
 
-    def entries(self, decode: Decode) -> Iterator[tuple[dict[str, Any], list[Said], dict[str, Any], str]]:
+    def entries(
+        self, decode: Decode, as_chat: dict[str, Any] | None = None
+    ) -> Iterator[tuple[dict[str, Any], list[Said], dict[str, Any], str]]:
         """(request with one prompt as text, its answers, usage, id), one per prompt; nothing where an answer did not end or
         none was asked for."""
-        body = json.loads(self.asked)
         chunks = list(_objects(bytes(self.answered)))
+        if as_chat is not None:
+            answer, cost, identity = read_response(chunks) or read_message(chunks)
+            if answer.finish_reason is not None:
+                yield as_chat, [answer], cost, identity
+            return
+        body = json.loads(self.asked)
         usage: dict[str, Any] = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), {})
         answers = _answers(chunks)
         if not answers or body.get("max_tokens") == 0 or any(answer.finish_reason is None for answer in answers):

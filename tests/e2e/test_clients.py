@@ -64,6 +64,33 @@ def test_models_are_listed(client: Any) -> None:
     assert client.models.retrieve("demo").max_model_len == 1024
 
 
+def test_other_interfaces_give_the_same_answer(address: str, client: Any) -> None:
+    """A conversation that goes on, in three interfaces: greedy text is one text, and drafts are made for all."""
+    first = ask(client)
+    one = client.responses.create(model="demo", input=LEMONS, temperature=0, max_output_tokens=80)
+    assert one.output_text == said(first)
+    turns = [
+        {"role": "user", "content": LEMONS}, {"role": "assistant", "content": said(first)}, {"role": "user", "content": EGGS},
+    ]  # fmt: skip
+    ask_again: dict[str, Any] = {"model": "demo", "temperature": 0}
+    second = client.chat.completions.create(messages=turns, max_completion_tokens=80, **ask_again)
+    events = list(
+        client.responses.create(input=EGGS, previous_response_id=one.id, max_output_tokens=80, stream=True, **ask_again)
+    )
+    assert events[-1].response.output_text == said(second)
+    assert events[-1].response.usage.input_tokens == second.usage.prompt_tokens
+    assert one.model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+    anthropic = pytest.importorskip("anthropic")
+    other = anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0, timeout=120)
+    fields: dict[str, Any] = {"model": "demo", "messages": turns, "extra_body": {"temperature": 0}}
+    with other.messages.stream(max_tokens=80, **fields) as stream:
+        message = stream.get_final_message()
+    assert "".join(block.text for block in message.content) == said(second)
+    assert message.stop_reason == "end_turn"
+    count = other.messages.count_tokens(model="demo", messages=turns).input_tokens
+    assert count == second.usage.prompt_tokens
+
+
 def test_chat_answers_and_counts(client: Any) -> None:
     """Usage that does not add up, or numbers of speculation that are not this request's."""
     answer = ask(client)

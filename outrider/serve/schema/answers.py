@@ -24,6 +24,20 @@ class ErrorAnswer(Part):
     error: ErrorDetail
 
 
+class AnthropicErrorDetail(Part):
+    type: str
+    message: str
+
+
+class AnthropicError(Part):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+class TokenCount(Part):
+    input_tokens: int
+
+
 class PromptTokensDetails(Part):
     cached_tokens: int
 

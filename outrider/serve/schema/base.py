@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from outrider.errors import did_you_mean, nearest
+from outrider.errors import RequestError, did_you_mean, nearest
 from outrider.wellformed import is_text
 
 SHOWN = 60  # characters of a wrong value or name in a message
@@ -147,6 +147,18 @@ def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
 def _json(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+Made = TypeVar("Made", bound=Body)
+
+
+def made(kind: type[Made], fields: dict[str, Any]) -> Made:
+    """A body that another one comes to. Raises RequestError, in the words of a refused body."""
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        message, _ = describe([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
+        raise RequestError(message) from error
 
 
 def describe(errors: Sequence[Any]) -> tuple[str, str | None]:

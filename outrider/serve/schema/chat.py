@@ -51,6 +51,19 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
+class ThinkingFields(Body):
+    """Whether the model thinks, as far as its chat template has a switch."""
+
+    type: Literal["enabled", "disabled", "adaptive"] = Field(description="adaptive: as the model's chat template has it.")
+    budget_tokens: int | None = Field(None, ge=0, description="As thinking_token_budget; with enabled.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ThinkingFields:
+        if self.budget_tokens is not None and self.type != "enabled":
+            raise refusal("budget_tokens", "'budget_tokens' needs type: enabled")
+        return self
+
+
 class ChatBody(GenerationFields, TemplateFields):
     """Answer a conversation."""
 
@@ -66,6 +79,7 @@ class ChatBody(GenerationFields, TemplateFields):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, description="For models whose chat template knows it.")
+    thinking: ThinkingFields | None = None
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer, and counted.")
     separate_reasoning: bool | None = Field(None, description="false: thoughts are part of the content, as the model wrote them.")
     thinking_token_budget: int | None = Field(None, ge=0, description="Most tokens of thoughts; then the answer begins.")
@@ -116,7 +130,9 @@ class ChatBody(GenerationFields, TemplateFields):
             raise refusal("stream_options", "'stream_options' needs stream: true")
         if self.separate_reasoning is False and self.include_reasoning is False:
             raise refusal("separate_reasoning", "'separate_reasoning' and 'include_reasoning' false contradict each other")
-        self.check_template(self.messages, "reasoning_effort")
+        if self.thinking is not None and self.thinking.budget_tokens is not None and self.thinking_token_budget is not None:
+            raise refusal("thinking", "'thinking.budget_tokens' and 'thinking_token_budget' are one thing: give one of them")
+        self.check_template(self.messages, "reasoning_effort", "thinking")
         self._check_tools()
         return self
 
@@ -127,6 +143,12 @@ class ChatBody(GenerationFields, TemplateFields):
             wanted = self.response_format.json_schema
             if wanted is None or wanted.json_schema is None:
                 raise refusal("response_format", "'response_format' of type json_schema needs 'json_schema.schema'")
+
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of thoughts; None: as many as there are."""
+        named = None if self.thinking is None else self.thinking.budget_tokens
+        return self.thinking_token_budget if named is None else named
 
     @property
     def limit(self) -> int | None:

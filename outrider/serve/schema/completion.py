@@ -40,6 +40,7 @@ class CompletionBody(GenerationFields):
         "return_full_text": "use 'echo'",
         "include_reasoning": "thoughts are part of the text; chat completions tell them apart",
         "separate_reasoning": "thoughts are part of the text; chat completions tell them apart",
+        "thinking": "it belongs to chat completions",
         "thinking_token_budget": "it belongs to chat completions; use max_tokens here",
     }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {

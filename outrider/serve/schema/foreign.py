@@ -10,7 +10,7 @@ from typing import Any
 
 SAMPLERS = "this server samples by temperature, top_k, top_p, min_p and the penalties"
 NO_ADAPTERS = "a model answers with its own weights; name another one in 'model'"
-THINKING = "use 'chat_template_kwargs', with the name that the model's chat template knows"
+THINKING = "use 'thinking', or 'chat_template_kwargs' with the name that the model's chat template knows"
 WITH_FORM = "use 'structured_outputs'"
 
 REFUSED: dict[str, str] = {
@@ -50,7 +50,7 @@ REFUSED: dict[str, str] = {
     "input": "it belongs to /v1/responses",
     "negative_prompt": SAMPLERS,
     # thinking
-    "thinking": THINKING, "think": THINKING, "enable_thinking": THINKING,
+    "think": THINKING, "enable_thinking": THINKING,
     "thinking_budget": "use 'thinking_token_budget', in a chat",
     # parts of other servers
     "logits_processors": "use logit_bias, allowed_token_ids or a response format",

@@ -137,6 +137,18 @@ class FakeEngine:
         self._alive.discard(request.id)
 
 
+def engine(reply: str, more: str = "{# </think> #}", tokens: tuple[str, ...] = (), *, special: bool = True) -> FakeEngine:
+    """One whose model thinks. `more`: behind the usual template; `tokens`: marks that are tokens, special or not."""
+    made = FakeEngine(reply=reply, context=2000)
+    made.tokenizer.chat_template = TEMPLATE + more
+    made.tokenizer.add_tokens([token for token in tokens if token != "final"], special_tokens=special)
+    made.tokenizer.add_tokens([token for token in tokens if token == "final"])
+    made.vocab_size = len(made.tokenizer)
+    if "<|return|>" in tokens:
+        made.eos_token_ids = frozenset({made.tokenizer.convert_tokens_to_ids("<|return|>")})
+    return made
+
+
 class _Speech:
     """One answer."""
 

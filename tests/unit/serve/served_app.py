@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
 from starlette.testclient import TestClient
 
 from outrider.build import Options
@@ -31,6 +34,24 @@ def serving(*engines: FakeEngine, **settings: Any) -> Iterator[TestClient]:
         yield client
     for engine in engines:
         engine.stop()
+
+
+@contextmanager
+def listening(*engines: FakeEngine, **settings: Any) -> Iterator[str]:
+    """The same behind a real socket, for clients that bring their own HTTP; the address."""
+    server = uvicorn.Server(uvicorn.Config(make_app(state_of(*engines, **settings)), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        for engine in engines:
+            engine.stop()
 
 
 def events(response: Any) -> list[dict[str, Any]]:

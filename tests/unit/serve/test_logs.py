@@ -241,6 +241,19 @@ def test_thoughts_stand_beside_the_answer(tmp_path: Path, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields"), [
+    ("/v1/responses", {"input": "Why?", "instructions": "Be kind."}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "Why?"}], "system": "Be kind.", "max_tokens": 90}),
+])  # fmt: skip
+def test_other_interfaces_come_back_as_chats(client: Any, path: str, fields: dict[str, Any], stream: bool) -> None:
+    ask(client, path, stream=stream, **fields)
+    (found,) = logged(client)
+    assert [message["content"] for message in found.messages] == ["Be kind.", "Why?"]
+    assert found.answer == "Hello, world"
+    assert found.id.startswith(("resp_", "msg_"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_completion_comes_back_as_the_lab_reads_it(client: Any, stream: bool) -> None:
     ask(client, "/v1/completions", prompt="Once\nupon", max_tokens=5, stream=stream)
     (found,) = logged(client)

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.serve.reasoning_formats import FORMATS, NAMES, format_of
 from outrider.serve.schema.answers import ChatAnswer, ChatChunk
 from outrider.serve.settings import ServedModel
-from tests.unit.serve.fake_engine import TEMPLATE, FakeEngine
+from tests.unit.serve.fake_engine import FakeEngine, engine
 from tests.unit.serve.served_app import chat, error_of, events, serving
 from tests.unit.serve.written_tools import TEMPLATES, TOOLS, written
 
@@ -28,18 +28,6 @@ SAID = {
     "granite": "Here is my thought process: hm\n\nHere is my response: yes",
     "harmony": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes",
 }  # fmt: skip
-
-
-def engine(reply: str, more: str = "{# </think> #}", tokens: tuple[str, ...] = (), *, special: bool = True) -> FakeEngine:
-    """`more`: behind the usual template; `tokens`: marks that are tokens, special or not."""
-    made = FakeEngine(reply=reply, context=2000)
-    made.tokenizer.chat_template = TEMPLATE + more
-    made.tokenizer.add_tokens([token for token in tokens if token != "final"], special_tokens=special)
-    made.tokenizer.add_tokens([token for token in tokens if token == "final"])
-    made.vocab_size = len(made.tokenizer)
-    if "<|return|>" in tokens:
-        made.eos_token_ids = frozenset({made.tokenizer.convert_tokens_to_ids("<|return|>")})
-    return made
 
 
 def told(client: TestClient, **fields: Any) -> tuple[str | None, str | None, dict[str, Any]]:

@@ -1,0 +1,104 @@
+"""Anthropic's bodies as bodies of chat completions: the same request to the engine, whichever interface it came by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outrider.serve.schema.anthropic import Block, ClientTool, CountBody, MessagesBody, TextBlock, ToolChoice, Turn
+from outrider.serve.schema.base import made
+from outrider.serve.schema.chat import ChatBody
+
+THOUGHT = "messages[].content[].thinking"  # the path of thoughts in these bodies
+SAMPLING = ("temperature", "top_p", "top_k", "seed", "priority", "stream")
+
+
+def chat_of(body: CountBody) -> ChatBody:
+    """Raises RequestError where the two together make no request."""
+    messages = [*_system(body), *(message for turn in body.messages for message in _messages(turn))]
+    fields: dict[str, Any] = {
+        "model": body.model, "messages": messages, "tools": [_tool(tool) for tool in body.tools or []] or None,
+        "chat_template_kwargs": body.chat_template_kwargs, **_choice(body.tool_choice), **_config(body),
+        "continue_final_message": True if messages[-1]["role"] == "assistant" else None,
+    }  # fmt: skip
+    if body.thinking is not None:
+        fields["thinking"] = {"type": body.thinking.type, "budget_tokens": body.thinking.budget_tokens}
+        fields["include_reasoning"] = False if body.thinking.display == "omitted" else None
+    if isinstance(body, MessagesBody):
+        fields |= {name: getattr(body, name) for name in SAMPLING}
+        fields |= {
+            "max_tokens": body.max_tokens, "stop": body.stop_sequences or None,
+            "user": None if body.metadata is None else body.metadata.user_id,
+            "speculation": None if body.speculation is None else body.speculation.model_dump(exclude_none=True),
+        }  # fmt: skip
+    return made(ChatBody, fields)
+
+
+def _system(body: CountBody) -> list[dict[str, Any]]:
+    if body.system is None:
+        return []
+    return [{"role": "system", "content": body.system if isinstance(body.system, str) else _text(body.system)}]
+
+
+def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
+    """One turn may be several messages: results of tools, and what the user says beside them."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+    elif turn.role == "assistant":
+        yield _answer(turn.content)
+    else:
+        texts: list[Block] = []
+        for block in turn.content:
+            if block.type == "tool_result":
+                if texts:
+                    yield {"role": turn.role, "content": _text(texts)}
+                    texts = []
+                content = block.content if isinstance(block.content, str) else _text(block.content or [])
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            else:
+                texts.append(block)
+        if texts:
+            yield {"role": turn.role, "content": _text(texts)}
+
+
+def _answer(blocks: Sequence[Block]) -> dict[str, Any]:
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": json.dumps(block.input)}}
+        for block in blocks
+        if block.type == "tool_use"
+    ]
+    thoughts = "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
+    content = _text([block for block in blocks if block.type == "text"])
+    return {
+        "role": "assistant", "content": content, **({"reasoning": thoughts} if thoughts else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }  # fmt: skip
+
+
+def _text(blocks: Sequence[Block | TextBlock]) -> str:
+    """Texts of several blocks stand on lines of their own, as in vLLM."""
+    return "\n".join(block.text or "" for block in blocks if block.type == "text")
+
+
+def _tool(tool: ClientTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _choice(choice: ToolChoice | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    names = {"auto": "auto", "any": "required", "none": "none"}
+    wanted = names.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
+    return {"tool_choice": wanted, "parallel_tool_calls": False if choice.disable_parallel_tool_use else None}
+
+
+def _config(body: CountBody) -> dict[str, Any]:
+    config = body.output_config
+    if config is None:
+        return {}
+    form = None
+    if config.format is not None:
+        form = {"type": "json_schema", "json_schema": {"schema": config.format.json_schema}}
+    return {"reasoning_effort": config.effort, "response_format": form}

@@ -1,0 +1,93 @@
+"""Bodies of /v1/responses as bodies of chat completions, and responses as messages that a later one goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from outrider.serve.schema.base import made
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.responses import InputItem, InputPart, ResponsesBody
+
+THOUGHT = "input[].content"  # the path of thoughts in these bodies
+SAME = (
+    "model", "stream", "temperature", "top_p", "top_k", "seed", "priority", "parallel_tool_calls", "chat_template_kwargs",
+    "metadata", "user", "prompt_cache_key", "safety_identifier",
+)  # fmt: skip
+Message = dict[str, Any]
+
+
+def chat_of(body: ResponsesBody, earlier: Sequence[Message]) -> ChatBody:
+    """`earlier`: messages that this response goes on from. Raises RequestError where all that makes no request."""
+    system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    fields = {
+        **{name: getattr(body, name) for name in SAME},
+        "messages": [*system, *earlier, *messages_of(body)],
+        "max_completion_tokens": body.max_output_tokens,
+        "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools or []] or None,
+        "tool_choice": _choice(body),
+        "response_format": _form(body),
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "speculation": None if body.speculation is None else body.speculation.model_dump(exclude_none=True),
+    }
+    return made(ChatBody, fields)
+
+
+def messages_of(body: ResponsesBody) -> list[Message]:
+    """What the body adds to a conversation."""
+    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else joined(map(_fields, body.input))
+
+
+def joined(items: Iterable[Message]) -> list[Message]:
+    """Items as messages. What an assistant thought, said and called one after the other is one message."""
+    found: list[Message] = []
+    for item in items:
+        last = found[-1] if found and found[-1]["role"] == "assistant" else None
+        match item["type"]:
+            case "reasoning":
+                found.append({"role": "assistant", "content": "", "reasoning": item["text"]})
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                if last is None:
+                    found.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                else:
+                    last["tool_calls"] = [*last.get("tool_calls", []), call]
+            case "function_call_output":
+                found.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["text"]})
+            case _ if item["role"] == "assistant" and last is not None and not last["content"] and "tool_calls" not in last:
+                last["content"] = item["text"]
+            case _:
+                found.append({"role": item["role"], "content": item["text"]})
+    return found
+
+
+def _fields(item: InputItem) -> Message:
+    text = item.output if item.type == "function_call_output" else item.content
+    if item.type == "reasoning" and not text:
+        text = item.summary
+    return {
+        "type": item.type, "role": item.role, "text": _text(text), "call_id": item.call_id, "name": item.name,
+        "arguments": item.arguments,
+    }  # fmt: skip
+
+
+def _text(content: str | list[InputPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.said for part in content or ())
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": tool.pop("type"), "function": tool}
+
+
+def _choice(body: ResponsesBody) -> Any:
+    choice = body.tool_choice
+    return choice if choice is None or isinstance(choice, str) else {"type": "function", "function": {"name": choice.name}}
+
+
+def _form(body: ResponsesBody) -> dict[str, Any] | None:
+    form = None if body.text is None else body.text.format
+    if form is None or form.type != "json_schema":
+        return None if form is None else {"type": form.type}
+    fields = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": "json_schema", "json_schema": fields}

@@ -1,0 +1,60 @@
+"""Responses that later ones may go on from: in memory, the latest of them, gone with the process."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.serve.errors import ApiError
+
+MAX_CHARACTERS = 64 << 20  # of all messages that are kept
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What one response added to its conversation, behind what it went on from."""
+
+    messages: tuple[Message, ...]
+    size: int
+    before: Stored | None = None
+
+    def conversation(self) -> list[Message]:
+        """All messages from the first one on."""
+        turns, one = [], self
+        while True:
+            turns.append(one.messages)
+            if one.before is None:
+                return [message for turn in reversed(turns) for message in turn]
+            one = one.before
+
+
+class ResponseStore:
+    """At most `most` responses; the oldest make room for new ones."""
+
+    def __init__(self, most: int, max_characters: int = MAX_CHARACTERS) -> None:
+        self._most, self._max_characters = most, max_characters
+        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._size = 0
+
+    def find(self, name: str) -> Stored:
+        """Raises ApiError for one that is not here, or not any more."""
+        if name not in self._kept:
+            kept = f"the last {self._most}" if self._most else "none"
+            raise ApiError(
+                f"there is no response '{name[:60]}' to go on from: this server keeps {kept} (--max-stored-responses), unless "
+                "'store' is false, until it ends. Send the conversation in 'input'",
+                param="previous_response_id", code="previous_response_not_found",
+            )  # fmt: skip
+        return self._kept[name]
+
+    def keep(self, name: str, messages: list[Message], before: Stored | None) -> None:
+        """A response that is whole."""
+        stored = Stored(tuple(messages), sum(len(json.dumps(message)) for message in messages), before)
+        self._kept[name] = stored
+        self._size += stored.size
+        while len(self._kept) > self._most or self._size > self._max_characters:
+            _, oldest = self._kept.popitem(last=False)
+            self._size -= oldest.size

@@ -1,0 +1,202 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens, which are Anthropic's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from outrider.serve.schema.base import PRESENT, Body, UnknownField, refusal
+from outrider.serve.schema.chat import ThinkingFields
+from outrider.serve.schema.foreign import NEUTRAL, REFUSED
+from outrider.serve.schema.messages import TEXT_ONLY
+from outrider.serve.schema.sampling import MAX_WORDS
+from outrider.serve.schema.speculation import SpeculationFields
+
+NEEDS = {  # of a block of each type
+    "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}  # fmt: skip
+CACHED = "beginnings that come again are found by themselves"
+OWN_TOOLS = "this server runs no tools of its own: give functions, with an 'input_schema'"
+
+
+class TextBlock(Body):
+    """A text, as system prompts and results of tools have them."""
+
+    type: Literal["text"] | str = Field(description="'text'.")
+    text: str | None = None
+
+    without_effect: ClassVar[dict[str, str]] = {"cache_control": CACHED, "citations": "answers have no citations here"}
+
+    @model_validator(mode="after")
+    def _check_type(self) -> TextBlock:
+        if self.type != "text":
+            raise refusal("type", f"a block of type '{self.type[:40]}' is not supported here: {TEXT_ONLY}")
+        if self.text is None:
+            raise refusal("text", "a block of type 'text' needs 'text'")
+        return self
+
+
+class Block(Body):
+    """A piece of a message."""
+
+    type: str = Field(description="text, thinking, redacted_thinking, tool_use or tool_result.")
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = Field(None, description="Of a thinking block: not looked at.")
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, JsonValue] | None = None
+    tool_use_id: str | None = None
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+    without_effect: ClassVar[dict[str, str]] = {
+        **TextBlock.without_effect, "caller": "it says who called, which no chat template shows",
+        "toolset_name": "chat templates show the name of the function",
+    }  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Block:
+        if self.type not in NEEDS:
+            raise refusal("type", f"a block of type '{self.type[:40]}' is not supported: {TEXT_ONLY}")
+        for name in NEEDS[self.type]:
+            if getattr(self, name) is None:
+                raise refusal(name, f"a block of type '{self.type}' needs '{name}'")
+        return self
+
+    def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
+        """See `Body`. What only Anthropic's own models can read, and what no chat template shows, is as if it were unknown."""
+        yield from super().take_unknown(path, param)
+        if self.type == "redacted_thinking":
+            yield UnknownField("data", path + "data", param + "data", (), "thoughts that were encrypted elsewhere cannot be read")
+        if self.is_error:
+            yield UnknownField("is_error", path + "is_error", param + "is_error", (), "chat templates show a tool's content only")
+
+
+class Turn(Body):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ClientTool(Body):
+    """A function that the client runs."""
+
+    type: Literal["custom"] | str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, JsonValue] | None = Field(None, description="JSON schema of the input.")
+    strict: bool | None = Field(None, description="The input follows the schema, by a grammar.")
+
+    refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"defer_loading": (False,), "allowed_callers": (["direct"],)}
+    without_effect: ClassVar[dict[str, str]] = {
+        "cache_control": CACHED, "input_examples": "chat templates show descriptions and schemas only",
+        "eager_input_streaming": "inputs are streamed as they are written",
+    }  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_type(self) -> ClientTool:
+        if self.type not in (None, "custom"):
+            raise refusal("type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
+        if self.input_schema is None:
+            raise refusal("input_schema", f"the tool '{self.name[:40]}' needs 'input_schema'")
+        return self
+
+
+class ToolChoice(Body):
+    """Whether tools are used, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> ToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise refusal("name", "'name' belongs to 'tool_choice' of type tool, which needs it")
+        return self
+
+
+class Metadata(Body):
+    """What the request is about, for the log."""
+
+    user_id: str | None = None
+
+
+class OutputFormat(Body):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, JsonValue] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """Form and effort."""
+
+    effort: str | None = Field(None, description="For models whose chat template knows reasoning_effort.")
+    format: OutputFormat | None = None
+
+
+class Thinking(ThinkingFields):
+    """See `ThinkingFields`. Anthropic has a budget with every enabled thinking."""
+
+    display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: thoughts are left out of the answer.")
+
+    def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
+        """See `Body`."""
+        yield from super().take_unknown(path, param)
+        if self.display == "summarized":
+            yield UnknownField("display", path + "display", param + "display", (), "thoughts are told whole")
+
+
+class CountBody(Body):
+    """A conversation whose tokens are counted."""
+
+    model: str | None = Field(None, description="A name from /v1/models; may be left out where one model is served.")
+    messages: list[Turn] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[ClientTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
+        None, description="Handed to the model's chat template."
+    )
+
+    refused: ClassVar[dict[str, str]] = {
+        **{name: why for name, why in REFUSED.items() if name != "stop_sequences"},
+        "container": OWN_TOOLS, "mcp_servers": OWN_TOOLS, "output_format": "use 'output_config', with 'format'",
+        "context_management": "shorten the conversation before sending it", "prompt": "use 'messages'",
+        "stop": "use 'stop_sequences'", "n": "a message is one answer", "tool_resources": OWN_TOOLS,
+    }  # fmt: skip
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **NEUTRAL, "mcp_servers": ([],), "context_management": ({},), "tools": ([],), "n": (1,), "speed": ("standard",),
+        "service_tier": ("auto", "standard_only"),
+    }  # fmt: skip
+    without_effect: ClassVar[dict[str, str]] = {
+        "cache_control": CACHED, "service_tier": "all requests have the same service; see 'priority'",
+        "speed": "all requests have the same service", "inference_geo": "answers are made here",
+        "diagnostics": "this server does not explain misses of its cache", "user_profile_id": "this server has no profiles",
+        "workspace_id": "this server has no workspaces",
+    }  # fmt: skip
+
+
+class MessagesBody(CountBody):
+    """Answer a conversation."""
+
+    max_tokens: int = Field(ge=1, description="Most tokens of the answer, thoughts included.")
+    stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_WORDS)] | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    metadata: Metadata | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
+    priority: int | None = Field(None, description="Ours: smaller runs first; default 0.")
+    speculation: SpeculationFields | None = None

@@ -1,0 +1,220 @@
+"""The body of /v1/responses: OpenAI's interface for agents. Text and functions; what OpenAI's own tools do is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from outrider.serve.schema.base import PRESENT, Body, UnknownField, refusal
+from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
+from outrider.serve.schema.messages import TEXT_ONLY
+from outrider.serve.schema.sampling import StreamOptions
+from outrider.serve.schema.speculation import SpeculationFields
+
+TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+OWN_TOOLS = "this server runs no tools of its own: give functions"
+ENCRYPTED = "thoughts are told as text"
+
+
+class InputPart(Body):
+    """A piece of an item's content."""
+
+    type: str = Field(description="input_text, output_text, reasoning_text or refusal.")
+    text: str | None = None
+    refusal: str | None = None
+
+    without_effect: ClassVar[dict[str, str]] = {
+        "annotations": "they are about an earlier answer, and not part of its text", "logprobs": "they are of an earlier answer",
+    }  # fmt: skip
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+
+    @model_validator(mode="after")
+    def _check_type(self) -> InputPart:
+        if self.type not in (*TEXTS, "refusal"):
+            raise refusal("type", f"content of type '{self.type[:40]}' is not supported: {TEXT_ONLY}")
+        if (self.refusal if self.type == "refusal" else self.text) is None:
+            raise refusal("text", f"content of type '{self.type}' needs its text")
+        return self
+
+    @property
+    def said(self) -> str:
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+class InputItem(Body):
+    """A message, a call, its output, or what the model thought."""
+
+    type: str = Field("message", description="message, function_call, function_call_output or reasoning.")
+    id: str | None = None
+    status: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
+
+    without_effect: ClassVar[dict[str, str]] = {
+        "phase": "chat templates show an assistant's messages alike", "caller": "it says who called, which no template shows",
+    }  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_type(self) -> InputItem:
+        needs = {
+            "message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"), "reasoning": (),
+        }  # fmt: skip
+        if self.type not in needs:
+            why = "items are not stored one by one: give its content" if self.type == "item_reference" else OWN_TOOLS
+            raise refusal("type", f"an item of type '{self.type[:40]}' is not supported: {why}")
+        for name in needs[self.type]:
+            if getattr(self, name) is None:
+                raise refusal(name, f"an item of type '{self.type}' needs '{name}'")
+        return self
+
+    def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
+        """See `Body`."""
+        yield from super().take_unknown(path, param)
+        if self.encrypted_content:
+            yield UnknownField("encrypted_content", path + "encrypted_content", param + "encrypted_content", (), ENCRYPTED)
+
+
+class FunctionTool(Body):
+    """A function that the client runs."""
+
+    type: str = Field(description="'function'.")
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(None, description="Arguments follow the schema, by a grammar. Default false.")
+
+    refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"defer_loading": (False,)}
+
+    @model_validator(mode="after")
+    def _check_type(self) -> FunctionTool:
+        if self.type != "function":
+            raise refusal("type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
+        if self.name is None:
+            raise refusal("name", "a tool of type 'function' needs 'name'")
+        return self
+
+
+class ChosenTool(Body):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Body):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+
+    without_effect: ClassVar[dict[str, str]] = {"verbosity": WITHOUT_EFFECT["verbosity"]}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+
+class ReasoningConfig(Body):
+    """How much is thought."""
+
+    effort: str | None = Field(None, description="For models whose chat template knows reasoning_effort.")
+
+    without_effect: ClassVar[dict[str, str]] = {
+        "summary": "thoughts are told whole", "generate_summary": "thoughts are told whole",
+    }  # fmt: skip
+    refused: ClassVar[dict[str, str]] = {"context": "chat templates say which earlier thoughts are shown", "mode": "use 'effort'"}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"context": ("auto",), "mode": ("standard",)}
+
+
+class ResponsesBody(Body):
+    """Answer a text or a conversation, which may go on from an earlier response."""
+
+    model: str | None = Field(None, description="A name from /v1/models; may be left out where one model is served.")
+    input: str | list[InputItem] = Field(description="What the user says, or items of a conversation.")
+    instructions: str | None = Field(None, description="A system message in front, of this response only.")
+    previous_response_id: str | None = Field(None, description="Go on from a response that this server still has.")
+    store: bool | None = Field(None, description="Default true: a later response may go on from this one.")
+    stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = Field(None, ge=1, description="Thoughts included. Default: as for chat completions.")
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    metadata: Annotated[dict[str, JsonValue], PRESENT] | None = Field(None, description="For the logs; the response has it.")
+    user: str | None = Field(None, description="For the logs.")
+    prompt_cache_key: str | None = Field(None, description="For the logs; all requests share one prefix cache.")
+    safety_identifier: str | None = Field(None, description="For the logs.")
+    top_k: int | None = Field(None, ge=-1, description="vLLM's.")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
+    priority: int | None = Field(None, description="Smaller runs first; default 0.")
+    chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
+        None, description="Handed to the model's chat template."
+    )
+    speculation: SpeculationFields | None = None
+
+    refused: ClassVar[dict[str, str]] = {
+        **{name: why for name, why in REFUSED.items() if name not in ("input", "max_output_tokens")},
+        "messages": "it belongs to /v1/chat/completions; use 'input' here",
+        "max_tokens": "use 'max_output_tokens'", "max_completion_tokens": "use 'max_output_tokens'",
+        "response_format": "use 'text', with 'format'", "reasoning_effort": "use 'reasoning', with 'effort'",
+        "conversation": "conversations are not stored; use 'previous_response_id'", "n": "a response is one answer",
+        "prompt": "this server has no stored prompts; use 'input'", "stop": "use chat completions for stop strings",
+        "context_management": "shorten the conversation before sending it", "moderation": "this server does not moderate",
+        "top_logprobs": "responses have no logprobs; use chat completions", "image": TEXT_ONLY,
+    }  # fmt: skip
+    only: ClassVar[dict[str, tuple[Any, ...]]] = {"background": (False,), "truncation": ("disabled",)}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **{name: values for name, values in NEUTRAL.items() if name != "store"}, "top_logprobs": (0,), "n": (1,),
+        "context_management": ([],), "tools": ([],),
+    }  # fmt: skip
+    without_effect: ClassVar[dict[str, str]] = {
+        **{name: why for name, why in WITHOUT_EFFECT.items() if name != "store"},
+        "max_tool_calls": "it counts calls of tools that a server runs, and this one runs none",
+        "prompt_cache_options": "all requests share one prefix cache", "background_options": "it belongs to 'background'",
+    }  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ResponsesBody:
+        if isinstance(self.input, list) and not self.input and self.previous_response_id is None:
+            raise refusal("input", "'input' is empty: there is nothing to answer")
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise refusal("tool_choice", "'tool_choice' needs 'tools'")
+        if self.stream_options is not None and not self.stream:
+            raise refusal("stream_options", "'stream_options' needs stream: true")
+        if self.stream_options is not None and self.stream_options.include_usage is not None:
+            raise refusal("stream_options", "'stream_options.include_usage' belongs to chat completions: responses have usage")
+        for wanted in self.include or ():
+            if wanted != "reasoning.encrypted_content":
+                raise refusal("include", f"'include' of '{wanted[:60]}' is not supported: responses have text and calls only")
+        form = None if self.text is None else self.text.format
+        if form is not None and form.type == "json_schema" and form.json_schema is None:
+            raise refusal("text", "'text.format' of type json_schema needs 'schema'")
+        return self
+
+    def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
+        """See `Body`."""
+        yield from super().take_unknown(path, param)
+        if self.include:
+            yield UnknownField("include", path + "include", param + "include", (), ENCRYPTED)

@@ -1,0 +1,198 @@
+"""/v1/responses as the openai package reads it: whole and streamed, thoughts, calls, and conversations that go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outrider.serve.errors import ApiError
+from outrider.serve.ignored import HEADER
+from outrider.serve.response_store import ResponseStore
+from tests.unit.serve.fake_engine import FakeEngine, engine
+from tests.unit.serve.served_app import error_of, listening, serving
+from tests.unit.serve.written_tools import TEMPLATES, TOOLS, written
+
+openai = pytest.importorskip("openai")
+URL = "/v1/responses"
+FUNCTIONS = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+SHOWN = "{# </think> #}{% for m in messages %}{% if m.reasoning %}({{ m.reasoning }}){% endif %}{% endfor %}"
+
+
+@pytest.fixture
+def thinker() -> FakeEngine:
+    """It thinks, says something, and calls a tool where there are some."""
+    call = written("hermes", [("weather", {"city": "Ulm"})])
+
+    def said(request: Any) -> str:
+        shown = made.tokenizer.decode(request.prompt)
+        return f"<think>\nhm\n</think>\n\nLet me look.{call}" if "tools]" in shown else "<think>hm</think>yes"
+
+    made = engine("", f"{{# {TEMPLATES['hermes']} #}}{SHOWN}")
+    made.reply = said
+    return made
+
+
+@pytest.fixture
+def client(thinker: FakeEngine) -> Iterator[Any]:
+    with listening(thinker) as address:
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
+
+
+def prompts(thinker: FakeEngine) -> list[str]:
+    return [thinker.tokenizer.decode(request.prompt) for request in thinker.seen]
+
+
+def test_a_text_and_a_stream_of_it(client: Any, thinker: FakeEngine) -> None:
+    """The package puts a stream together to the same response; every event is one that it knows."""
+    ask: dict[str, Any] = {"model": "fake", "input": "Hi", "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0}
+    whole = client.responses.create(**ask, top_p=0.5)
+    thought, message = whole.output
+    assert (thought.type, thought.content[0].text, thought.status) == ("reasoning", "hm", "completed")
+    assert (whole.output_text, message.role, whole.status, whole.model) == ("yes", "assistant", "completed", "fake")
+    assert (whole.instructions, whole.metadata, whole.temperature, whole.top_p) == ("Be kind.", {"a": "b"}, 0, 0.5)
+    assert whole.usage.output_tokens_details.reasoning_tokens == 2 + len("</think>")
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert prompts(thinker)[0].startswith("<system>Be kind.<user>Hi")
+    with client.responses.stream(**ask) as stream:
+        seen = list(stream)
+        final = stream.get_final_response()
+    kinds = list(dict.fromkeys(event.type for event in seen))
+    assert kinds == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.reasoning_text.delta", "response.reasoning_text.done", "response.content_part.done",
+        "response.output_item.done", "response.output_text.delta", "response.output_text.done", "response.completed",
+    ]  # fmt: skip
+    assert (final.output_text, final.output[0].content[0].text) == ("yes", "hm")
+    assert final.usage == whole.usage
+
+
+def test_every_event_has_its_number(thinker: FakeEngine) -> None:
+    with serving(thinker) as client:
+        blocks = client.post(URL, json={"input": "Hi", "stream": True}).text.split("\n\n")
+    assert blocks.pop() == ""
+    events = [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]
+    found = [json.loads(event["data"]) for event in events]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert [event["event"] for event in events] == [one["type"] for one in found]
+    assert found[-1]["type"] == "response.completed", "and no [DONE]"
+
+
+def test_a_call_its_result_and_the_end(client: Any, thinker: FakeEngine) -> None:
+    """A loop as agents run it, in both ways: items sent back, and `previous_response_id`."""
+    first = client.responses.create(input="Weather?", tools=FUNCTIONS)
+    call = first.output[-1]
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Ulm"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    second = client.responses.create(input=[result], previous_response_id=first.id)
+    items = [item.model_dump(exclude_none=True) for item in first.output]
+    again = client.responses.create(input=[{"role": "user", "content": "Weather?"}, *items, result])
+    assert second.output_text == again.output_text == "yes"
+    one, two = prompts(thinker)[1:]
+    assert one == two
+    assert one.startswith("<user>Weather?<assistant>Let me look.<tool>rain")
+    assert one.endswith("(hm)")
+    third = client.responses.create(input="Thanks", previous_response_id=second.id)
+    assert prompts(thinker)[-1].startswith("<user>Weather?<assistant>Let me look.<tool>rain<assistant>yes<user>Thanks")
+    assert third.previous_response_id == second.id
+    with client.responses.stream(model="fake", input="Weather?", tools=FUNCTIONS) as stream:
+        kinds = {event.type for event in stream}
+        streamed = stream.get_final_response().output[-1]
+    assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= kinds
+    assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
+
+
+def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
+    """Streams, too; nothing where the client does not want it; the oldest make room."""
+    events = list(client.responses.create(input="Hi", stream=True))
+    assert client.responses.create(input="So?", previous_response_id=events[-1].response.id).status == "completed"
+    unkept = client.responses.create(input="Hi", store=False)
+    assert unkept.model_extra["store"] is False
+    with pytest.raises(openai.BadRequestError, match="--max-stored-responses") as caught:
+        client.responses.create(input="So?", previous_response_id=unkept.id)
+    assert caught.value.code == "previous_response_not_found"
+    store = ResponseStore(2, max_characters=300)
+    for name in "abc":
+        store.keep(name, [{"role": "user", "content": name}], store.find("a") if name == "b" else None)
+    with pytest.raises(ApiError, match="no response 'a'"):
+        store.find("a")
+    assert [message["content"] for message in store.find("b").conversation()] == ["a", "b"], "what it went on from is still there"
+    store.keep("d", [{"role": "user", "content": "x" * 300}], None)
+    for name in "bcd":
+        with pytest.raises(ApiError):
+            store.find(name)
+    none = ResponseStore(0)
+    none.keep("a", [], None)
+    with pytest.raises(ApiError, match="keeps none"):
+        none.find("a")
+
+
+def test_cut_off(client: Any) -> None:
+    found = client.responses.create(input="Hi", max_output_tokens=9)
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (found.output[0].type, found.output[0].status) == ("reasoning", "incomplete")
+    last = list(client.responses.create(input="Hi", max_output_tokens=9, stream=True))[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+
+
+def test_a_form(thinker: FakeEngine) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    thinker.reply = '{"a": 1}'
+    with serving(thinker) as client:
+        found = client.post(URL, json={"input": "Hi", "text": {"format": form}}).json()
+        assert client.post(URL, json={"input": "Hi", "text": {"format": {"type": "json_object"}}}).status_code == 200
+    assert found["output"][0]["content"][0]["text"] == '{"a": 1}'
+    assert found["text"]["format"] == form
+    assert all(request.constraint is not None for request in thinker.seen)
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), [
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "reads text only"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "not stored one by one"),
+    ({"input": [{"type": "computer_call"}]}, "input", "no tools of its own"),
+    ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input", "needs 'call_id'"),
+    ({"input": []}, "input", "nothing to answer"),
+    ({"tools": [{"type": "web_search"}]}, "tools", "'web_search' is not supported"),
+    ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    ({"background": True}, "background", "can only be false"), ({"truncation": "auto"}, "truncation", "can only be 'disabled'"),
+    ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
+    ({"prompt": {"id": "p"}}, "prompt", "no stored prompts"),
+    ({"include": ["file_search_call.results"]}, "include", "not supported"),
+    ({"max_tokens": 5}, "max_tokens", "max_output_tokens"), ({"stop": "x"}, "stop", "chat completions"),
+    ({"messages": []}, "messages", "use 'input'"),
+    ({"reasoning": {"effort": "low"}}, "reasoning_effort", "knows no 'reasoning_effort'"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text", "needs 'schema'"),
+])  # fmt: skip
+def test_what_is_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
+    with serving(FakeEngine(context=1000)) as client:
+        error = error_of(client.post(URL, json={"input": "Hi", **fields}), 400)
+    assert message in error["message"]
+    assert str(error["param"]).startswith(param)
+
+
+def test_what_has_no_effect_is_named() -> None:
+    """As agents send it; refused where the server is strict."""
+    body = {
+        "input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": [], "encrypted_content": "abc"}],
+        "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"},
+        "service_tier": "flex", "store": False, "parallel_tool_calls": True, "tool_choice": "auto", "max_tool_calls": 3,
+    }  # fmt: skip
+    with serving(FakeEngine(context=1000)) as client:
+        response = client.post(URL, json=body)
+    assert response.status_code == 200, response.text
+    assert set(response.headers[HEADER].split(", ")) == {
+        "service_tier", "max_tool_calls", "input[].encrypted_content", "text.verbosity", "reasoning.summary", "include",
+    }  # fmt: skip
+    with serving(FakeEngine(context=1000), strict=True) as client:
+        assert "has no effect" in error_of(client.post(URL, json=body), 400)["message"]
+
+
+def test_an_engine_that_fails_in_the_stream() -> None:
+    fake = FakeEngine(reply=ApiError("it broke", status=500))
+    with listening(fake) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        last = list(client.responses.create(input="Hi", stream=True))[-1]
+    assert (last.type, last.response.error.message) == ("response.failed", "it broke")
