@@ -31,7 +31,7 @@ from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
 from outrider.models.kernel import Kernels
 from outrider.models.lm import LM, LMShape, module_run
-from outrider.models.multimodal import auto_class, drop_other_senses
+from outrider.models.multimodal import auto_class, text_part
 from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.pass_limits import find_pass_limits
@@ -266,9 +266,7 @@ def load_module(
     elif (method := quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
         runs, asked = (str(each).removeprefix("torch.") for each in (module.get_input_embeddings().weight.dtype, dtype))
         raise CapabilityError(f"'{name}' is quantised ({method}) and runs in {runs}, not in {asked}. Use --dtype {runs}.")
-    module.eval().requires_grad_(False)
-    drop_other_senses(module)
-    return module.to(device)
+    return text_part(module.eval().requires_grad_(False)).to(device)
 
 
 def build_lm(

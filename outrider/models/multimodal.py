@@ -21,26 +21,49 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if only_mixed and not own_code else AutoModelForCausalLM
 
 
-@torch.inference_mode()
-def drop_other_senses(module: Any) -> list[str]:
-    """Take out what a text never passes through (a vision tower, its projector); returns the names.
+def text_part(module: Any) -> Any:
+    """The language model inside a model that takes pictures, too; a plain language model as it is.
 
-    Nothing of a plain language model, nor of one whose pass fails: the checks that follow tell why.
+    It is of transformers' class for it, else the whole model without what a text never passes through.
     """
     if module.config.get_text_config() is module.config:
-        return []
+        return module
+    return _alone(module) or _without_other_senses(module)
+
+
+def _alone(module: Any) -> Any | None:
+    """transformers' language model of this kind around the weights; None where there is none, or it is made of other parts."""
+    text, inner = module.config.get_text_config(), getattr(getattr(module, "model", None), "language_model", None)
+    if inner is None or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    with torch.device("meta"):
+        alone = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)](text)
+    outer = {name for name, _ in alone.named_children()}
+    if type(alone.base_model) is not type(inner) or outer != {alone.base_model_prefix, "lm_head"}:
+        return None
+    setattr(alone, alone.base_model_prefix, inner)
+    alone.lm_head = module.lm_head
+    alone.generation_config = module.generation_config
+    if text.eos_token_id is None:
+        text.eos_token_id = module.config.eos_token_id
+    return alone.eval()
+
+
+@torch.inference_mode()
+def _without_other_senses(module: Any) -> Any:
+    """The model without vision towers and projectors: parts that a pass over a text did not call."""
     base = getattr(module, "model", module)
     parts = [(name, part) for name, part in base.named_children() if any(True for _ in part.parameters())]
     called: set[str] = set()
     hooks = [part.register_forward_pre_hook(lambda *_, name=name: called.add(name)) for name, part in parts]
     try:
         module(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device), use_cache=False)
-    except Exception:  # noqa: BLE001  foreign code
-        return []
+    except Exception:  # noqa: BLE001  foreign code: the checks that follow will tell
+        return module
     finally:
         for hook in hooks:
             hook.remove()
-    unused = [name for name, part in parts if name not in called and not isinstance(part, nn.Embedding)]
-    for name in unused:
-        setattr(base, name, None)
-    return unused
+    for name, part in parts:
+        if name not in called and not isinstance(part, nn.Embedding):
+            setattr(base, name, None)
+    return module

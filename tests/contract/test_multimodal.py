@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from outrider.llm import LLM
 from outrider.models.load import build_lm, load_config, load_module
-from outrider.models.multimodal import drop_other_senses
+from outrider.models.multimodal import text_part
 from outrider.sampling.params import SamplingParams
 from tests.contract.own_cache_families import DELTA
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
@@ -34,6 +34,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "text_config": {**TEXT, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
         "vision_config": {**PICTURES, "vision_use_head": False}, "mm_tokens_per_image": 4, "image_token_index": 90,
         "boi_token_index": 91, "eoi_token_index": 92}),
+    "gemma4": ("Gemma4Config", {
+        "text_config": {
+            **TEXT, "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
+        "vision_config": {**PICTURES, "head_dim": 16, "global_head_dim": 16, "num_key_value_heads": 2}, "audio_config": None,
+        "image_token_id": 90, "boi_token_id": 91, "eoi_token_id": 92, "audio_token_id": 93, "video_token_id": 94}),
     "llama4": ("Llama4Config", {
         "text_config": {**TEXT, **EXPERTS, "head_dim": 16, "intermediate_size_mlp": 96, "attention_chunk_size": 64},
         "vision_config": {**PICTURES, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
@@ -87,5 +93,6 @@ def test_it_generates(tmp_path: Path) -> None:
     assert found == expected[0, len(prompt) :].tolist()
 
 
-def test_a_language_model_loses_nothing() -> None:
-    assert drop_other_senses(tiny_llama(97)) == []
+def test_a_language_model_stays_as_it_is() -> None:
+    module = tiny_llama(97)
+    assert text_part(module) is module
