@@ -29,7 +29,7 @@ class Thoughts:
         """The text that one token added; None: text without a token, at the end."""
         if not text and token is None:
             return []
-        if self.phase == "answer":
+        if self.phase == "answer" and not (self._thinking.repeats and token == self._thinking.opening_id):
             return [("answer", text)] if text else []
         return self._by_token(token, text) if self._thinking.closing_ids else self._by_text(token, text)
 
@@ -45,7 +45,7 @@ class Thoughts:
             self.num_tokens = self._place.thought
         held, now = self._held + text, self.phase
         self._held = ""
-        if before.phase == "before":
+        if before.phase != "thinking":
             if now == "before":
                 self._held = held
                 return []

@@ -23,11 +23,12 @@ Phase = Literal["before", "thinking", "answer"]
 class Thinking:
     """Where thoughts stand in one answer. Raises ConfigError for marks that cannot be followed."""
 
-    opening: tuple[str, ...]  # texts that open them, at the beginning of the answer only
+    opening: tuple[str, ...]  # texts that open them, at the beginning of the answer only (see `repeats`)
     closing: tuple[str, ...]  # texts that close them
     opening_id: int | None = None  # the opening mark's token; needs `closing_ids`
     closing_ids: tuple[int, ...] = ()  # the closing mark's tokens; empty: marks are found in the text
     is_open: bool = False  # the prompt ends inside thoughts
+    repeats: bool = False  # the opening mark's token opens them anywhere, any number of times
     budget: int | None = None  # most tokens of thoughts: then the closing mark is the only token that may follow
 
     def __post_init__(self) -> None:
@@ -42,8 +43,11 @@ class Thinking:
             raise ConfigError(f"thinking.opening_id and closing_ids must be token ids (whole numbers from 0), got {ids!r}")
         if self.opening_id is not None and not self.closing_ids:
             raise ConfigError("thinking.opening_id needs closing_ids: both marks are followed by tokens, or neither")
-        if not isinstance(self.is_open, bool):
-            raise ConfigError(f"thinking.is_open must be true or false, got {self.is_open!r}")
+        for name in ("is_open", "repeats"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"thinking.{name} must be true or false, got {getattr(self, name)!r}")
+        if self.repeats and self.opening_id is None:
+            raise ConfigError("thinking.repeats needs opening_id: a text may hold the mark without meaning it")
         if self.budget is not None:
             self._check_budget(self.budget)
 
@@ -68,10 +72,10 @@ class Place:
 
     def after(self, token: int, thinking: Thinking, *, blank: bool = False) -> Place:
         """One token later. `blank`: it adds no more than white space, before which an opening mark may still come."""
-        if self.phase == "answer" or (self.phase == "before" and blank and token != thinking.opening_id):
-            return self
-        if self.phase == "before":
-            return Place("thinking" if token == thinking.opening_id else "answer")
+        if self.phase != "thinking":
+            opens = token == thinking.opening_id and (self.phase == "before" or thinking.repeats)
+            is_same = not opens and (self.phase == "answer" or blank)
+            return self if is_same else replace(self, phase="thinking" if opens else "answer")
         if token == thinking.closing_ids[self.closing]:
             done = self.closing + 1 == len(thinking.closing_ids)
             return replace(self, phase="answer", closing=0) if done else replace(self, closing=self.closing + 1)

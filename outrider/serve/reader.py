@@ -103,17 +103,19 @@ class ThoughtsFirst:
         return [*self._deltas(self._thoughts.end()), *self._reader.end()]
 
     def _deltas(self, parts: Sequence[Part]) -> list[Delta]:
-        thought, content = "", ""
+        found: list[Delta] = []
         for kind, text in parts:
             if kind == "thought":
-                thought += self._trimmed(text)
+                if told := self._trimmed(text):
+                    found = _with(found, {"reasoning": told})
             elif kind == "answer":
-                content += text.lstrip() if self._trims else text
+                content = text.lstrip() if self._trims else text
                 self._trims = self._trims and not content
+                for delta in self._reader.push(content) if content else ():
+                    found = _with(found, delta)
             else:
-                self._trims, self._blank = True, ""
-        found: list[Delta] = [{"reasoning": thought}] if thought else []
-        return found + (self._reader.push(content) if content else [])
+                self._trims, self._blank = True, "\n" if self._has_begun else ""  # between two thoughts
+        return found
 
     def _trimmed(self, text: str) -> str:
         text, self._blank = self._blank + text, ""
@@ -127,6 +129,14 @@ class ThoughtsFirst:
         self._has_begun = self._has_begun or bool(told)
         self._blank = text[len(told) :]
         return told
+
+
+def _with(deltas: list[Delta], more: Delta) -> list[Delta]:
+    """One delta more, which goes on with the text of the last one where it can."""
+    [(name, said)] = more.items()
+    if name != "tool_calls" and deltas and name in deltas[-1]:
+        return [*deltas[:-1], {name: deltas[-1][name] + said}]
+    return [*deltas, more]
 
 
 def whole_message(deltas: Sequence[Delta]) -> dict[str, Any]:

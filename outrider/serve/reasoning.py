@@ -56,7 +56,7 @@ class Reasoning:
             )  # fmt: skip
         return Thinking(
             opening=form.opening, closing=form.closing, opening_id=self.opening_id, closing_ids=self.closing_ids,
-            is_open=is_open, budget=budget,
+            is_open=is_open, budget=budget, repeats=form.needs_tokens and self.opening_id is not None,
         )  # fmt: skip
 
     def _is_open(self, texts: Texts, prompt: list[int], begun: str | None) -> bool | None:

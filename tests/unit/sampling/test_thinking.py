@@ -95,7 +95,9 @@ def test_a_grammar_waits_for_the_thoughts_to_end() -> None:
 @pytest.mark.parametrize(("fields", "message"), [
     ({"opening": "<think>"}, "opening must be a list"), ({"closing": ()}, "closing must be a list"),
     ({"opening_id": 3}, "opening_id needs closing_ids"), ({"closing_ids": (-1,)}, "token ids"),
-    ({"budget": 8}, "one token"), ({"budget": -1, "closing_ids": (5,)}, "budget must be"), ({"is_open": 1}, "is_open must be"),
+    ({"budget": 8}, "one token"), ({"repeats": True}, "repeats needs opening_id"),
+    ({"budget": -1, "closing_ids": (5,)}, "budget must be"),
+    ({"is_open": 1}, "is_open must be"),
 ])  # fmt: skip
 def test_marks_that_cannot_be_followed(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

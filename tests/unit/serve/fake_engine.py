@@ -19,6 +19,7 @@ from outrider.models.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
+from outrider.thoughts import StopsBehindThoughts
 from tests.helpers import EOS, byte_tokenizer
 
 TEMPLATE = (
@@ -155,7 +156,10 @@ class _Speech:
     def __init__(self, engine: FakeEngine, request: Request, listener: Listener) -> None:
         self._engine, self._request, self._listener = engine, request, listener
         self._text = Detokenizer(engine.tokenizer, request.prompt, special=not request.params.skip_special_tokens)
-        self._stops = StopStrings(request.params.stop, include=request.params.include_stop_str_in_output)
+        stops, include, thinking = request.params.stop, request.params.include_stop_str_in_output, request.params.thinking
+        self._stops = (
+            StopsBehindThoughts(stops, thinking, include=include) if thinking else StopStrings(stops, include=include)
+        )
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
         self._said = 0
         self._ended_by: int | str | None = None
@@ -169,7 +173,8 @@ class _Speech:
             is_eos = token in self._engine.eos_token_ids and not params.ignore_eos
             ends = is_eos or token in params.stop_token_ids
             said.append(token)
-            pieces.append("" if ends and not params.include_stop_str_in_output else self._stops.push(self._text.push(token)))
+            is_hidden = ends and not params.include_stop_str_in_output
+            pieces.append("" if is_hidden else self._stops.push(self._text.push(token), token))
             self._said += 1
             if ends or self._stops.found:
                 reason = "stop"

@@ -83,6 +83,17 @@ def test_what_the_prompt_opens(reply: str, more: str, expected: tuple[str | None
         assert told(client, **switched)[:2] == expected
 
 
+def test_thoughts_that_come_again() -> None:
+    """Where marks are special tokens, which no text can hold by accident: anywhere, told in order."""
+    reply = "Well.[THINK]hm[/THINK] So.[THINK]so[/THINK]yes"
+    with serving(engine(reply, "{# [/THINK] #}", ("[THINK]", "[/THINK]"))) as client:
+        thought, content, choice = told(client, logprobs=True)
+        assert (thought, content) == ("hm\nso", "Well.So.yes")
+        assert choice["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+        stopped = told(client, stop=["so", "ye"])
+    assert stopped[:2] == ("hm\nso", "Well.So.")
+
+
 def test_thoughts_are_counted() -> None:
     """Marks that are tokens are none; nothing is counted where nothing is told apart."""
     with serving(engine("<think>hmm</think>yes", tokens=("<think>", "</think>"), special=False)) as client:
