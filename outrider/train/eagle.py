@@ -71,11 +71,12 @@ class Eagle3Training:
     fc_norm: bool = setting(True, "a norm for each of the target's hidden states (EAGLE-3.1)")
     norm_output: bool = setting(True, "the state is carried on behind the final norm (EAGLE-3.1)")
     intermediate_size: int = setting(0, "width of the head's MLP; 0: the target's")
+    kv_heads: int = setting(0, "heads of keys and values, through which a token's embedding enters; 0: the target's")
 
     def __post_init__(self) -> None:
         _check_sizes("eagle3", self.num_layers, self.unrolls, self.step_decay)
-        if self.draft_vocab < 0 or self.intermediate_size < 0:
-            raise ConfigError("recipe 'eagle3': draft_vocab and intermediate_size must not be negative")
+        if min(self.draft_vocab, self.intermediate_size, self.kv_heads) < 0:
+            raise ConfigError("recipe 'eagle3': draft_vocab, intermediate_size and kv_heads must not be negative")
         if self.draft_vocab and not self.own_output:
             raise ConfigError("recipe 'eagle3': a reduced draft_vocab needs own_output")
         parse_loss(self.loss)
@@ -188,6 +189,9 @@ class Eagle3Recipe(EagleRecipe):
     def config_for(cls, setup: RecipeSetup) -> EagleConfig:
         settings: Eagle3Training = setup.settings
         like = _like_target(setup, cls.kind)
+        if like.num_attention_heads % (settings.kv_heads or 1):
+            heads = like.num_attention_heads
+            raise ConfigError(f"recipe 'eagle3': kv_heads must divide the {heads} heads, got {settings.kv_heads}")
         if settings.draft_vocab > like.vocab_size:
             raise ConfigError(f"recipe 'eagle3': draft_vocab {settings.draft_vocab}, but the target has {like.vocab_size} tokens")
         return replace(
@@ -196,6 +200,7 @@ class Eagle3Recipe(EagleRecipe):
             draft_vocab_size=settings.draft_vocab or like.vocab_size,
             norm_before_residual=settings.norm_before_residual, fc_norm=settings.fc_norm, norm_output=settings.norm_output,
             intermediate_size=settings.intermediate_size or like.intermediate_size,
+            num_key_value_heads=settings.kv_heads or like.num_key_value_heads,
         )  # fmt: skip
 
     def _features(self, batch: FeatureBatch) -> Tensor:
@@ -236,7 +241,11 @@ def _like_target(setup: RecipeSetup, kind: Kind) -> EagleConfig:
 
 
 def _new_head(config: EagleConfig, setup: RecipeSetup) -> EagleHead:
-    """Weights to begin with: the target's own output layer and final norm where they fit, small random ones elsewhere."""
+    """Weights to begin with: the target's own output layer and final norm where they fit, small random ones elsewhere.
+
+    An EAGLE-3 head begins as the deepest of the hidden states it reads, and its layer adds nothing to that yet: random states
+    would be guesses of great confidence, which the first hundreds of steps would have to take back.
+    """
     ids = None
     if config.draft_vocab_size < config.vocab_size:
         counts = setup.token_counts.long()
@@ -248,6 +257,8 @@ def _new_head(config: EagleConfig, setup: RecipeSetup) -> EagleHead:
         for layer in head.modules():
             if isinstance(layer, nn.Linear):
                 layer.weight.normal_(0.0, layer.in_features**-0.5)
+        if config.kind == "eagle3" and config.target_hidden_size == config.hidden_size:
+            _begin_as_deepest_state(head)
         output = setup.target.get_output_embeddings().weight.float().cpu()
         if head.lm_head is not None:
             head.lm_head.weight.copy_(output if ids is None else output[ids])
@@ -257,12 +268,25 @@ def _new_head(config: EagleConfig, setup: RecipeSetup) -> EagleHead:
     return head
 
 
+def _begin_as_deepest_state(head: EagleHead) -> None:
+    size = head.config.hidden_size
+    deepest = max(range(len(head.config.signals)), key=lambda place: head.config.signals[place])
+    head.fc.weight.zero_()
+    head.fc.weight[:, deepest * size : (deepest + 1) * size] = torch.eye(size)
+    for layer in head.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+
+
 def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
     """The head in `setup.init`. Raises ConfigError where it is another one than these settings mean."""
     assert setup.init is not None
     text = setup.target.config
     head = load_eagle(setup.init, kind, TargetSizes.of(text, wanted.vocab_size)).float()
-    for name in ("num_layers", "signals", "draft_vocab_size", "own_output", "norm_before_residual", "fc_norm", "norm_output"):
+    for name in (
+        "num_layers", "num_key_value_heads", "signals", "draft_vocab_size", "own_output", "norm_before_residual", "fc_norm",
+        "norm_output",
+    ):  # fmt: skip
         found, asked = getattr(head.config, name), getattr(wanted, name)
         if found != asked:
             raise ConfigError(f"recipe '{kind}': --init {setup.init} has {name}={found}, this run wants {asked}")

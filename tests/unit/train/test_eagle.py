@@ -16,6 +16,7 @@ from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.signals import Listening
 from outrider.settings import parse_settings
+from outrider.train import eagle
 from outrider.train.eagle import Eagle3Recipe, EagleRecipe
 from outrider.train.recipe import FeatureBatch, RecipeSetup
 from tests.heads import random_eagle
@@ -101,16 +102,22 @@ def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]
     ("eagle", {"unrolls": 2, "loss_weight": 1.0}), ("eagle3", {"unrolls": 2}),
     ("eagle3", {"unrolls": 2, "draft_vocab": 25, "loss": "kl"}),
 ])  # fmt: skip
-def test_training_raises_the_expected_acceptance(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """A few dozen steps on the target's own texts; and the saved head says what the trained one says."""
+def test_training_raises_the_expected_acceptance(
+    kind: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few dozen steps on the target's own texts, against random weights; and the saved head says what the trained one says."""
     module = target()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        recipe = RECIPES[kind].build(setup_of(kind, module, **settings))
-        held_out = batch_of(module, recipe.signals, texts(module, 8, 16, seed=9))
-        recipe.module.eval()
+        with monkeypatch.context() as patched:
+            patched.setattr(eagle, "_begin_as_deepest_state", lambda head: None)
+            random = RECIPES[kind].build(setup_of(kind, module, **settings))
+        held_out = batch_of(module, random.signals, texts(module, 8, 16, seed=9))
+        random.module.eval()
         with torch.no_grad():
-            before = recipe.loss(held_out)
+            before = random.loss(held_out)
+        torch.manual_seed(0)
+        recipe = RECIPES[kind].build(setup_of(kind, module, **settings))
         recipe.module.train()
         trainable = [parameter for parameter in recipe.module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trainable, lr=3e-3)
@@ -159,6 +166,24 @@ def test_reduced_vocabulary_holds_the_frequent_tokens_and_counts_the_others_as_r
         report = recipe.loss(batch)
     inside = batch.logits.softmax(-1)[..., :10].sum(-1)[batch.mask].mean()
     assert report.per_position[0] <= float(inside) + 0.05
+
+
+def test_a_new_head_begins_as_the_deepest_state_it_reads() -> None:
+    """Catches random beginnings, which are sure of nonsense: its first guesses are the output layer's on that state."""
+    module = target()
+    recipe = Eagle3Recipe.build(setup_of("eagle3", module, layers="1,3,2", fc_norm=False, norm_before_residual=False))
+    batch = batch_of(module, recipe.signals, texts(module, 2, 8))
+    states = next(unrolled(recipe.head, batch.tokens, recipe.head.features(batch.hidden), 1))
+    torch.testing.assert_close(recipe.head.logits(states), batch.logits[:, :-1])
+
+
+def test_heads_of_keys_and_values_of_its_own() -> None:
+    module = target()
+    heads = module.config.num_attention_heads
+    recipe = Eagle3Recipe.build(setup_of("eagle3", module, kv_heads=heads))
+    assert recipe.head.layers[0].self_attn.v_proj.out_features == module.config.hidden_size
+    with pytest.raises(ConfigError, match=f"kv_heads must divide the {heads} heads, got 3"):
+        Eagle3Recipe.build(setup_of("eagle3", module, kv_heads=3))
 
 
 def test_going_on_from_a_saved_head(tmp_path: Path) -> None:
