@@ -27,8 +27,9 @@ from outrider.models.heads.block_files import load_block, save_block
 from outrider.models.signals import Listening, decoder_layers
 from outrider.train.block_settings import OWNER, BlockTraining, new_config
 from outrider.train.calibration import sequential_temperatures
+from outrider.train.chunked import chunk_size, judged_in_chunks
 from outrider.train.expected import chain_means
-from outrider.train.losses import acceptance, kl, law_of, parse_loss, weighted_mean
+from outrider.train.losses import TINY, acceptance, kl, law_of, parse_loss, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
 
@@ -89,13 +90,20 @@ class BlockRecipe:
         block = self.run(batch, anchors.places)
         counts = anchors.counts
         states, before = block.states[counts], block.before[counts]  # (N, H), (N,)
-        logits = self.head.corrected(self.head.logits(states), states, before)
-        law = law_of(_answers(batch, anchors.places, counts.shape[2])[counts])
+        row, anchor, guess = counts.nonzero(as_tuple=True)
+        place = anchors.places[row, anchor] + guess  # of the target's law
         weights = self._fading(counts)[counts]
-        warming = batch.progress < self._settings.warm_up
-        accept = acceptance(law, logits).detach()
+        measure = kl if batch.progress < self._settings.warm_up else self._loss
+
+        def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.head.corrected(self.head.logits(part), part, before[which])
+            law = law_of(batch.logits[row[which], place[which]])
+            return measure(law, logits), acceptance(law, logits.detach())
+
+        shares = weights / weights.sum().clamp(min=TINY)
+        judged = judged_in_chunks(judge, states, shares, self.head.output_parameters, chunk_size(batch.logits.shape[-1]))
+        loss, accept = judged.total, judged.accepted
         parts = {"acceptance": float(weighted_mean(accept, torch.ones_like(accept)))}
-        loss = weighted_mean((kl if warming else self._loss)(law, logits), weights)
         if self.head.confidence_head is not None:
             said = self.head.confidence_logits(states, before).float()
             miss = weighted_mean(F.binary_cross_entropy_with_logits(said, accept, reduction="none"), weights)

@@ -273,6 +273,7 @@ def _begin_as_deepest_state(head: EagleHead) -> None:
     deepest = max(range(len(head.config.signals)), key=lambda place: head.config.signals[place])
     head.fc.weight.zero_()
     head.fc.weight[:, deepest * size : (deepest + 1) * size] = torch.eye(size)
+    layer: Any
     for layer in head.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()

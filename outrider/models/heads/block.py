@@ -268,6 +268,11 @@ class BlockHead(nn.Module):
         dtype = table.dtype if isinstance(table, BlockEmbedding) else table.weight.dtype
         return output(states.to(dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
 
+    @property
+    def output_parameters(self) -> list[Tensor]:
+        """The head's own tensors that `logits` and `corrected` read."""
+        return [tensor for part in (self.lm_head, self.markov_head) if part is not None for tensor in part.parameters()]
+
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
         """Logits (..., draft vocabulary) of positions with these states, behind tokens `before` (...)."""
         return logits if self.markov_head is None else logits + self.markov_head(states, before)

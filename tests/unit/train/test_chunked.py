@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.train import eagle
+from outrider.train import block, eagle
 from outrider.train.chunked import CHUNK_NUMBERS, chunk_size, judged_in_chunks
 from outrider.train.losses import law_of, lk_hybrid, weighted_mean
 from tests.unit.train.head_material import build_recipe, features, own_texts, target_module
@@ -121,6 +121,31 @@ def test_a_recipe_in_chunks_has_the_loss_of_the_formula(
     for name in names:
         wanted = recipe.module.get_parameter(name).grad
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()), msg=name)
+
+
+@pytest.mark.parametrize("settings", [{}, {"markov_gated": True}, {"markov_rank": 0, "confidence": False}], ids=str)
+def test_a_block_recipe_in_chunks_is_the_one_at_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a law of another position, a token before another guess, and a Markov head without its gradient."""
+    module = target_module()
+    recipe = build_recipe(block.BlockRecipe, module, **{"num_layers": 1, "block_size": 4, "markov_rank": 8, **settings})
+    with torch.no_grad():
+        for weight in recipe.module.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) * 0.1)
+    batch = features(module, recipe.signals, own_texts(module, 3, 12))
+    found = []
+    for size in (3, 10_000):
+        monkeypatch.setattr(block, "chunk_size", lambda vocab_size, size=size: size)
+        torch.manual_seed(1)  # the anchors
+        report = recipe.loss(batch)
+        report.loss.backward()
+        found.append((report, {name: one.grad.clone() for name, one in recipe.module.named_parameters()}))
+        recipe.module.zero_grad()
+    (few, few_gradients), (whole, gradients) = found
+    torch.testing.assert_close(few.loss.detach(), whole.loss.detach())
+    assert few.survival == pytest.approx(whole.survival, rel=1e-4)
+    assert {name for name, one in gradients.items() if one.any()} == set(gradients)
+    for name, wanted in gradients.items():
+        torch.testing.assert_close(few_gradients[name], wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()), msg=name)
 
 
 def _by_the_formula(recipe: Any, batch: Any) -> Tensor:
