@@ -150,7 +150,7 @@ class BlockDrafter(Drafter):
 
     @property
     def runs_modules(self) -> bool:
-        return True
+        return self._run is None
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
