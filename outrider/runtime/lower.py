@@ -273,9 +273,14 @@ class Lowering:
     def flat(self, block: Block) -> View:
         """The whole block as one dense row, copied where it is scattered."""
         flat = reshape(block.own, (block.own.count,))
-        if flat is None or flat.steps not in ((1,), (0,)) or not self.is_made(flat.value):
+        if flat is None or (flat.steps != (1,) and flat.count > 1) or not self.is_made(flat.value):
             return self.copied(block.own)
         return View(flat.value, 1, flat.count, flat.offset, flat.count)
+
+    def whole(self, block: Block) -> View:
+        """The same as a value of its own, so that those of all tokens are one stretch: what linear layers read."""
+        flat = self.flat(block)
+        return flat if flat.cols == self._made.values[flat.value].size else self.copied(block.own)
 
     def copied(self, own: Strided) -> View:
         """A dense copy."""

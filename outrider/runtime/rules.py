@@ -33,7 +33,7 @@ def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: T
     if not (weight.dtype == x.dtype == out.dtype) or (bias is not None and bias.dtype != x.dtype):
         raise NotLoweredError("a matrix product of mixed types")
     made = low.new(outputs, out.dtype)
-    low.add(Op(Code.LINEAR, (low.flat(block),), made, weight=names[0], bias=names[1], transposed=transposed))
+    low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=names[0], bias=names[1], transposed=transposed))
     return [Block(block.axes, dense(made.value, (outputs,)))]
 
 
@@ -46,7 +46,7 @@ def matrix(low: Lowering, event: Event) -> list[Known]:
     if layer.bias is not None and layer.bias.dtype != out.dtype:
         raise NotLoweredError("a matrix product of mixed types")
     made = low.new(layer.out_features, out.dtype)
-    low.add(Op(Code.LINEAR, (low.flat(block),), made, weight=low.matrix(path, layer), bias=low.bias(path, layer.bias)))
+    low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=low.matrix(path, layer), bias=low.bias(path, layer.bias)))
     return [Block(block.axes, dense(made.value, (layer.out_features,)))]
 
 
