@@ -76,6 +76,7 @@ class Binding:
             len(ops), len(phases), ctypes.addressof(self._ops), ctypes.addressof(self._phases),
             self._schedule.body_bytes, self._schedule.head_bytes, self._operand(program.logits), program.logits.cols, 0, 0,
         )  # fmt: skip
+        del self._tensors  # weights that lie in panels are needed here no longer
 
     @property
     def body_bytes(self) -> int:

@@ -22,7 +22,7 @@ RECORDING = "outrider-recording"
 @contextmanager
 def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     """Experts' products are one event each while this lasts."""
-    ALL_EXPERTS_FUNCTIONS.register(RECORDING, partial(_forward, recorder))
+    ALL_EXPERTS_FUNCTIONS[RECORDING] = partial(_forward, recorder)
     configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "has_gate")}
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
@@ -32,6 +32,7 @@ def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._experts_implementation = before[key]
+        del ALL_EXPERTS_FUNCTIONS[RECORDING]  # or what was recorded would stay
 
 
 def _forward(

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.errors import CapabilityError
 from outrider.models.attention import NAME, _no_mask
@@ -76,7 +77,7 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
     found = Recording(ids, positions)
     recorder = Recorder(found.events)
-    AttentionInterface.register(RECORDING, partial(_attention, found.events, recorder))
+    ALL_ATTENTION_FUNCTIONS[RECORDING] = partial(_attention, found.events, recorder)
     AttentionMaskInterface.register(RECORDING, _no_mask)
     try:
         module.set_attn_implementation(RECORDING)
@@ -87,6 +88,7 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
             found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
     finally:
         module.set_attn_implementation(NAME)
+        del ALL_ATTENTION_FUNCTIONS[RECORDING]  # or what was recorded, weights and all, would stay
     return found
 
 
