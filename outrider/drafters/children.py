@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.rows import Rows
+from outrider.runtime.favourites import Favourites
 from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child
 
@@ -24,6 +26,29 @@ def likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
     ]
 
 
+def ranked_by_scores(rows: Rows) -> list[bool]:
+    """Per row, whether the softmax of the scores ranks its candidates: no penalty, bias, ban, filter or shared noise."""
+    raced = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+    return [not races and row.constraint is None and row.params.is_softmax for row, races in zip(rows, raced, strict=True)]
+
+
+def likeliest_scores(
+    favourites: Favourites, rows: Rows, scores: Tensor, places: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]
+) -> list[list[list[Child]]] | None:
+    """`likeliest` in the softmax of scores (B, M, V') at these places of each row; None where scores are no numbers."""
+    width, soft = min(scores.shape[2], rows.vocab_size), rows.soft_sampling.options.tolist()
+    asked = [(row, place) for row, line in enumerate(places) for place in line]
+    if not asked:
+        return [[] for _ in counts]
+    outputs, temperatures = [row * scores.shape[1] + place for row, place in asked], [soft[row][0] for row, _ in asked]
+    most = min(max(count for line in counts for count in line), width)
+    found = favourites.laws(scores, outputs, most, width, temperatures)
+    if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
+        return None
+    lines = iter(zip(found.tokens.tolist(), found.shares.tolist(), strict=True))
+    return [[[*map(Child, *(part[:count] for part in next(lines)))] for count in line] for line in counts]
+
+
 def draw(
     rows: Rows, law: Tensor, turns: Turns, num_nodes: Sequence[int], found: list[list[list[Child]]], *, replacement: bool
 ) -> None:
@@ -31,7 +56,9 @@ def draw(
 
     law (B, M, V); `num_nodes`: nodes that each row's tree has already.
     """
-    rest = law.clone() if any(turns) else law
+    if not any(turns):
+        return
+    rest = law.clone()
     nobody = torch.ones_like(rest[0, 0])
     for turn in range(max(map(len, turns))):
         lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]

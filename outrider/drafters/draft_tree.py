@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup, lengths_for_any
-from outrider.drafters.children import draw, likeliest
+from outrider.drafters.children import draw, likeliest, likeliest_scores, ranked_by_scores
 from outrider.drafters.draft_model import ModelDrafter, draft_model_of
 from outrider.errors import ConfigError
 from outrider.models.lm import LM
 from outrider.models.vocabulary import fit_width
 from outrider.rows import Rows
+from outrider.runtime.favourites import Favourites
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
 from outrider.trees.growth import Child, Growth, ShapeGrowth
@@ -75,10 +76,11 @@ class _RowTree:
 
 @dataclass
 class _Level:
-    """The laws of one level."""
+    """What the model says at one level."""
 
-    first: int  # fed output that law[:, 0] belongs to
-    law: Tensor  # (B, M, V)
+    first: int  # fed output that scores[:, 0] belongs to
+    scores: Tensor  # (B, M, V'), of the model's own vocabulary
+    law: Tensor | None  # (B, M, V); None where nothing is drawn from it and the scores rank the candidates
     outputs: list[list[int]]  # per row, the outputs it expands, in the growth's numbering
     fed: list[list[int]]  # the same in the model's
 
@@ -107,12 +109,15 @@ class TreeModelDrafter(ModelDrafter):
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         lm, loop = draft_model_of(setup)
         settings: DraftModelSettings = setup.settings
-        return cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else ModelDrafter(lm, loop, settings)
+        if not cls.drafts_trees(settings):
+            return ModelDrafter(lm, loop, settings)
+        return cls(lm, TreePlan(settings), Favourites(lm.kernels))
 
-    def __init__(self, lm: LM, plan: TreePlan) -> None:
+    def __init__(self, lm: LM, plan: TreePlan, favourites: Favourites | None = None) -> None:
         super().__init__(lm)
-        self.plan = plan
+        self.plan, self._favourites = plan, favourites or Favourites()
         self._trees: list[_RowTree] = []
+        self._ranked: list[bool] = []  # of the rows in hand: see `ranked_by_scores`
         self._chosen: list[list[int]] = []  # per row: the growth's nodes that became the draft
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
@@ -126,6 +131,7 @@ class TreeModelDrafter(ModelDrafter):
         for row, budget, missing, coupled in zip(rows, budgets, pending, is_coupled, strict=True):
             sampled = self.plan.samples(row.params) and not coupled
             self._trees.append(_RowTree(self.plan.growth(budget, sampled=sampled), sampled, missing))
+        self._ranked = ranked_by_scores(rows)
         levels: list[_Level] = []
         while any(tree.growth.wanted() for tree in self._trees):
             levels.append(self._next_level(rows))
@@ -154,10 +160,14 @@ class TreeModelDrafter(ModelDrafter):
         outputs = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
         fed = [tree.feed() for tree in self._trees]
         first, last = min(min(line) for line in fed if line), max(max(line) for line in fed if line)
-        logits = fit_width(self._forward(first, last, rows.device), rows.vocab_size)
-        so_far = self._fed_draft(rows.device)
-        law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
-        return _Level(first, law, outputs, fed)
+        level = _Level(first, self._forward(first, last, rows.device), None, outputs, fed)
+        if any(tree.sampled or not ranked for tree, ranked in zip(self._trees, self._ranked, strict=True)):
+            level.law = self._level_law(rows, level)
+        return level
+
+    def _level_law(self, rows: Rows, level: _Level) -> Tensor:
+        scores, so_far = fit_width(level.scores, rows.vocab_size), self._fed_draft(rows.device)
+        return distribution(scores, rows.soft_sampling, rows.history, so_far, first_node=level.first, drafting=True)
 
     def _forward(self, first: int, last: int, device: torch.device) -> Tensor:
         """Logits (B, last - first + 1, V) after fed outputs first .. last of every row."""
@@ -187,36 +197,44 @@ class TreeModelDrafter(ModelDrafter):
 
     def _children(self, rows: Rows, level: _Level) -> list[list[list[Child]]]:
         """Per row, per wanted output, its children."""
-        scores = level.law if rows.coupled_rows is None else self._raced(rows, level)
+        counts = [[count for _, count in tree.growth.wanted()] for tree in self._trees]
+        places = [[output - level.first for output in fed] for fed in level.fed]
+        by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
+        own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (places, counts)]
+        placed = likeliest_scores(self._favourites, rows, level.scores, *own)
+        if placed is not None and level.law is None:
+            return placed
+        law = self._level_law(rows, level) if level.law is None else level.law  # which says what is wrong with the scores
+        scores = law if rows.coupled_rows is None else self._raced(rows, law, level.first)
         found: list[list[list[Child]]] = []
-        for index, (tree, fed) in enumerate(zip(self._trees, level.fed, strict=True)):
-            counts = [count for _, count in tree.growth.wanted()]
-            if tree.sampled:
-                found.append([[] for _ in counts])
+        for index, tree in enumerate(self._trees):
+            if tree.sampled or not counts[index]:
+                found.append([[] for _ in counts[index]])
+            elif by_scores[index] and placed is not None:
+                found.append(placed[index])
             else:
-                laws = scores[index, [output - level.first for output in fed]]
-                found.append(likeliest(laws, counts) if counts else [])
-        self._draw(rows, level, found)
+                found.append(likeliest(scores[index, places[index]], counts[index]))
+        self._draw(rows, law, places, found)
         return found
 
-    def _raced(self, rows: Rows, level: _Level) -> Tensor:
+    def _raced(self, rows: Rows, law: Tensor, first: int) -> Tensor:
         """The laws (B, M, V) with those of coupled rows as the target's own noise ranks their tokens."""
         assert rows.coupled_rows is not None
-        coupled, scores = rows.coupled_rows.nonzero()[:, 0], level.law.to(torch.float64, copy=True)
-        depths = self._fed_draft(rows.device).depths()[coupled, level.first : level.first + scores.shape[1]]
+        coupled, scores = rows.coupled_rows.nonzero()[:, 0], law.to(torch.float64, copy=True)
+        depths = self._fed_draft(rows.device).depths()[coupled, first : first + scores.shape[1]]
         places = rows.positions[coupled, None] + depths
         noise = rows.rng.select(coupled.tolist()).gumbel(places, scores.shape[2])
         scores[coupled] = (scores[coupled].log() + noise).softmax(-1)
         return scores
 
-    def _draw(self, rows: Rows, level: _Level, found: list[list[list[Child]]]) -> None:
+    def _draw(self, rows: Rows, law: Tensor, places: list[list[int]], found: list[list[list[Child]]]) -> None:
         """Fill in the children of sampled rows, one draw for all rows at a time, each keyed by its node's number."""
         turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its place in the law)
-        for tree, fed in zip(self._trees, level.fed, strict=True):
-            wanted = zip(tree.growth.wanted(), fed, strict=True) if tree.sampled else ()
-            turns.append([(i, output - level.first) for i, ((_, count), output) in enumerate(wanted) for _ in range(count)])
+        for tree, own in zip(self._trees, places, strict=True):
+            wanted = zip(tree.growth.wanted(), own, strict=True) if tree.sampled else ()
+            turns.append([(i, place) for i, ((_, count), place) in enumerate(wanted) for _ in range(count)])
         counts = [len(tree.growth.tokens) for tree in self._trees]
-        draw(rows, level.law, turns, counts, found, replacement=self.plan.replacement)
+        draw(rows, law, turns, counts, found, replacement=self.plan.replacement)
 
     # ---------------------------------------------------------------- the finished tree
 
@@ -253,8 +271,10 @@ def _table(lines: list[list[int]], width: int, fill: int, device: torch.device) 
 def _laws_of_children(levels: list[_Level], width: int) -> Tensor:
     """(B, N+1, V): the law that the children of every output were chosen from; zero where there are none."""
     like = levels[0].law
+    assert like is not None, "laws of what was drawn"
     probs = like.new_zeros(like.shape[0], width + 1, like.shape[2])
     for level in levels:
+        assert level.law is not None
         for index, (outputs, fed) in enumerate(zip(level.outputs, level.fed, strict=True)):
             for output, place in zip(outputs, fed, strict=True):
                 if output <= width:  # a drawn tree is what grew; of a best-first one, no law is needed

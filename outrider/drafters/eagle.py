@@ -41,6 +41,7 @@ from outrider.models.quantised_linear import QuantisedPanels
 from outrider.rows import Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.eagle import EagleChains, EagleRun
+from outrider.runtime.favourites import Favourites
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting
@@ -264,7 +265,11 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
         whole = not cls.drafts_trees(settings) and settings.stop == "none"
         notes: list[str] = []
         lm, loop = _head_of(setup, cls.kind, notes, whole=whole)
-        drafter = cls(lm, TreePlan(settings)) if cls.drafts_trees(settings) else EagleChain(lm, loop, settings)
+        drafter = (
+            cls(lm, TreePlan(settings), Favourites(setup.target.lm.kernels))
+            if cls.drafts_trees(settings)
+            else EagleChain(lm, loop, settings)
+        )
         drafter.told = notes
         return drafter
 

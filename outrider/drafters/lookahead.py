@@ -24,12 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
+from outrider.runtime.favourites import Favourites
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -178,8 +176,8 @@ class LookaheadDrafter(Drafter):
     learns = True
     Settings = LookaheadSettings
 
-    def __init__(self, settings: LookaheadSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: LookaheadSettings, favourites: Favourites | None = None) -> None:
+        self._settings, self._favourites = settings, favourites or Favourites()
         self._rows: list[_Lookahead] = []
 
     @classmethod
@@ -195,7 +193,7 @@ class LookaheadDrafter(Drafter):
                 f"lookahead: the window needs at least ngram - 2 = {settings.ngram - 2} draft tokens, got "
                 f"{setup.num_draft_tokens}; raise num_draft_tokens, lower ngram, or set pool_from_text"
             )
-        return cls(settings)
+        return cls(settings, Favourites(setup.target.lm.kernels))
 
     def start(self, row: Row) -> None:
         self._rows.append(_Lookahead(self._settings, row.tokens))
@@ -208,8 +206,11 @@ class LookaheadDrafter(Drafter):
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         ends = [state.window.ends(nodes) for state, nodes in zip(self._rows, _nodes_by_place(draft), strict=True)]
-        for state, row, guesses in zip(self._rows, rows, _favourites(output.logits, ends), strict=True):
-            state.advance(guesses, row.tokens)
+        width = draft.num_nodes + 1
+        asked = [index * width + node + 1 for index, line in enumerate(ends) for node in line if node is not None]
+        best = iter(self._favourites.tokens(output.logits, asked, 1)[:, 0].tolist())
+        for state, row, line in zip(self._rows, rows, ends, strict=True):
+            state.advance([None if node is None else next(best) for node in line], row.tokens)
 
     def stop(self, index: int) -> None:
         self._rows[index] = self._rows[-1]
@@ -221,15 +222,4 @@ def _nodes_by_place(draft: Draft) -> list[dict[tuple[int | None, int], int]]:
     return [
         {(parents[node], tokens[node]): node for node in range(length)}
         for parents, tokens, length in zip(draft.parent_lists, *draft.lists, strict=True)
-    ]
-
-
-def _favourites(logits: Tensor, nodes: Sequence[Sequence[int | None]]) -> list[list[int | None]]:
-    """The likeliest token behind each of the nodes (B, W), from logits (B, N+1, V); None stays None."""
-    outputs = torch.tensor([[0 if node is None else node + 1 for node in row] for row in nodes], device=logits.device)
-    of_row = torch.arange(len(nodes), device=logits.device)[:, None]
-    best = logits[of_row, outputs].argmax(dim=-1).tolist()  # sync: once
-    return [
-        [None if node is None else token for node, token in zip(*row, strict=True)]
-        for row in zip(nodes, best, strict=True)
     ]

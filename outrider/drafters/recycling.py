@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, LARGE_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
+from outrider.runtime.favourites import NONE, Favourites
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -31,7 +31,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 # Assumed chance that the favourite of this rank comes next, the same at every depth. Only their proportions matter.
 RANK_ACCEPTANCE = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
 SPARE = 4  # places in the shape for each node of a tree: they replace those whose token is not known
-UNKNOWN = -1
+UNKNOWN = NONE
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ class RecyclingDrafter(Drafter):
     learns = True
     Settings = RecyclingSettings
 
-    def __init__(self, vocab_size: int, num_nodes: int, settings: RecyclingSettings) -> None:
+    def __init__(
+        self, vocab_size: int, num_nodes: int, settings: RecyclingSettings, favourites: Favourites | None = None
+    ) -> None:
+        self._favourites = favourites or Favourites()
         self._table = FollowerTable(vocab_size, settings.top_k)
         self._shape = tree_shape(SPARE * num_nodes, settings.top_k)
         self._num_tokens: list[int] = []  # per row, when it was last drafted for: the pending token was its last
@@ -124,7 +127,8 @@ class RecyclingDrafter(Drafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RecyclingDrafter:
-        return cls(setup.target.lm.shape.vocab_size, setup.num_draft_tokens, setup.settings)
+        lm = setup.target.lm
+        return cls(lm.shape.vocab_size, setup.num_draft_tokens, setup.settings, Favourites(lm.kernels))
 
     def start(self, row: Row) -> None:
         self._table.read(row.tokens)
@@ -137,15 +141,19 @@ class RecyclingDrafter(Drafter):
         return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        top_k = self._table.favourites.shape[1]
-        best = torch.topk(output.logits, top_k, dim=-1).indices.cpu().numpy()  # (B, N+1, k); sync: once
+        top_k, width = self._table.favourites.shape[1], draft.num_nodes + 1
         paths, counts = verdict.lists.path, verdict.lists.num_accepted
+        fed: list[int] = []
+        outputs: list[int] = []
         for index, (row, tokens, length) in enumerate(zip(rows, *draft.lists, strict=True)):
-            fed = [row.tokens[self._num_tokens[index] - 1], *tokens[:length]]
+            own = [row.tokens[self._num_tokens[index] - 1], *tokens[:length]]
             kept = [0, *(node + 1 for node in paths[index][: counts[index]])]
-            order = [*range(len(fed)), *kept]  # kept nodes last: their context is the text itself
-            self._table.update([fed[place] for place in order], best[index, order])
+            others = [place for place in range(len(own)) if place not in kept]
+            order = [*others, *kept]  # kept nodes last: their context is the text itself
+            fed += [own[place] for place in order]
+            outputs += [index * width + place for place in order]
             self._num_tokens[index] = len(row.tokens)
+        self._table.update(fed, self._favourites.tokens(output.logits, outputs, top_k))
 
     def stop(self, index: int) -> None:
         self._num_tokens[index] = self._num_tokens[-1]

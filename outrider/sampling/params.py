@@ -96,6 +96,12 @@ class SamplingParams:
         """True when the law depends on earlier tokens: some penalty is on."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def is_softmax(self) -> bool:
+        """True when the law is the softmax of the logits at the temperature: no penalty, bias or filter."""
+        is_filtered = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return not (is_filtered or self.needs_history or self.logit_bias or self.allowed_token_ids)
+
     def _check_numbers(self) -> None:
         if _number("temperature", self.temperature) < 0:
             raise _out_of_range("temperature", self.temperature, f"at least 0 (0, or below {MIN_TEMPERATURE:g}, is greedy)")

@@ -51,13 +51,18 @@ def to_draft(trees: Sequence[TokenTree], device: torch.device | str, *, nested: 
     if not width:
         return Draft.empty(len(trees), device)
 
-    def padded(rows: Iterable[list[int]], fill: int) -> torch.Tensor:
-        table = [row + [fill] * (width - len(row)) for row in rows]
-        return torch.tensor(table, dtype=torch.int64, device=device).view(len(trees), width)
+    def padded(rows: Iterable[list[int]], fill: int) -> list[list[int]]:
+        return [row + [fill] * (width - len(row)) for row in rows]
 
-    return Draft(
-        tokens=padded((tree.tokens for tree in trees), 0),
-        lengths=torch.tensor([len(tree) for tree in trees], device=device),
-        parents=None if all(tree.is_chain for tree in trees) else padded((tree.parents for tree in trees), -1),
+    tokens, lengths = padded((tree.tokens for tree in trees), 0), [len(tree) for tree in trees]
+    parents = None if all(tree.is_chain for tree in trees) else padded((tree.parents for tree in trees), -1)
+    draft = Draft(
+        tokens=torch.tensor(tokens, device=device),
+        lengths=torch.tensor(lengths, device=device),
+        parents=None if parents is None else torch.tensor(parents, device=device),
         budgets=[list(range(1, width + 1))] * len(trees) if nested else None,
     )
+    draft.lists = tokens, lengths
+    if parents is not None:
+        draft.parent_lists = parents
+    return draft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_settings_are_checked(settings: dict[str, int], message: str) -> None:
 
 def test_too_few_nodes_for_anything_are_refused() -> None:
     """Catches a drafter that is paid for and can never propose: no column fits, and the text is not pooled."""
-    target: Any = None
+    target: Any = SimpleNamespace(lm=SimpleNamespace(kernels=None))
     for pool_from_text, ngram in ((True, 4), (False, 3)):
         LookaheadDrafter.build(DraftSetup(target, None, 1, LookaheadSettings(ngram, pool_from_text=pool_from_text)))
     with pytest.raises(ConfigError, match="at least ngram - 2 = 2 draft tokens, got 1"):
