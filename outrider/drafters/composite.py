@@ -269,10 +269,10 @@ class CompositeDrafter(Drafter):
         for index, (path, kept) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
             self._learn(self._offers(index), path[:kept])
         for part, places in zip(self.parts, self._merged.places, strict=True):
-            assert part.draft is not None
+            assert part.draft is not None, "commit without propose"
             own = part_verdict(part.draft, places, self._merged.draft, verdict)
-            part.drafter.commit(rows, part.draft, own, part_output(part.draft, places, output))
-            part.draft = None
+            seen = part_output(part.draft, places, output) if part.drafter.needs_logits else output
+            part.drafter.commit(rows, part.draft, own, seen)
 
     def credit(self, index: int) -> Callable[[list[int], int], None]:
         offers = self._offers(index)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.runtime.favourites import Favourites
@@ -182,7 +182,7 @@ class LookaheadDrafter(Drafter):
 
     @classmethod
     def default_num_draft_tokens(cls, settings: LookaheadSettings) -> int:
-        return settings.num_nodes
+        return min(settings.num_nodes, SMALL_TREE)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> LookaheadDrafter:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, LARGE_TREE, Drafter, DraftSetup
+from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.runtime.favourites import NONE, Favourites
@@ -123,7 +123,7 @@ class RecyclingDrafter(Drafter):
 
     @classmethod
     def default_num_draft_tokens(cls, settings: RecyclingSettings) -> int:
-        return LARGE_TREE if settings.top_k > 1 else DEFAULT_NUM_DRAFT_TOKENS
+        return SMALL_TREE if settings.top_k > 1 else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RecyclingDrafter:

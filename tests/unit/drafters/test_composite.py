@@ -24,6 +24,8 @@ def successor(token: int) -> int:
 class Scripted(Drafter):
     """Guesses `jump` further each time, at most `most` nodes, and writes down what it hears."""
 
+    needs_logits = True  # its own nodes' alone
+
     def __init__(self, jump: int = 1, most: int = 99) -> None:
         self.jump, self.most = jump, most
         self.budgets: list[list[int]] = []

@@ -110,11 +110,11 @@ def test_each_row_gets_no_more_than_it_may() -> None:
         assert all(length <= most for length, most in zip(draft.lengths.tolist(), gamma, strict=True))
 
 
-def test_all_columns_run_with_the_default_number_of_nodes() -> None:
-    """Catches a default too small for its own settings: then the right end of the window would never run."""
+def test_all_columns_run_with_as_many_nodes_as_the_settings_have() -> None:
+    """Catches a number too small for its own settings: then the right end of the window would never run."""
     settings = LookaheadSettings(ngram=4, window=3, guesses=2)
     drafter, rows = _drafter([[1, 2, 3, 4, 9, 1, 5, 6, 7, 11, 1, 8, 12, 13, 14, 1]], ngram=4, window=3, guesses=2)
-    draft = drafter.propose(rows, [LookaheadDrafter.default_num_draft_tokens(settings)])
+    draft = drafter.propose(rows, [settings.num_nodes])
     (nodes,) = _nodes_by_place(draft)
     assert None not in drafter._rows[0].window.ends(nodes)
 

@@ -26,7 +26,7 @@ def texts(llm: LLM) -> list[str]:
     return [out.text for out in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "recycling"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "recycling", "lookahead"])
 def test_texts_are_the_plain_ones(model: Path, drafter: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches drafts of any shape whose verdict depends on the pass they are in. fp32, so that no logits are equal."""
     plain = texts(LLM(model, drafter="none", dtype="float32", threads=1, runtime="eager"))
