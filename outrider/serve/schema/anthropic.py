@@ -18,6 +18,9 @@ NEEDS = {  # of a block of each type
     "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }  # fmt: skip
+ROLES = {
+    "user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use"), "system": ("text",),
+}  # fmt: skip
 CACHED = "beginnings that come again are found by themselves"
 OWN_TOOLS = "this server runs no tools of its own: give functions, with an 'input_schema'"
 
@@ -82,6 +85,15 @@ class Turn(Body):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Turn:
+        if not self.content and (self.role != "assistant" or self.content == []):
+            raise refusal("content", f"'content' of a message of role '{self.role}' is empty")
+        for block in self.content if isinstance(self.content, list) else ():
+            if block.type not in ROLES[self.role]:
+                raise refusal("content", f"a block of type '{block.type}' does not belong to role '{self.role}'")
+        return self
 
 
 class ClientTool(Body):

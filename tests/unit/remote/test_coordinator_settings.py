@@ -78,6 +78,7 @@ def test_a_file(tmp_path: Path) -> None:
         ('endpoints = ["a:1", "grpcs://b:2"]', "", "'endpoints' must be a list"),
         ('endpoints = ["a:1", "grpcs://b:2"]', "endpoints = []", "names no address"),
         ('to = "small"', 'to = "large"', "not served"),
+        ('model = "demo"', 'model = "demo"\nreasoning_parser = "thonk"', "unknown reasoning parser 'thonk'"),
     ],
 )
 def test_a_wrong_file_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -97,6 +98,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([*COMMAND, "--replica-wait", "0"], "replica_wait"),
     ([*COMMAND, "--tls-cert", "x.pem"], "--tls-key"),
     ([*COMMAND, "--config", "x.toml"], "leave out --model"),
+    ([*COMMAND, "--reasoning-parser", "qwen33"], "Did you mean 'qwen3'"),
+    (["service", "coordinator", "--config", "x.toml", "--reasoning-parser", "qwen3"], "and --reasoning-parser"),
     (["service", "target"], "name a model to run"),
     (["service", "target", "demo", "--batch-size", "0"], "max_num_seqs must be at least 1"),
     (["service", "target", "demo", "--tls-cert", "x.pem"], "--tls-key"),

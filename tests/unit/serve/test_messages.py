@@ -161,6 +161,8 @@ def test_refusals_are_its_own(client: Any, thinker: FakeEngine) -> None:
         ({"messages": [{"role": "user", "content": [image]}]}, "'image' is not supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305.*no tools of its own"),
         ({"tool_choice": {"type": "any"}}, "needs 'tools'"), ({"extra_body": {"temperature": -1}}, "temperature"),
+        ({"messages": [{"role": "user", "content": []}]}, "is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "does not belong to role 'user'"),
         ({"extra_body": {"container": "c"}}, "'container' is not supported"), ({"extra_body": {"n": 2}}, "one answer"),
         ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "needs type: enabled"),
         ({"output_config": {"effort": "low"}}, "knows no 'reasoning_effort'"),
