@@ -15,6 +15,7 @@ from outrider.serve.schema.messages import REASONING, Message, TemplateFields
 from outrider.serve.served import Served
 from outrider.serve.texts import Texts
 
+HARMONY_NAME = "thinking"  # of a message's thoughts, in gpt-oss's template
 SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates: Qwen's, GLM's; DeepSeek's, Granite's
 
 
@@ -85,7 +86,10 @@ def _turn(message: Message, texts: Texts) -> dict[str, Any]:
     """One message for the template, thoughts included where it shows them."""
     turn = message.plain()
     if turn["role"] == "assistant" and message.thoughts is not None:
-        turn |= dict.fromkeys(_names_of_thoughts(texts), message.thoughts)
+        names, thoughts = _names_of_thoughts(texts), message.thoughts
+        if names == [HARMONY_NAME] and turn.get("tool_calls") and turn["content"]:  # its template takes but one of the two
+            thoughts, turn["content"] = f"{thoughts}\n{turn['content']}".lstrip(), ""
+        turn |= dict.fromkeys(names, thoughts)
     return as_turn(turn, texts.chat_template or "")
 
 
@@ -108,4 +112,5 @@ def shows_thoughts(served: Served) -> bool:
 def _names_of_thoughts(texts: Texts) -> list[str]:
     """Under which names the template reads them: as an attribute of a message, or as a text that is looked up in it."""
     template = texts.chat_template or ""
-    return [name for name in REASONING if re.search(rf"(\.|['\"]){name}\b", template)]
+    names = [name for name in REASONING if re.search(rf"(\.|['\"]){name}\b", template)]
+    return names or ([HARMONY_NAME] if f"message.{HARMONY_NAME}" in template else [])

@@ -218,6 +218,12 @@ class TestThoughts:
         assert response.status_code == 200, response.text
         return prompt_of(engine), response.headers.get(HEADER)
 
+    def test_gpt_oss_has_a_name_of_its_own(self) -> None:
+        """Its template refuses content beside thoughts where tools are called: both stand in one channel there."""
+        template = "{% for message in messages %}{{ message.thinking }}|{{ message.content }}{% endfor %}"
+        assert self.rendered(template, reasoning="hm") == ("hm|A", None)
+        assert self.rendered(template, reasoning="hm", tool_calls=CALLS)[0] == "hm\nA|"
+
     @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
     def test_reach_a_template_that_shows_them_under_either_name(self, name: str) -> None:
         assert self.rendered(THOUGHTS_SHOWN, **{name: "hm"}) == ("[hm|A]", None)
