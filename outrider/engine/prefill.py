@@ -89,7 +89,8 @@ class Prefiller:
         chunk = chunk[: prompt - done if done < prompt else min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)]
         if chunk:
             wanted = live.request.prompt_logprobs if done < prompt else None
-            columns = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
+            as_prompt = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
+            columns = as_prompt if done < prompt else None  # an answer is read as decoding would
             logits = self.lm.forward(torch.tensor([chunk], device=self.lm.device), columns=columns, first_row=row)
             self.lm.kv.advance(row, len(chunk))
             self._save(live, row)

@@ -39,6 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4}},
     "diffllama": {},
     "doge": {},
+    "dots3_note_text": {**GROUPS, **SHORT_WINDOW, "n_group": 2, "num_key_value_heads": 4},
     "falcon": {"multi_query": True},
     "falcon_h1": {**MAMBA2, "head_dim": 16, "mamba_d_ssm": 128},
     "falcon_mamba": {"state_size": 8},
@@ -51,6 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite_swa": {"sliding_window": 16},
     "granitemoe_swa": {**EXPERTS, "sliding_window": 16},
     "granitemoehybrid": {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    "hrm_text": {},
     "hy_v4": {**EXPERTS, **SPARSE},
     "inkling2_text": EXPERTS,
     "inkling_text": EXPERTS,
@@ -67,6 +69,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba2": {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
     "mimo_v2_flash": {**GROUPS, **SHORT_WINDOW, "v_head_dim": 8, "n_group": 1},
     "minimax": {**EXPERTS, **ALTERNATING, "head_dim": 16, "block_size": 8},
+    "minimax_m3_vl_text": {
+        **EXPERTS, "head_dim": 16, "rotary_dim": 8, "index_n_heads": 4, "index_head_dim": 16, "index_block_size": 4,
+        "index_topk_blocks": 2, "layer_types": ["full_attention", "minimax_m3_sparse"], "dense_intermediate_size": 96,
+        "shared_intermediate_size": 32},
     "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
     "nemotron": {},
     "nemotron_h": {
@@ -77,6 +83,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**DELTA, **SHARED_EXPERT},
     "qwen3_5_text": DELTA,
     "qwen3_next": {**DELTA, **SHARED_EXPERT},
+    "qwen4_exp_text": {
+        **DELTA, **SHARED_EXPERT, "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+        "indexer_compress_ratio": 4, "hc_count": 2, "hc_lowrank": 8, "ple_layer_ids": [1], "ple_embed_dim": 64,
+        "ngram_vocab_size_base": 64, "heads_per_ngram": 4, "split_ngram_parts": 1, "make_ngram_vocab_size_divisible_by": 4},
     "recurrent_gemma": {"attention_window_size": 16, "lru_width": 64, "num_hidden_layers": 3},
     "rwkv": {"attention_hidden_size": 64},
     "stablelm": {},

@@ -205,7 +205,7 @@ def test_trees_are_refused() -> None:
 
 # ---------------------------------------------------------------- whole texts
 
-PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(2, seed=72)]
+PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]  # of one token nothing is read before the first pass
 
 
 def length_of(name: str) -> int:
@@ -258,6 +258,28 @@ def test_greedy_texts(name: str) -> None:
     assert written(name, OracleThatErrs(said), GAMMA) == said
     if name not in NOT_ALONE:
         assert said[:2] == [generated(name, prompt) for prompt in PROMPTS[:2]]
+
+
+@pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME])
+def test_exact_to_the_bit_where_it_is_said(name: str) -> None:
+    """Catches a token that is fed again, or for the first time, in a pass of another width."""
+    lm = subject(name)
+    for text in (text_of(12, seed=3), text_of(1, seed=4)):
+        rest = text_of(8, seed=5)
+        begin(lm, text)
+        plain = []
+        for token in [text[-1], *rest]:
+            plain.append(score(lm, [token])[0, 0])
+            lm.kv.keep(0, [0])
+        begin(lm, text)
+        said = [*rest]
+        drafted, pending = [], text[-1]
+        for kept in (0, 2, 1, 3):  # of a draft that is right so far, and wrong behind
+            draft = [*said[:kept], *text_of(GAMMA - kept, seed=90 + kept)]
+            drafted += list(score(lm, [pending, *draft])[0, : kept + 1])
+            lm.kv.keep(0, range(kept + 1))
+            pending, said = said[kept] if kept < len(said) else 0, said[kept + 1 :]
+        assert all(torch.equal(one, other) for one, other in zip(plain, drafted, strict=False))
 
 
 # ---------------------------------------------------------------- bugs that must be found

@@ -20,7 +20,7 @@ from outrider.models.lm import LMShape, PassLimits
 from outrider.models.probe import broken_weight, difference, probe_tokens, tolerance
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import Feeding, StateLM
-from outrider.models.stateful.run import OwnCacheRun
+from outrider.models.stateful.run import OwnCacheRun, find_held
 
 UNKNOWN_LAYER = LayerShape(0, 0, 0)  # in the shape of a model whose layers are transformers' to know
 NUM_TOKENS = 14
@@ -36,6 +36,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     try:
         with torch.inference_mode():
             plain = module(input_ids=tokens, use_cache=False).logits
+        held = find_held(module)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -47,7 +48,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     wrong: list[str] = []
     for feeding, keeps_state in WAYS[_steps_are_others(module) :]:
         try:
-            run = OwnCacheRun(module, keeps_state=keeps_state)
+            run = OwnCacheRun(module, held, keeps_state=keeps_state)
             lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
             worst = difference(_fed(lm, tokens), plain, picks_experts=has_experts(module.config))
         except Exception as error:  # foreign code: whatever it raises is told
@@ -85,7 +86,10 @@ def find_state_limits(lm: StateLM) -> PassLimits:
 
 @torch.inference_mode()
 def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
-    """Logits (2, T, V) of both texts, in turns: cut into passes, with tokens fed and rejected in between."""
+    """Logits (2, T, V) of both texts, in turns: cut into passes, with tokens fed and rejected in between.
+
+    Only the first one's prompt is read as a prompt.
+    """
     kv, parts = lm.kv, list[Tensor]()
     wrong = tokens.flip(1)
     for _ in tokens:
@@ -94,7 +98,8 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
     def passed(start: int, end: int, kept: int, rejected: int = 0) -> None:
         """Feed start..end, and some wrong tokens behind; keep the first `kept`. Row by row, as rows of other lengths would be."""
         rows = [torch.cat([tokens[row, start:end], wrong[row, :rejected]])[None] for row in range(2)]
-        logits = [lm.forward(ids, first_row=row) for row, ids in enumerate(rows)]
+        prompt = torch.arange(end - start, device=tokens.device) if start == 0 else None
+        logits = [lm.forward(ids, columns=None if row else prompt, first_row=row) for row, ids in enumerate(rows)]
         for row in range(2):
             kv.keep(row, range(kept))
         parts.append(torch.cat(logits)[:, :kept])

@@ -70,32 +70,34 @@ class StateLM(LM):
     ) -> Tensor:
         """Logits (B, T, V), or (B, K, V) for the K given `columns`, of one pass over each of rows first_row .. first_row + B.
 
-        Raises CapabilityError for a tree.
+        Raises CapabilityError for a tree. A pass with `columns` reads a text: at its beginning also a model that else takes one
+        token at a time is fed all of them at once.
         """
         if parents is not None:
             raise CapabilityError(f"a pass over a tree of tokens, which {CHAINS_ONLY}")
+        reads = columns is not None
         if columns is None:
             columns = self._first_columns(tokens.shape[1])
         lines = tokens.clamp(max=self.shape.vocab_size - 1).tolist()
-        made = [self._pass(first_row + index, line, columns) for index, line in enumerate(lines)]
+        made = [self._pass(first_row + index, line, columns, reads=reads) for index, line in enumerate(lines)]
         self.hidden = {layer: torch.cat([hidden[at] for _, hidden in made]) for at, layer in enumerate(self.capture)}
         return torch.cat([logits for logits, _ in made])
 
-    def _pass(self, row: int, tokens: list[int], columns: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _pass(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
         """Logits (1, K, V) and captured states (1, T, H) of one row's pass."""
         back = max(0, self.feeding.fewest - len(tokens))  # so many that were fed before make the pass long enough
         backlog = self.states.backlog(row, back)
         if len(backlog) > MAX_BACKLOG + back and self.own_run.keeps_state:
-            self._feed(row, backlog[: len(backlog) - back], columns[:0])
+            self._feed(row, backlog[: len(backlog) - back], columns[:0], reads=reads)
             backlog = backlog[len(backlog) - back :]
         behind = len(backlog)
-        logits, hidden = self._feed(row, backlog + tokens, columns + behind)
+        logits, hidden = self._feed(row, backlog + tokens, columns + behind, reads=reads)
         return logits, [states[:, behind:] for states in hidden]
 
-    def _feed(self, row: int, tokens: list[int], columns: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _feed(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
         """Feed a row's state, in as many passes as the model must have them."""
         state, start = self.states.open(row), self.states.reached(row)
-        most = len(tokens) if self.feeding.most is None or state is None else self.feeding.most
+        most = len(tokens) if self.feeding.most is None or (state is None and reads) else self.feeding.most
         parts: list[tuple[Tensor, list[Tensor]]] = []
         for begin in range(0, len(tokens), most):
             piece = tokens[begin : begin + most]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,19 +18,18 @@ NAMES = ("past_key_values", "cache_params", "state")  # what models call their c
 
 
 class OwnCacheRun:
-    """See the module docstring. `keeps_state` False: the model has no cache, so every pass begins where the text does."""
+    """See the module docstring. `held`: see `find_held`. `keeps_state` False: the model has no cache, so every pass begins where
+    the text does."""
 
-    def __init__(self, module: Any, *, keeps_state: bool = True) -> None:
+    def __init__(self, module: Any, held: Mapping[Place, Tensor | None], *, keeps_state: bool = True) -> None:
         self.module = module
         self.keeps_state = keeps_state
         takes = inspect.signature(module.forward).parameters
         self._argument = next((name for name in NAMES if name in takes), None)
         self._takes_positions = "position_ids" in takes
         self._keeps_columns = "logits_to_keep" in takes
-        self._held: dict[Place, Tensor | None] = {}  # attributes that hold a text's state, with what they hold before one
+        self._held = dict(held) if keeps_state else {}
         self._listening: dict[tuple[int, ...], Listening] = {}
-        if keeps_state:
-            self._held = self._find_held()
 
     def feed(
         self, state: OwnState | None, start: int, tokens: Sequence[int], columns: Tensor, layers: tuple[int, ...] = ()
@@ -47,7 +46,7 @@ class OwnCacheRun:
             inputs["logits_to_keep"] = columns
         if self.keeps_state:
             state = OwnState(None, dict(self._held)) if state is None else state
-            self._put_held(state.held)
+            _put_held(state.held)
             if state.cache is None and self._argument == "past_key_values" and self._held:  # its output does not have the cache
                 state.cache = DynamicCache(config=self.module.config.get_text_config(decoder=True))
             if state.cache is not None and self._argument is not None:
@@ -69,23 +68,32 @@ class OwnCacheRun:
             output = self.module(**inputs)
         return output, [heard[layer] for layer in layers]
 
-    @torch.inference_mode()
-    def _find_held(self) -> dict[Place, Tensor | None]:
-        """Attributes of modules that hold another tensor after each pass: a state that no cache has (RecurrentGemma's)."""
-        before = _tensor_attributes(self.module)
-        ids = torch.zeros(1, 2, dtype=torch.int64, device=next(self.module.parameters()).device)
-        self.module(input_ids=ids, use_cache=True)
-        first = _tensor_attributes(self.module)
-        self.module(input_ids=ids, use_cache=True)
-        changed = [place for place, tensor in _tensor_attributes(self.module).items() if first.get(place) is not tensor]
-        found = {place: before.get(place) for place in changed}
-        self._put_held(found)
-        return found
 
-    @staticmethod
-    def _put_held(held: dict[Place, Tensor | None]) -> None:
-        for (module, name), tensor in held.items():
-            setattr(module, name, tensor)
+
+
+@torch.inference_mode()
+def find_held(module: Any) -> dict[Place, Tensor | None]:
+    """Attributes of modules that hold another tensor after each pass, with what they hold before the first one.
+
+    Such a state is in no cache (RecurrentGemma's). The module must not have made a pass with a cache before.
+    """
+    before = _tensor_attributes(module)
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
+    try:
+        module(input_ids=ids, use_cache=True)
+        first = _tensor_attributes(module)
+        module(input_ids=ids, use_cache=True)
+    except Exception:  # noqa: BLE001  foreign code: feeding it will tell
+        return {}
+    changed = [place for place, tensor in _tensor_attributes(module).items() if first.get(place) is not tensor]
+    found = {place: before.get(place) for place in changed}
+    _put_held(found)
+    return found
+
+
+def _put_held(held: dict[Place, Tensor | None]) -> None:
+    for (module, name), tensor in held.items():
+        setattr(module, name, tensor)
 
 
 def _tensor_attributes(module: nn.Module) -> dict[Place, Tensor]:

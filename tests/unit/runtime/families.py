@@ -29,6 +29,8 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "bitnet": {},
     "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
+    "cohere2_moe": EXPERTS,
+    "cwm": {"bos_token_id": 0, "pad_token_id": 0},
     "deepseek_v3": {**GROUPS, **LATENT},
     "dots1": {**GROUPS, "n_shared_experts": 1},
     "ernie4_5": {"head_dim": 16},
@@ -39,6 +41,9 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "gemma": {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
+    "gemma4_text": {
+        "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "hidden_size_per_layer_input": 8, "num_hidden_layers": 4,
+        "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm": {"head_dim": 16, "pad_token_id": 0},
     "glm4": {"head_dim": 16, "pad_token_id": 0},
     "glm4_moe": {**GROUPS, "head_dim": 16},
@@ -91,7 +96,14 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "youtu": LATENT,
 }
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
+    "cohere_compass_text": ("rotary embeddings of something else", {
+        "head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}}),
     "deepseek_v2": ("rotary", {**GROUPS, **LATENT}),
+    "gemma3n_text": ("hidden states are no", {
+        "head_dim": 16, "sliding_window": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+        "laurel_rank": 8, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "altup_num_inputs": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 4}),
     "jetmoe": ("'index_add'", EXPERTS),
     "longcat_flash": ("lists", {**EXPERTS, **LATENT, "head_dim": 8}),
     "llama4_text": ("cannot be told apart", EXPERTS),

@@ -1,17 +1,35 @@
-"""docs/models.md names the families that the native runtime runs, and those that it does not."""
+"""The table of families in docs/models.md says what is measured: some families always, all of them with the slow tests."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from collections.abc import Iterator
 
-from tests.unit.runtime.families import FAMILIES, NOT_LOWERED
+import pytest
+import torch
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+from tools.models_table import makers, measured, written
+
+SOME = ("gemma4_text", "gpt_oss", "llama", "llama4_text", "openai-gpt", "qwen3_5_text", "recurrent_gemma")
+EACH = [pytest.param(name, marks=() if name in SOME else pytest.mark.slow) for name in makers()]
 
 
-def test_the_page_names_the_families_that_the_tests_lower() -> None:
-    section = PAGE.read_text().split("\n## Families\n")[1].split("\n## ")[0]
-    lowered, others = section.split("What is served but not lowered")
-    assert set(re.findall(r"`(\w+)`", lowered)) - {"model_type"} == set(FAMILIES)
-    assert set(re.findall(r"`(\w+)`", others)) - {"dynamic", "longrope"} == set(NOT_LOWERED)
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_table_has_the_families_that_the_tests_know() -> None:
+    assert list(written()) == list(makers()), "run python -m tools.models_table"
+
+
+@pytest.mark.parametrize("family", EACH)
+def test_the_table_says_what_is_measured(family: str) -> None:
+    served = measured(family, makers()[family]())
+    line = written()[family]
+    if served.runs_on == "torch" and served.cache == "ours":  # what rounds how there is the machine's
+        assert line.split("|")[1:4] == served.line().split("|")[1:4]
+    else:
+        assert line == served.line()
