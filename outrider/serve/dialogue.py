@@ -22,6 +22,23 @@ from outrider.serve.served import Served, ServerState
 from outrider.serve.tools import ToolUse, tool_use
 
 
+@dataclass(frozen=True)
+class Interface:
+    """What differs by the interface that a conversation came by."""
+
+    kind: str  # begins the ids of its answers
+    thought: str | None = None  # the path of thoughts in its bodies, where it is not that of chat completions
+    usual_effort: str = "medium"  # which it documents as the default, so that it asks for nothing
+
+    def effort(self, wanted: str | None, served: Served) -> str | None:
+        """For the chat template; none where the usual one is wanted and the template knows no other."""
+        known = "reasoning_effort" in served.texts.template_variables
+        return None if wanted == self.usual_effort and not known else wanted
+
+
+CHAT = Interface("chatcmpl")
+
+
 @dataclass
 class Dialogue:
     """Make it with `prepared`; then either `answers` or `updates`."""
@@ -32,10 +49,9 @@ class Dialogue:
 
     @classmethod
     async def prepared(
-        cls, state: ServerState, body: ChatBody, ignored: IgnoredFields, kind: str = "chatcmpl", thought: str | None = None
+        cls, state: ServerState, body: ChatBody, ignored: IgnoredFields, interface: Interface = CHAT
     ) -> Dialogue:
-        """Route it, render the conversation, check everything. `kind` begins its id; `thought`: the path of thoughts in the
-        client's own body, where it is another. Raises ApiError or ConfigError."""
+        """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
         form = form_of(body)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
         named = body.tool_choice
@@ -54,7 +70,8 @@ class Dialogue:
             rendered = None if use is None else use.rendered
             return [
                 await render(
-                    served, body.messages, body, tools=rendered, reasoning_effort=body.reasoning_effort, thinking=body.thinking
+                    served, body.messages, body, tools=rendered, thinking=body.thinking,
+                    reasoning_effort=interface.effort(body.reasoning_effort, served),
                 )
             ]
 
@@ -62,7 +79,8 @@ class Dialogue:
         route = await choose(state, asked, body.num_choices, read)
         use = use_of(route.served)
         unread = unread_thoughts(body.messages, route.served)
-        ignored.add(unread if thought is None else (replace(one, path=thought, param=thought) for one in unread))
+        path = interface.thought
+        ignored.add(unread if path is None else (replace(one, path=path, param=path) for one in unread))
         spec = form if use is None else use.spec_beside(form)
         thinking = thinking_in(route.served, body, route.prompts[0], is_held=spec is not None)
 
@@ -75,7 +93,7 @@ class Dialogue:
         if use is not None and use.spec is not None and body.allowed_token_ids is not None:
             raise RequestError("allowed_token_ids beside enforced tools may leave no token to say: give one of them")
         exchange = await make_exchange(
-            kind, body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
+            interface.kind, body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
         )
         told = None if body.separate_reasoning is False else thinking
         return cls(body, exchange, [Reply(route.served, body, use, told) for _ in exchange.requests])

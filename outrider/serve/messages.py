@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.engine.request import Update
 from outrider.serve.conversation import render
-from outrider.serve.dialogue import Dialogue
+from outrider.serve.dialogue import Dialogue, Interface
 from outrider.serve.errors import ApiError
 from outrider.serve.from_anthropic import THOUGHT, chat_of
 from outrider.serve.ignored import IgnoredFields
@@ -20,6 +20,7 @@ from outrider.serve.served import Served, ServerState
 from outrider.serve.sse import Framing
 
 EVENTS = Framing(has_names=True, end=None, error=ApiError.anthropic_body)
+INTERFACE = Interface("msg", THOUGHT, usual_effort="high")
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 Event = dict[str, Any]
 
@@ -30,7 +31,8 @@ async def count_tokens(served: Served, body: CountBody) -> int:
     tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or []]
     shown = tools if tools and chat.tool_choice != "none" else None
     prompt = await render(
-        served, chat.messages or [], chat, tools=shown, reasoning_effort=chat.reasoning_effort, thinking=chat.thinking
+        served, chat.messages or [], chat, tools=shown, thinking=chat.thinking,
+        reasoning_effort=INTERFACE.effort(chat.reasoning_effort, served),
     )
     return len(prompt)
 
@@ -45,7 +47,7 @@ class Messages:
     @classmethod
     async def prepared(cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields) -> Messages:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        return cls(await Dialogue.prepared(state, chat_of(body), ignored, "msg", THOUGHT))
+        return cls(await Dialogue.prepared(state, chat_of(body), ignored, INTERFACE))
 
     @property
     def as_chat(self) -> dict[str, Any]:

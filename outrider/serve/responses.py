@@ -9,7 +9,7 @@ from typing import Any
 from outrider.engine.request import Update
 from outrider.errors import OutriderError
 from outrider.serve.conversation import shows_thoughts
-from outrider.serve.dialogue import Dialogue
+from outrider.serve.dialogue import Dialogue, Interface
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.from_responses import THOUGHT, chat_of, joined, messages_of
 from outrider.serve.ignored import IgnoredFields
@@ -24,6 +24,7 @@ def _failure(error: ApiError) -> Event:
     return {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
 
 
+INTERFACE = Interface("resp", THOUGHT)
 EVENTS = Framing(has_names=True, end=None, error=_failure)
 
 
@@ -40,7 +41,7 @@ class Responses:
         """Find what it goes on from, route it, render the conversation, check everything. Raises ApiError or ConfigError."""
         before = None if body.previous_response_id is None else state.responses.find(body.previous_response_id)
         chat = chat_of(body, [] if before is None else before.conversation())
-        return cls(body, await Dialogue.prepared(state, chat, ignored, "resp", THOUGHT), state.responses, before)
+        return cls(body, await Dialogue.prepared(state, chat, ignored, INTERFACE), state.responses, before)
 
     @property
     def as_chat(self) -> dict[str, Any]:

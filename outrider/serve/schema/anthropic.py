@@ -167,6 +167,26 @@ class Thinking(ThinkingFields):
             yield UnknownField("display", path + "display", param + "display", (), "thoughts are told whole")
 
 
+class Edit(Body):
+    """A change of the conversation before the model reads it."""
+
+    type: str
+    keep: JsonValue = None
+
+
+class ContextManagement(Body):
+    """Changes of the conversation: only those that keep all of it."""
+
+    edits: list[Edit] | None = None
+
+    @model_validator(mode="after")
+    def _check_edits(self) -> ContextManagement:
+        for edit in self.edits or ():
+            if edit.keep != "all":
+                raise refusal("edits", f"the edit '{edit.type[:40]}' is not supported: shorten the conversation instead")
+        return self
+
+
 class CountBody(Body):
     """A conversation whose tokens are counted."""
 
@@ -177,6 +197,7 @@ class CountBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
         None, description="Handed to the model's chat template."
     )
@@ -184,11 +205,11 @@ class CountBody(Body):
     refused: ClassVar[dict[str, str]] = {
         **{name: why for name, why in REFUSED.items() if name != "stop_sequences"},
         "container": OWN_TOOLS, "mcp_servers": OWN_TOOLS, "output_format": "use 'output_config', with 'format'",
-        "context_management": "shorten the conversation before sending it", "prompt": "use 'messages'",
+        "prompt": "use 'messages'",
         "stop": "use 'stop_sequences'", "n": "a message is one answer", "tool_resources": OWN_TOOLS,
     }  # fmt: skip
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEUTRAL, "mcp_servers": ([],), "context_management": ({},), "tools": ([],), "n": (1,), "speed": ("standard",),
+        **NEUTRAL, "mcp_servers": ([],), "tools": ([],), "n": (1,), "speed": ("standard",),
         "service_tier": ("auto", "standard_only"),
     }  # fmt: skip
     without_effect: ClassVar[dict[str, str]] = {

@@ -55,6 +55,7 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"prediction": {"type": "content", "content": "x" * 300}}, "prediction", "context holds 200 tokens, the prediction has 300"),
     ({"modalities": ["text", "audio"]}, "modalities", "can only be"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "knows no"),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "knows no"),
     ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "knows no"),
     ({"chat_template_kwargs": {"shou": True}}, "chat_template_kwargs", "knows no 'shou'"),
     ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs", "cannot set"),

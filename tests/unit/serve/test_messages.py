@@ -166,6 +166,7 @@ def test_refusals_are_its_own(client: Any, thinker: FakeEngine) -> None:
         ({"extra_body": {"container": "c"}}, "'container' is not supported"), ({"extra_body": {"n": 2}}, "one answer"),
         ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "needs type: enabled"),
         ({"output_config": {"effort": "low"}}, "knows no 'reasoning_effort'"),
+        ({"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}}, "shorten the conversation"),
     ):  # fmt: skip
         with pytest.raises(anthropic.BadRequestError, match=message) as caught:
             client.messages.create(**{**ask, **fields})
@@ -195,7 +196,8 @@ def test_what_has_no_effect_is_named() -> None:
         "max_tokens": 50, "system": [{"type": "text", "text": "Be kind.", "cache_control": cached}], "service_tier": "auto",
         "messages": [*USER, {"role": "assistant", "content": turn}, {"role": "user", "content": [result]}],
         "tools": [{**FUNCTIONS[1], "cache_control": cached}], "thinking": {"type": "adaptive", "display": "summarized"},
-        "mcp_servers": [], "metadata": {"user_id": "u"},
+        "mcp_servers": [], "metadata": {"user_id": "u"}, "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     }  # fmt: skip
     fake = FakeEngine(context=1000)
     fake.tokenizer.chat_template += TEMPLATES["hermes"]

@@ -177,7 +177,8 @@ def test_what_has_no_effect_is_named() -> None:
     """As agents send it; refused where the server is strict."""
     body = {
         "input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": [], "encrypted_content": "abc"}],
-        "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"},
+        "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto", "effort": "medium"},
+        "text": {"verbosity": "low"},
         "service_tier": "flex", "store": False, "parallel_tool_calls": True, "tool_choice": "auto", "max_tool_calls": 3,
     }  # fmt: skip
     with serving(FakeEngine(context=1000)) as client:
