@@ -14,6 +14,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it tells of every connection that a test cuts
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,11 @@ settings.register_profile("no deadline", deadline=None)  # how long an example t
 settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here and not in `contract/`, which pytest does not read before the command line."""
+    parser.addoption("--drafters", metavar="NAMES", help="of the drafters' contract, the cases of these alone: none,ngram")
 
 
 def pytest_configure() -> None:
@@ -48,6 +54,26 @@ def _own_step_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outrider.engine.step_costs.folder", lambda: folder)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads_of_a_module(_own_step_costs: None) -> Iterator[None]:
+    yield from _threads_as_before()
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_a_test(_threads_of_a_module: None) -> Iterator[None]:
+    yield from _threads_as_before()
+
+
+def _threads_as_before() -> Iterator[None]:
+    """Two threads that one test gave torch would be the threads of all tests after it, and with a worker on each processor
+    they mostly wait for one another, spinning: thirty times the processor seconds."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
