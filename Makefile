@@ -28,13 +28,21 @@ ARGS ?=
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test test-all lint type check bench gpu docs proto clean
+# The core, and the contract with three drafters; their cases are shared out, because one file holds most of them.
+QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
+	$(addprefix tests/unit/,decode kv parts rows trees verifiers) \
+	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
+
+.PHONY: help demo quick test test-all lint type check bench gpu docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(STAMP) ## answer a few problems with the embedded pair, then measure every drafter
 	@$(BIN)/outrider demo $(ARGS)
+
+quick: $(TOOLS) ## the core, and the contract with three drafters: less than a minute
+	@$(PYTEST) --dist load -m "$(MARKS)" --drafters none,ngram,draft-model $(QUICK) $(ARGS)
 
 test: $(TOOLS) ## the tests that take seconds
 	@$(PYTEST) -m "$(MARKS)" $(ARGS)
