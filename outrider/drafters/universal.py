@@ -24,11 +24,13 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
+from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.drafters.reading import Turns
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
+from outrider.runtime.drafting import Picks, Vocabulary, chains_behind
 from outrider.runtime.run import NativeRun
 from outrider.sampling.constraint import path_masks
 from outrider.sampling.distribution import distribution
@@ -77,11 +79,14 @@ class UniversalDrafter(Drafter):
             method = "shared" if pair.coverage >= MIN_COVERAGE else "reencode"
         self.lm, self.pair, self.method = lm, pair, method
         draft_id = torch.tensor([pair.to_draft.get(token, -1) for token in range(vocab_size)], device=lm.device)
+        self._shared = Vocabulary(vocab_size, draft_id, float("-inf"), feeds_sources=True)
         self._draft_id = draft_id.clamp(min=0)  # (V,) int64: the draft's id of each target token, where it has one
         self._is_foreign = draft_id < 0  # (V,) bool: where it has none
         named = torch.zeros(lm.shape.vocab_size, dtype=torch.bool, device=lm.device)
         named[[token for token in pair.draft.keys if token < len(named)]] = True
         self._is_unnamed = ~named  # (V',) bool: rows of the draft's embedding that stand for no token
+        own = torch.arange(len(named), device=lm.device).where(named, -1)
+        self._own = Vocabulary(len(named), own, float("-inf"))
         self._rows: list[_RowState] = []
         self._turns = Turns()
 
@@ -169,14 +174,21 @@ class UniversalDrafter(Drafter):
         return max(1, min(wanted, MAX_STRETCH * count))
 
     def _draft_shared(self, rows: Rows, steps: list[int]) -> Draft:
-        """A node per pass, drawn from the draft's law over shared tokens."""
+        """A node per pass, drawn from the draft's law over shared tokens; whole chains from one call where that serves."""
+        if isinstance(self.lm.run, NativeRun) and programs_serve(rows):
+            pending, count = self._pending(steps), max(steps)
+            found = self._chains(self.lm.run, Picks.of(rows, count), pending, count, self._shared)
+            draft = None if found is None else drafted(rows, *found, steps)
+            if draft is not None and not bans_bite(rows, draft):
+                self._hold(pending, [self._draft_id[line].tolist() for line in draft.tokens], steps)
+                return draft
         lengths = torch.tensor(steps, device=rows.device)
         idle = (lengths == 0)[:, None]  # (B, 1): whatever law they get, nothing is drafted from it
         plain = rows.sampling.is_plain_greedy
         tokens: list[Tensor] = []  # each (B,)
         laws: list[Tensor] = []  # each (B, V)
         start = rows.positions
-        logits = self._first_logits(steps)
+        logits = self._feed(self._pending(steps))
         for node in range(max(steps)):
             if node:
                 logits = self._feed([[token] for token in self._draft_id[tokens[-1]].tolist()])
@@ -206,14 +218,7 @@ class UniversalDrafter(Drafter):
 
     def _draft_text(self, rows: Rows, steps: list[int], gamma: list[int]) -> Draft:
         """The draft's own greedy continuation, in the target's tokens."""
-        said: list[list[int]] = [[] for _ in rows]
-        logits = self._first_logits(steps)
-        for step in range(max(steps)):
-            if step:
-                logits = self._feed([tokens[-1:] for tokens in said])
-            best = logits.masked_fill(self._is_unnamed, float("-inf")).argmax(dim=-1)
-            for tokens, token in zip(said, best.tolist(), strict=True):
-                tokens.append(token)
+        said = self._said(len(rows), steps)
         trees = []
         for row, state, tokens, count, most in zip(rows, self._rows, said, steps, gamma, strict=True):
             trees.append(TokenTree())
@@ -221,9 +226,40 @@ class UniversalDrafter(Drafter):
                 trees[-1].add_path(self.pair.continuation(row.tokens, state.context, tokens[:count]), most)
         return to_draft(trees, rows.device)
 
-    def _first_logits(self, steps: list[int]) -> Tensor:
-        """Logits (B, V') of the draft after each row's last draft token, the caches fed with it. A long text that nothing is
-        drafted for is not read: its logits mean nothing."""
+    def _said(self, num_rows: int, steps: list[int]) -> list[list[int]]:
+        """What the draft says next, in its own tokens; of each row at least `steps`."""
+        count, pending = max(steps), self._pending(steps)
+        if isinstance(self.lm.run, NativeRun):
+            found = self._chains(self.lm.run, Picks.likeliest(num_rows, count), pending, count, self._own)
+            if found is not None:
+                chains: list[list[int]] = found[0].tolist()
+                self._hold(pending, chains, steps)
+                return chains
+        said: list[list[int]] = [[] for _ in range(num_rows)]
+        logits = self._feed(pending)
+        for step in range(count):
+            if step:
+                logits = self._feed([tokens[-1:] for tokens in said])
+            best = logits.masked_fill(self._is_unnamed, float("-inf")).argmax(dim=-1)
+            for tokens, token in zip(said, best.tolist(), strict=True):
+                tokens.append(token)
+        return said
+
+    def _chains(
+        self, run: NativeRun, picks: Picks, pending: list[list[int]], count: int, vocabulary: Vocabulary
+    ) -> tuple[Tensor, Tensor] | None:
+        return chains_behind(self.lm, run, picks, [tokens or [0] for tokens in pending], count, vocabulary)
+
+    def _hold(self, pending: list[list[int]], chains: list[list[int]], steps: list[int]) -> None:
+        """Commit what a whole chain fed of each row: what it lacked, and its draft tokens but the last."""
+        for index, (state, tokens, chain, count) in enumerate(zip(self._rows, pending, chains, steps, strict=True)):
+            fed = [*tokens, *chain[: max(0, count - 1)]]
+            self.lm.kv.advance(index, len(fed))
+            state.cached += fed
+
+    def _pending(self, steps: list[int]) -> list[list[int]]:
+        """What each row's cache still lacks, the last draft token included, once long texts are read. A long text that nothing is
+        drafted for is not read: it lacks nothing."""
         kv = self.lm.kv
         told = [
             state.context.tokens if count or not self._lags(index) else state.context.tokens[: kv.lengths[index]]
@@ -232,7 +268,7 @@ class UniversalDrafter(Drafter):
         if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(told, kv.lengths, strict=True)):
             self.lm.catch_up(told)
             self._note_cached()
-        return self._feed([tokens[length:] for tokens, length in zip(told, kv.lengths, strict=True)])
+        return [tokens[length:] for tokens, length in zip(told, kv.lengths, strict=True)]
 
     def _lags(self, index: int) -> bool:
         """Whether its cache lacks more than the first drafting pass can feed."""

@@ -50,12 +50,20 @@ class Picks(NamedTuple):
                 tables[row * num_tokens : (row + 1) * num_tokens] = made[index * num_tokens : (index + 1) * num_tokens]
         return cls(options, np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)), tables, drawn)
 
+    @classmethod
+    def likeliest(cls, num_rows: int, num_tokens: int) -> Picks:
+        """The likeliest token everywhere, whatever rows ask for."""
+        options = torch.tensor([[0.0, 0.0, 1.0, 0.0]] * num_rows, dtype=torch.float64)
+        return cls(options, np.empty((num_rows, num_tokens)), [None] * (num_rows * num_tokens), [])
+
 
 class Vocabulary(NamedTuple):
     """What is drafted, of what a program has logits for."""
 
     size: int  # of tokens and laws
     sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: in its own place
+    outside: float = OUTSIDE  # the logit of tokens that have none
+    feeds_sources: bool = False  # the program has other ids than the tokens: those where their logits stand
 
     @classmethod
     def of(cls, size: int, known: Tensor | None) -> Vocabulary:
@@ -77,10 +85,10 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(
-        cls, rows: Rows, num_tokens: int, vocabulary: Vocabulary, last_position: int = 0, carried: Tensor | None = None
+        cls, picks: Picks, num_tokens: int, vocabulary: Vocabulary, last_position: int = 0, carried: Tensor | None = None
     ) -> Asked:
         """`carried` (B, T, H): where passes leave a hidden state of each token that another pass is given."""
-        num_rows, picks = len(rows), Picks.of(rows, num_tokens)
+        num_rows = len(picks.options)
         laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
         laws[:, num_tokens] = 0
         found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
@@ -89,7 +97,8 @@ class Asked(NamedTuple):
             laws_of[row] = law
         tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
         told = DraftingStruct(
-            nodes=num_tokens, vocab=vocabulary.size, last_position=last_position, outside=OUTSIDE,
+            nodes=num_tokens, vocab=vocabulary.size, last_position=last_position,
+            outside=vocabulary.outside, feeds_sources=vocabulary.feeds_sources,
             sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
             options=picks.options.data_ptr(), uniforms=picks.uniforms.ctypes.data, found=found.data_ptr(),
             carried=None if carried is None else carried.data_ptr(),
@@ -100,17 +109,32 @@ class Asked(NamedTuple):
 
 
 def draft_chains(
-    bound: Bound, kv: KVCache, rows: Rows, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int
+    bound: Bound, kv: KVCache, picks: Picks, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int
 ) -> tuple[Tensor, Tensor] | None:
     """Draft tokens (B, n) and the laws (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
 
     The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
     """
     carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
-    asked = Asked.of(rows, num_tokens, vocabulary, last_position, carried)
+    asked = Asked.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
     found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct)
     return (asked.tokens, asked.laws) if found else None
+
+
+def chains_behind(
+    lm: LM, run: NativeRun, picks: Picks, pending: Sequence[list[int]], num_tokens: int, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor] | None:
+    """`draft_chains` behind rows whose caches lack `pending`, one token at least. Commits nothing: what was fed, all but the
+    last token drafted, lies behind what the caches hold."""
+    kv, last = lm.kv, lm.shape.context_length - 1
+    width, starts = max(map(len, pending)), np.array(kv.lengths)
+    kv.reserve(len(pending), int(starts.max()) + width + num_tokens)
+    ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
+    positions = np.minimum(starts[:, None] + np.arange(width), last)
+    columns = np.array([len(tokens) - 1 for tokens in pending])
+    first = FirstPass(ids.clamp(max=lm.shape.vocab_size - 1), positions, starts, columns)
+    return draft_chains(run.bound, kv, picks, first, num_tokens, vocabulary, last)
 
 
 class ChainLoop:
@@ -125,15 +149,8 @@ class ChainLoop:
 
         See `draft_chains`. Where that finds nothing, nothing is held, and the path token by token says more.
         """
-        lm, kv, last = self.lm, self.lm.kv, self.lm.shape.context_length - 1
-        width, starts = max(map(len, pending)), np.array(kv.lengths)
-        kv.reserve(len(pending), int(starts.max()) + width + num_tokens)
-        ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
-        positions = np.minimum(starts[:, None] + np.arange(width), last)
-        columns = np.array([len(tokens) - 1 for tokens in pending])
-        first = FirstPass(ids.clamp(max=lm.shape.vocab_size - 1), positions, starts, columns)
-        found = draft_chains(self._run.bound, kv, rows, first, num_tokens, self._vocabulary, last)
+        found = chains_behind(self.lm, self._run, Picks.of(rows, num_tokens), pending, num_tokens, self._vocabulary)
         if found is not None:
             for row, tokens in enumerate(pending):
-                kv.advance(row, len(tokens) + num_tokens - 1)
+                self.lm.kv.advance(row, len(tokens) + num_tokens - 1)
         return found

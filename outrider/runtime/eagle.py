@@ -17,7 +17,7 @@ from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.drafting import Vocabulary, draft_chains
+from outrider.runtime.drafting import Picks, Vocabulary, draft_chains
 from outrider.runtime.lower import Lowering
 from outrider.runtime.record import Part, RecordedCache, record_part
 from outrider.runtime.run import Bound, FirstPass, bind
@@ -96,7 +96,7 @@ class EagleChains:
         positions = np.minimum(starts[:, None] + np.arange(width), last)
         columns = np.array([len(tokens) - 1 for tokens, _ in pairs])
         first = FirstPass(ids, positions, starts, columns, (features,))
-        return draft_chains(self._run.bound, kv, rows, first, num_tokens, self._vocabulary, last)
+        return draft_chains(self._run.bound, kv, Picks.of(rows, num_tokens), first, num_tokens, self._vocabulary, last)
 
 
 class _Parts(nn.Module):
