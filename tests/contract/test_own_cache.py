@@ -3,7 +3,7 @@ text that the model writes alone.
 
 Compared are prefill, chunks, ragged rows in turns, rejections at every depth, steps without drafts after them, rows that leave
 and come back, and whole greedy texts, speculated upon with drafts that err, with plain decoding's and transformers' `generate`.
-One family of each kind runs always, all of them with the slow tests. At the end: bugs of rolling back, which must be found.
+One family of each kind runs always, all of them at night. At the end: bugs of rolling back, which must be found.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.errors import CapabilityError
 from outrider.kv.states import StateCache
 from outrider.models.load import build_lm, finish
+from outrider.models.probe import find_signals
+from outrider.models.signals import decoder_layers
 from outrider.models.stateful import lm as stateful_lm
 from outrider.models.stateful.lm import StateLM
 from outrider.models.stateful.state import OwnState
@@ -33,7 +35,7 @@ from outrider.verifiers import VERIFIERS
 from tests.contract.own_cache_families import FAMILIES, ONE_OF_EACH_KIND, VOCAB, make
 from tests.helpers import make_row, run_to_end
 
-EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow) for name in FAMILIES]
+EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.nightly) for name in FAMILIES]
 ONE_AT_A_TIME = {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}  # several tokens would forget the state
 NOT_ALONE = {"nemotron_h", "zamba2"}  # a single token is computed otherwise than several
 READ_ANEW = {"openai-gpt"}  # keep nothing of a text
@@ -192,6 +194,34 @@ def test_a_long_backlog_gets_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) 
         text += [draft[0], 3 + step]
     assert len(widths) == 31, "one step of thirty needs a second pass"
     assert max(widths) <= stateful_lm.MAX_BACKLOG + GAMMA + 2
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "recurrent_gemma"])
+def test_hidden_states_are_those_of_the_pass(name: str) -> None:
+    """Catches states of tokens that were only fed again, which a trained head would take for the pass's own."""
+    lm, text, draft = subject(name), text_of(9), text_of(GAMMA, seed=8)
+    keys = find_signals(lm)
+    assert keys[:2] == (-1, 0)
+    begin(lm, text)
+    score(lm, [text[-1], *draft])
+    lm.kv.keep(0, [0, 1])  # one draft token stays, to be fed again
+    text += [draft[0], 5]
+    lm.capture = (0, 1)
+    try:
+        score(lm, [text[-1], 6, 7])
+    finally:
+        lm.capture = ()
+    with torch.inference_mode():
+        theirs = untouched(name).get_decoder()
+        heard: list[Tensor] = []
+        layers = decoder_layers(untouched(name))
+        hooks = [layers[layer].register_forward_pre_hook(lambda part, args: heard.append(args[0])) for layer in (0, 1)]
+        theirs(input_ids=torch.tensor([[*text, 6, 7]]), use_cache=False)
+        for hook in hooks:
+            hook.remove()
+    for layer in (0, 1):
+        assert lm.hidden[layer].shape == (1, 3, 64)
+        assert (lm.hidden[layer] - heard[layer][:, -3:]).abs().max() <= TOLERANCE * heard[layer].abs().max()
 
 
 def test_trees_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The table of families in docs/models.md says what is measured: some families always, all of them with the slow tests."""
+"""The table of families in docs/models.md says what is measured: some families always, all of them at night."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tools.models_table import makers, measured, written
 
 SOME = ("gemma4_text", "gpt_oss", "llama", "llama4_text", "openai-gpt", "qwen3_5_text", "recurrent_gemma")
-EACH = [pytest.param(name, marks=() if name in SOME else pytest.mark.slow) for name in makers()]
+EACH = [pytest.param(name, marks=() if name in SOME else pytest.mark.nightly) for name in makers()]
 
 
 @pytest.fixture(autouse=True)
