@@ -37,6 +37,7 @@ from outrider.models.pack import can_pack, pack_linears
 from outrider.rows import Row, Rows
 from outrider.runtime.block import BlockRun
 from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -254,7 +255,9 @@ def _passes_of(head: BlockHead, lm: LM) -> tuple[BlockPasses, list[str]]:
     notes: list[str] = []
     if isinstance(lm.run, NativeRun):
         try:
-            return BlockRun(head, lm.run.path), notes
+            run = BlockRun(head, lm.run.path)
+            release_linears(head, kept=[head.confidence_head])
+            return run, notes
         except NotLoweredError as error:
             notes.append(f"the block head runs without the native runtime: {error}")
     if can_pack(lm.device, lm.dtype):

@@ -42,6 +42,7 @@ from outrider.rows import Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.eagle import EagleChains, EagleRun
 from outrider.runtime.favourites import Favourites
+from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting
@@ -304,6 +305,7 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
             if bits != 16:
                 lm.head = _rounded(head, bits)
             lm.run = run = EagleRun(lm, target.lm.run.path)
+            release_linears(lm.head)
             return lm, EagleChains(lm, run) if whole else None
         except NotLoweredError as error:
             lm.head = head

@@ -29,6 +29,7 @@ from outrider.models.signals import AFTER_NORM
 from outrider.rows import Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.medusa import MedusaRun
+from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting
@@ -155,6 +156,7 @@ class MedusaDrafter(Drafter):
         if isinstance(lm.run, NativeRun):
             try:
                 heads.run = MedusaRun(heads, lm.run.path)
+                release_linears(heads)
             except NotLoweredError as error:
                 notes.append(f"the Medusa heads run without the native runtime: {error}")
         if heads.run is None and can_pack(lm.device, lm.dtype):
