@@ -28,13 +28,14 @@ def tree_depths_and_ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
 def ancestors_on_host(parents: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """`tree_depths_and_ancestors` as NumPy has them: trees are made on the host anyway."""
     num_rows, num_nodes = parents.shape
-    depths = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
-    sees = np.broadcast_to(np.eye(num_nodes + 1, dtype=bool), (num_rows, num_nodes + 1, num_nodes + 1)).copy()
-    for row, line in enumerate(parents.tolist()):  # sync
+    depths = [[0] for _ in range(num_rows)]
+    sees = [[[True] + [False] * num_nodes] for _ in range(num_rows)]
+    for own_depths, own_sees, line in zip(depths, sees, parents.tolist(), strict=True):  # sync
         for node, parent in enumerate(line, start=1):
-            depths[row, node] = depths[row, parent + 1] + 1
-            sees[row, node] |= sees[row, parent + 1]
-    return depths, sees
+            own_depths.append(own_depths[parent + 1] + 1)
+            own_sees.append(own_sees[parent + 1].copy())
+            own_sees[node][node] = True
+    return np.array(depths, dtype=np.int64), np.array(sees, dtype=bool)
 
 
 def attention_mask(
