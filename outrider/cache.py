@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -17,10 +18,24 @@ def cache_folder() -> Path:
 
 def keep_json(path: Path, content: Any, *, max_files: int) -> None:
     """Write a file whole or not at all; the oldest ones beyond `max_files` in its folder go. Raises OSError where it cannot."""
+    text = json.dumps(content)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+        file.write(f"{_digest(text)}\n{text}\n")
     os.replace(scratch, path)
     for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-max_files]:
         old.unlink(missing_ok=True)
+
+
+def kept_json(path: Path) -> Any:
+    """What `keep_json` wrote to this file; None where there is none, or a damaged one."""
+    try:
+        digest, text = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        return json.loads(text) if digest == _digest(text) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

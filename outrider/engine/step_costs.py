@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from outrider.build import Options
-from outrider.cache import cache_folder, keep_json
+from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.machine import cores, cpu_name
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
@@ -48,11 +48,11 @@ class StepCosts:
     def load(cls, facts: dict[str, Any]) -> StepCosts:
         """What an earlier start has kept; empty where nothing was, or nothing that fits."""
         try:
-            content = json.loads(_path(facts).read_text(encoding="utf-8"))
+            content = kept_json(_path(facts))
             if content["version"] != VERSION or content["facts"] != facts:
                 return cls(facts)
             seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return cls(facts)
         values = [value for sizes in seconds.values() for value in sizes.values()]
         return cls(facts, seconds if all(value > 0 and math.isfinite(value) for value in values) else {})

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from outrider.cache import cache_folder, keep_json
+from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.serve.selftest import SelfTest
 
 log = logging.getLogger("outrider.serve")
@@ -23,11 +23,8 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
     """What an earlier start found, where all these facts were the same. `facts`: None where tomorrow may differ from today."""
     if facts is None:
         return None
-    try:
-        content = json.loads(_path(facts).read_text(encoding="utf-8"))
-        return SelfTest([], dict(content["numbers"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    content = kept_json(_path(facts))
+    return None if content is None else SelfTest([], content["numbers"])
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.build import Needs, Options, assemble, choose, load_models
+from outrider.cache import keep_json, kept_json
 from outrider.decode import Decoder
 from outrider.draft_length import Goodput
 from outrider.drafters.ngram import NgramDrafter
@@ -69,8 +70,7 @@ def test_other_facts_have_another_file() -> None:
 def test_a_strange_file_is_as_good_as_none(change: dict[str, Any]) -> None:
     """Of another version, of another machine (a digest may collide, a file may be copied), or nonsense."""
     StepCosts(FACTS, SECONDS).save()
-    content = json.loads(the_file().read_text(encoding="utf-8"))
-    the_file().write_text(json.dumps(content | change), encoding="utf-8")
+    keep_json(the_file(), kept_json(the_file()) | change, max_files=MAX_FILES)
     assert StepCosts.load(FACTS).seconds == {}
 
 
