@@ -14,11 +14,11 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tqdm import tqdm
 
 from outrider.admission import checked_prediction, detokenizer_for, new_row
@@ -27,6 +27,7 @@ from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.messages import Message, read_conversations, render, template_text
 from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.kept_tokenizer import whole_tokenizer
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row
@@ -83,6 +84,11 @@ class LLM:
 
     @property
     def tokenizer(self) -> Any:
+        """transformers' tokenizer of the target, which is loaded when it is asked for."""
+        return whole_tokenizer(self._tokenizer)
+
+    @property
+    def _tokenizer(self) -> Any:
         return self._built.target.tokenizer
 
     @property
@@ -105,7 +111,7 @@ class LLM:
         return {
             "outrider": __version__,
             "torch": torch.__version__,
-            "transformers": transformers.__version__,
+            "transformers": installed("transformers"),
             "python": platform.python_version(),
         }
 
@@ -141,7 +147,7 @@ class LLM:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model comes with a chat template."""
-        return bool(template_text(self.tokenizer))
+        return bool(template_text(self._tokenizer))
 
     def chat_prompt(
         self, messages: Sequence[Message], *, chat_template: str | None = None, add_generation_prompt: bool | None = None,
@@ -161,7 +167,7 @@ class LLM:
         )  # fmt: skip
 
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        return render(self.tokenizer, self._built.target.name, messages, **options)
+        return render(self._tokenizer, self._built.target.name, messages, **options)
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -228,7 +234,7 @@ class LLM:
         return self._stream(row, prompts[0].text)
 
     def _read(self, prompts: Any) -> list[ReadPrompt]:
-        return read_prompts(prompts, self.tokenizer)
+        return read_prompts(prompts, self._tokenizer)
 
     last_completion: Completion | None = None
 
@@ -286,7 +292,7 @@ class LLM:
         if isinstance(prompt, str):
             if not prompt:  # some tokenizers make a begin token out of nothing
                 raise RequestError(f"{called} is empty: there is nothing to continue")
-            prompt = list(self.tokenizer(checked_text(called, prompt))["input_ids"])
+            prompt = list(self._tokenizer(checked_text(called, prompt))["input_ids"])
         return new_row(self._built, number, prompt, params, with_text=streaming, called=called)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -311,7 +317,7 @@ class LLM:
             )
         tokens = _content(prediction)
         if isinstance(tokens, str):
-            tokens = list(self.tokenizer(checked_text("the prediction", tokens), add_special_tokens=False)["input_ids"])
+            tokens = list(self._tokenizer(checked_text("the prediction", tokens), add_special_tokens=False)["input_ids"])
         row.prediction = checked_prediction(tokens, self._built.target.lm.shape.vocab_size, self._built.context)
 
     def _completion(self, row: Row, prompt: str | None, index: int = 0) -> Completion:
@@ -333,7 +339,7 @@ class LLM:
 
     def _decode_all(self, row: Row) -> str:
         """The text of a row nobody watched: the same pieces a stream would have released."""
-        detokenizer = detokenizer_for(self.tokenizer, row.tokens[: row.num_prompt], row.params)
+        detokenizer = detokenizer_for(self._tokenizer, row.tokens[: row.num_prompt], row.params)
         return "".join([*(detokenizer.push(token) for token in row.shown), detokenizer.flush()])
 
 

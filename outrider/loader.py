@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
 from outrider.models.adapter import merged_note
 from outrider.models.context import check_asked, held_context
+from outrider.models.generation_config import asked_of
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graphs import use_graphs
+from outrider.models.kept_config import KeptConfig
 from outrider.models.load import (
     LoadedModel,
     Tables,
@@ -36,7 +39,7 @@ from outrider.models.quantised_checkpoint import quantisation_of
 from outrider.models.stateful.lm import StateLM
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
-from outrider.runtime import checked, library
+from outrider.runtime import checked, kept, library
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.run import use_native_run
@@ -54,13 +57,29 @@ class ModelLoader:
         self.notes: list[str] = []
         self._tokenizer: Any = None  # the target's, once it is loaded
         self._runtime = EAGER  # of the target
+        self._starts: dict[tuple[str, int | None], kept.Start | None] = {}  # that were looked for
         self._refuse_elsewhere()
 
     def _names(self) -> list[str]:
         return [name for name in (self.options.target, self.options.draft) if name is not None]
 
     def _config(self, name: str) -> Any:
-        return load_config(name, self.options.trust_remote_code, self.options.revision if self._is_target(name) else None)
+        """As an earlier start kept it, where one did."""
+        start = self._kept(name, self.options.quantise if self._is_target(name) else None)
+        read = partial(load_config, name, self.options.trust_remote_code, self._revision(name))
+        return read() if start is None else KeptConfig(start.config, read)
+
+    def _revision(self, name: str) -> str | None:
+        return self.options.revision if self._is_target(name) else None
+
+    def _kept(self, name: str, quantise: int | None) -> kept.Start | None:
+        """What an earlier start kept of a model that is loaded in this way."""
+        if (name, quantise) not in self._starts:
+            self._starts[name, quantise] = kept.find(self._key(name, quantise))
+        return self._starts[name, quantise]
+
+    def _key(self, name: str, quantise: int | None) -> str | None:
+        return None if self._may_differ() else kept.key_of(name, self._labels[name], self.options.dtype, quantise)
 
     def _is_target(self, name: str) -> bool:
         return name == self.options.target
@@ -85,25 +104,27 @@ class ModelLoader:
         """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary; `quantise`:
         bits that its linear layers are rounded to."""
         options = self.options
-        revision = options.revision if self._is_target(name) else None
-        config = self._config(name)
+        revision = self._revision(name)
+        if (started := self._as_kept(name, quantise)) is not None:
+            return started
+        config = load_config(name, options.trust_remote_code, revision)
         tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
         dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
-        bits = "" if quantise is None else f", rounded to {quantise} bits"
-        self.status(f"loading {self._labels[name]} ({str(dtype).removeprefix('torch.')}{bits}, {self.device})")
+        self._say(name, str(dtype).removeprefix("torch."), quantise)
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
+        told = len(self.notes)
         rounded = None if quantise is None else quantise_linears(module, quantise, self._labels[name])
         self.notes += merged_note(self._labels[name], name)
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
-        if not self._is_target(name):
-            self._limit(module, tokenizer, self._labels[name])
+        lacking = self._lacking(name, tokenizer)
+        self._limit(module, lacking, self._labels[name])
         key = None if self._may_differ() else checked.key_of(name, config, dtype, quantise)
         known, kernels = checked.find(key), layer_kernels(self.device, dtype)
         with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
             lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
-        generation_config = getattr(module, "generation_config", None)
+        asked = asked_of(getattr(module, "generation_config", None))
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
-        loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=generation_config)
+        loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=asked)
         runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
         if runtime == NATIVE and known is None:
             checked.keep(key, checked.Checked(lm.shape, lm.limits))
@@ -117,6 +138,8 @@ class ModelLoader:
             self.notes.append(quantised_note(module, scheme, self._labels[name]))
         if rounded is not None:
             self.notes.append(rounded.note(self._labels[name]))
+        if runtime == NATIVE and not lacking:
+            kept.keep(self._key(name, quantise), lm, module, name, config, tokenizer, ends, asked, self.notes[told:])
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
@@ -127,11 +150,36 @@ class ModelLoader:
         gc.collect()  # the native runtime holds its own packed weights
         return loaded
 
-    def _limit(self, module: Any, tokenizer: Any, label: str) -> None:
+    def _as_kept(self, name: str, quantise: int | None) -> LoadedModel | None:
+        """The model as an earlier start left it; None where there was none, or more of it is needed than was kept."""
+        start = self._kept(name, quantise)
+        if start is None or (self._is_target(name) and (self.needs.module or self.needs.tables)):
+            return None
+        config, revision = self._config(name), self._revision(name)
+        found = checked.find(checked.key_of(name, config, getattr(torch, start.dtype), quantise))
+        tokenizer = kept.kept_tokenizer(start, partial(load_tokenizer, name, self.options.trust_remote_code, revision))
+        if found is None or self._lacking(name, tokenizer):
+            return None
+        self._say(name, start.dtype, quantise)
+        lm = kept.started_lm(start, name, found)
+        self.notes += start.notes
+        if self._is_target(name):
+            self._tokenizer, self._runtime = tokenizer, NATIVE
+        return LoadedModel(name, lm, config, tokenizer, frozenset(start.ends), generation_config=start.asked)
+
+    def _say(self, name: str, dtype: str, quantise: int | None) -> None:
+        bits = "" if quantise is None else f", rounded to {quantise} bits"
+        self.status(f"loading {self._labels[name]} ({dtype}{bits}, {self.device})")
+
+    def _lacking(self, name: str, tokenizer: Any) -> dict[int, str]:
+        """Tokens that only one of a draft's tokenizer and the target's has; none where they differ in more than that."""
+        if self._is_target(name) or self._tokenizer is None or tokenizer is None:
+            return {}
+        return tokens_of_one(self._tokenizer, tokenizer) or {}
+
+    def _limit(self, module: Any, lacking: dict[int, str], label: str) -> None:
         """Keep a draft from tokens that its tokenizer or the target's lacks."""
-        if self._tokenizer is None or tokenizer is None or not (lacking := tokens_of_one(self._tokenizer, tokenizer)):
-            return
-        if not hasattr(module.get_output_embeddings(), "bias"):
+        if not lacking or not hasattr(module.get_output_embeddings(), "bias"):
             return
         never_draft(module, lacking)
         few = ", ".join(repr(text) for text in list(lacking.values())[:3]) + (", ..." if len(lacking) > 3 else "")

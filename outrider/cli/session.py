@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,8 +60,10 @@ def _dim(line: str) -> str:
 
 def quieten_libraries() -> None:
     """Their warnings are for programmers; what a user must know becomes one of our errors."""
-    from transformers.utils import logging as transformers_logging
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read where they are imported
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore")

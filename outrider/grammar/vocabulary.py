@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import CapabilityError
+from outrider.models.kept_tokenizer import whole_tokenizer
 from outrider.models.token_bytes import token_bytes
 
 SPACES = "implies the spaces between its words, so a grammar cannot be applied to it"
@@ -30,9 +31,10 @@ def index_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Collection[
     eos = sorted(eos_token_ids) or ([] if own is None else [own])
     if not eos:
         raise CapabilityError("this model has no end token, so an answer under a grammar could not end")
-    if isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
+    whole = whole_tokenizer(tokenizer)
+    if isinstance(whole, transformers.PreTrainedTokenizerFast):
         try:
-            return llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos)
+            return llguidance.hf.from_tokenizer(whole, n_vocab=vocab_size, eos_token=eos)
         except ValueError:  # a kind of vocabulary it does not know
             pass
     words = llguidance.TokenizerWrapper(_bytes_of(tokenizer, vocab_size, eos[0]))

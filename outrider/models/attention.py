@@ -20,7 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+
+from outrider.lazy import transformers
 
 NAME = "outrider"
 QUERY_BLOCK = 8
@@ -109,11 +110,16 @@ def _attend_with_softcap(
     return torch.matmul(weights, values)
 
 
-def _no_mask(*args: object, **kwargs: object) -> None:
+def without_mask(*args: object, **kwargs: object) -> None:
     """transformers need not build a mask: the plan carries ours."""
 
 
 def register() -> None:
     """Make `attn_implementation="outrider"` known to transformers. Idempotent."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    make_known(NAME, attention)
+
+
+def make_known(name: str, function: Callable[..., Any]) -> None:
+    """Let modules attend by this function where they are told this name; no mask is made for it."""
+    transformers.AttentionInterface.register(name, function)
+    transformers.AttentionMaskInterface.register(name, without_mask)

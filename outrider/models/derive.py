@@ -10,32 +10,33 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.lm import LM, module_run
 from outrider.models.load import finish
 from outrider.models.pack import PackedLinear
-from outrider.models.panel import PanelLinear, output_major
+from outrider.models.panel import PanelLinear, is_plain, is_transposed, output_major
 from outrider.models.probe import probe_logits
 
-Linear: TypeAlias = nn.Linear | Conv1D | PackedLinear | PanelLinear | BlockLinear
-LINEAR_KINDS = (nn.Linear, Conv1D, PackedLinear, PanelLinear, BlockLinear)
+if TYPE_CHECKING:
+    from transformers.pytorch_utils import Conv1D
+
+    Linear: TypeAlias = nn.Linear | Conv1D | PackedLinear | PanelLinear | BlockLinear
 
 
 def is_linear(layer: nn.Module) -> bool:
     """Whether this is a linear layer whose weight can be read. Subclasses may do more than multiply: not they."""
-    return type(layer) in LINEAR_KINDS
+    return is_plain(layer) or type(layer) in (PackedLinear, PanelLinear, BlockLinear)
 
 
 def linear_shape(layer: Any) -> tuple[int, int]:
     """(outputs, inputs) of a linear layer, without touching its weights."""
-    if isinstance(layer, Conv1D):
+    if is_transposed(layer):
         return layer.weight.shape[1], layer.weight.shape[0]
     return layer.out_features, layer.in_features
 

@@ -10,13 +10,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from transformers import GenerationConfig
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
+from outrider.lazy import transformers
 from outrider.models.load import LoadedModel
 from outrider.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 AUTO, NONE = "auto", "none"  # the model's own file; no file. Anything else is a folder
 FILE = "generation_config.json"
@@ -56,6 +58,33 @@ class SamplingDefaults:
         return SamplingParams(**{**self.values, **given})
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a generation_config asks for, as plain values."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)  # of TAKEN and `do_sample`, where it names one
+    foreign: Mapping[str, str] = field(default_factory=dict)  # settings that change texts and that nothing here honours
+    max_length: int | None = None  # where it is another than transformers' own
+
+
+def asked_of(config: GenerationConfig | None) -> Asked | None:
+    """Plain values of transformers' object; None where there is none."""
+    if config is None:
+        return None
+    idle = transformers.GenerationConfig._get_default_generation_params()
+    foreign: dict[str, str] = {}
+    for name in vars(transformers.GenerationConfig()):
+        value = getattr(config, name, None)
+        is_set = not (value is None or value is False or value in ([], {}) or value == idle.get(name))
+        if is_set and not name.startswith("_") and name not in TAKEN and name not in WITHOUT_EFFECT:
+            text = json.dumps(value, default=str)
+            foreign[name] = text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    values = {name: getattr(config, name, None) for name in (*TAKEN, "do_sample")}
+    length = getattr(config, "max_length", None)
+    is_length = isinstance(length, int) and length != idle["max_length"]
+    return Asked({name: value for name, value in values.items() if value is not None}, foreign, length if is_length else None)
+
+
 def checked_choice(choice: str) -> str:
     """`choice` itself. Raises ConfigError for what is neither auto, none nor a folder with the file."""
     if choice not in (AUTO, NONE) and not (Path(choice) / FILE).is_file():
@@ -92,30 +121,32 @@ def _is_json(file: Path) -> bool:
     return True
 
 
-def _read(folder: Path) -> GenerationConfig:
+def _read(folder: Path) -> Asked:
     try:
-        return GenerationConfig.from_dict(json.loads((folder / FILE).read_text(encoding="utf-8")))
+        found = asked_of(transformers.GenerationConfig.from_dict(json.loads((folder / FILE).read_text(encoding="utf-8"))))
+        assert found is not None
+        return found
     except Exception as error:  # transformers checks values in many ways
         raise ConfigError(f"cannot read {folder / FILE}: {error}") from error
 
 
-def _defaults_of(config: GenerationConfig, source: str, context: int) -> SamplingDefaults:
+def _defaults_of(asked: Asked, source: str, context: int) -> SamplingDefaults:
     values: dict[str, Any] = {}
     notes = []
     for theirs, ours in TAKEN.items():
-        value = getattr(config, theirs, None)
+        value = asked.values.get(theirs)
         try:
             if value is not None and (theirs in ALWAYS or SamplingParams(**{ours: value}) != SamplingParams()):
                 values[ours] = getattr(SamplingParams(**{ours: value}), ours)
         except ConfigError as error:
             notes.append(f"{source} is ignored where it is wrong: {error}")
-    if "temperature" not in values and (getattr(config, "do_sample", None) or any(name in values for name in FILTERS)):
+    if "temperature" not in values and (asked.values.get("do_sample") or any(name in values for name in FILTERS)):
         values["temperature"] = 1.0  # what transformers and vLLM take
-    if values.get("temperature") and getattr(config, "do_sample", None) is False:
+    if values.get("temperature") and asked.values.get("do_sample") is False:
         notes.append(f"{source} has do_sample=false, which is not looked at, as in vLLM: temperature 0 is greedy")
     if values:
         notes.insert(0, f"sampling defaults from {source}: {', '.join(_words(values))} (--generation-config none ignores them)")
-    if foreign := _foreign(config, context):
+    if foreign := _foreign(asked, context):
         notes.append(f"{source} asks for {', '.join(foreign)}: not supported here and ignored")
     return SamplingDefaults(values, tuple(notes))
 
@@ -124,17 +155,9 @@ def _words(values: Mapping[str, Any]) -> list[str]:
     return [f"{name} {value}" for name, value in values.items()]
 
 
-def _foreign(config: GenerationConfig, context: int) -> list[str]:
+def _foreign(asked: Asked, context: int) -> list[str]:
     """Settings that would change texts and that nothing here honours."""
-    idle = GenerationConfig._get_default_generation_params()
-    found = []
-    for name in vars(GenerationConfig()):
-        value = getattr(config, name, None)
-        is_set = not (value is None or value is False or value in ([], {}) or value == idle.get(name))
-        if is_set and not name.startswith("_") and name not in TAKEN and name not in WITHOUT_EFFECT:
-            text = json.dumps(value, default=str)
-            found.append(f"{name}={text if len(text) <= SHOWN else text[: SHOWN - 1] + '…'}")
-    length, has_other = getattr(config, "max_length", None), getattr(config, "max_new_tokens", None) is not None
-    if isinstance(length, int) and length < context and length != idle["max_length"] and not has_other:
-        found.append(f"max_length={length}")
+    found = [f"{name}={text}" for name, text in asked.foreign.items()]
+    if asked.max_length is not None and asked.max_length < context and "max_new_tokens" not in asked.values:
+        found.append(f"max_length={asked.max_length}")
     return found

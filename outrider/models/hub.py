@@ -10,9 +10,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from huggingface_hub import constants
-from huggingface_hub.errors import LocalEntryNotFoundError
-from huggingface_hub.utils import get_session
+from outrider.lazy import huggingface_hub
 
 PATIENCE_S = 5.0  # for each of connecting and answering
 REMEMBERED_S = 60  # one model is several questions
@@ -20,16 +18,18 @@ REMEMBERED_S = 60  # one model is several questions
 
 def only_cached(name: str) -> bool:
     """Whether the model of this name can only come from the cache: it is no folder, and the hub is out of reach."""
-    return not Path(name).is_dir() and not _answers(constants.ENDPOINT, int(time.monotonic() // REMEMBERED_S))
+    return not Path(name).is_dir() and not _answers(huggingface_hub.constants.ENDPOINT, int(time.monotonic() // REMEMBERED_S))
 
 
 def is_absent(error: BaseException) -> bool:
     """Whether this error of `from_pretrained` says that the cache does not have the file."""
-    return isinstance(error, LocalEntryNotFoundError) or isinstance(error.__cause__, LocalEntryNotFoundError)
+    absent = huggingface_hub.errors.LocalEntryNotFoundError
+    return isinstance(error, absent) or isinstance(error.__cause__, absent)
 
 
 def not_found(name: str) -> str:
     """What to tell someone whose model is neither a folder nor in the cache, while the hub is out of reach."""
+    constants = huggingface_hub.constants
     why = "HF_HUB_OFFLINE forbids to ask the hub" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
     return (
         f"no model '{name}': there is no folder of that name, the hub's cache does not have it, and {why}. "
@@ -41,7 +41,7 @@ def not_found(name: str) -> str:
 def _answers(endpoint: str, minute: int) -> bool:
     """Through the client's own session, so with the user's proxies and certificates. Any answer is one."""
     try:
-        get_session().head(endpoint, timeout=PATIENCE_S)
+        huggingface_hub.utils.get_session().head(endpoint, timeout=PATIENCE_S)
     except Exception:  # noqa: BLE001  of whichever HTTP library this client uses, or of its offline mode
         return False
     return True

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.instructions import of_this_cpu
+from outrider.lazy import transformers
 from outrider.models import attention, hub
 from outrider.models.adapter import adapter_in, told_of
 from outrider.models.context import context_length
@@ -45,6 +44,9 @@ from outrider.models.token_bytes import special_ids
 from outrider.models.token_text import vocabulary_bytes
 from outrider.models.unsupported import OwnCacheNeededError, refuse_other_caches
 from outrider.sampling.words import BadWords, Spelling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -81,7 +83,7 @@ class LoadedModel:
     draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
-    generation_config: Any = None  # transformers' GenerationConfig
+    generation_config: Any = None  # `generation_config.Asked`
     _bad_words: dict[tuple[tuple[str, ...], bool], BadWords] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -183,7 +185,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
         raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
     offline = hub.only_cached(name)
     try:
-        config = AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
         )
     except Exception as error:
@@ -210,7 +212,7 @@ def load_tokenizer(
         return gguf_tokenizer(file)
     offline = hub.only_cached(name)
     try:
-        return AutoTokenizer.from_pretrained(
+        return transformers.AutoTokenizer.from_pretrained(
             name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
         )
     except Exception as error:
@@ -236,6 +238,7 @@ def load_module(
         return quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False).to(device)
     widened = is_widened(config, device)
     widen_on_cpu(config, device)
+    hf_logging = transformers.utils.logging
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
     try:

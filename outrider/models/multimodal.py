@@ -6,19 +6,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-)
+
+from outrider.lazy import transformers
 
 
 def auto_class(config: Any) -> Any:
     """transformers' loader for a config: that of language models, else that of models which take pictures with a text."""
     kind, own_code = type(config), getattr(config, "auto_map", None)
-    only_mixed = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
-    return AutoModelForImageTextToText if only_mixed and not own_code else AutoModelForCausalLM
+    mixed, plain = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    only_mixed = kind in mixed and kind not in plain
+    return transformers.AutoModelForImageTextToText if only_mixed and not own_code else transformers.AutoModelForCausalLM
 
 
 def text_part(module: Any) -> Any:
@@ -34,10 +31,10 @@ def text_part(module: Any) -> Any:
 def _alone(module: Any) -> Any | None:
     """transformers' language model of this kind around the weights; None where there is none, or it is made of other parts."""
     text, inner = module.config.get_text_config(), getattr(getattr(module, "model", None), "language_model", None)
-    if inner is None or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if inner is None or type(text) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     with torch.device("meta"):
-        alone = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)](text)
+        alone = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)](text)
     outer = {name for name, _ in alone.named_children()}
     if type(alone.base_model) is not type(inner) or outer != {alone.base_model_prefix, "lm_head"}:
         return None

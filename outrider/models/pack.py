@@ -11,13 +11,15 @@ The plain `nn.Linear` stays the reference; `tests/unit/models/test_pack.py` comp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from outrider.models.panel import PanelLinear, fits, output_major
+from outrider.models.panel import PanelLinear, fits, is_plain, output_major
+
+if TYPE_CHECKING:
+    from transformers.pytorch_utils import Conv1D
 
 PACKABLE = (torch.bfloat16, torch.float32)
 
@@ -55,7 +57,7 @@ def has_fast_bf16() -> bool:
 
 def pack_linears(model: nn.Module) -> int:
     """Put every linear layer of the model into oneDNN's layout; returns how many."""
-    return _replace(model, PackedLinear, lambda layer: type(layer) in (nn.Linear, Conv1D))
+    return _replace(model, PackedLinear, is_plain)
 
 
 def panel_linears(model: nn.Module) -> int:

@@ -8,28 +8,43 @@ depend on the rows beside it, by construction.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
+from outrider.lazy import transformers
 from outrider.models.kernel import KernelLayer
+
+if TYPE_CHECKING:
+    from transformers.pytorch_utils import Conv1D
 
 WIDTH = 32  # outputs of a panel, as in runtime/native/panel.h
 
 
-def fits(layer: nn.Module) -> bool:
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether this is GPT-2's linear layer, which keeps its weight as (in, out)."""
+    return isinstance(layer, transformers.pytorch_utils.Conv1D)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether this is a linear layer of torch's or GPT-2's class: a subclass may do more than multiply."""
+    return type(layer) in (nn.Linear, transformers.pytorch_utils.Conv1D)
+
+
+def fits(layer: Any) -> bool:
     """Whether this is a linear layer that can be stored in panels: bf16 and an even number of inputs."""
-    if not isinstance(layer, nn.Linear | Conv1D) or type(layer) not in (nn.Linear, Conv1D):
-        return False  # a subclass may do more than multiply
-    inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
+    if not is_plain(layer):
+        return False
+    inputs = layer.weight.shape[0 if is_transposed(layer) else 1]
     return layer.weight.dtype == torch.bfloat16 and inputs % 2 == 0
 
 
 def output_major(linear: nn.Linear | Conv1D) -> Tensor:
     """The weight as (out, in), whichever way the layer keeps it."""
     weight = linear.weight.detach()
-    return weight.t().contiguous() if isinstance(linear, Conv1D) else weight
+    return weight.t().contiguous() if is_transposed(linear) else weight
 
 
 def to_panels(weight: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from outrider.models.attention import QUERY_BLOCK
 from outrider.models.lm import LM, PassLimits
+from outrider.models.panel import is_transposed
 from outrider.models.probe import probe_tokens
 from outrider.models.sum_order import (
     Sample,
@@ -81,7 +81,7 @@ def _projection_sizes(module: nn.Module) -> set[int]:
     """Widths of what activation functions are applied to: every projection's output but the logits."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     sizes = (
-        getattr(m, "nf" if isinstance(m, Conv1D) else "out_features", None) for m in module.modules() if m is not head
+        getattr(m, "nf" if is_transposed(m) else "out_features", None) for m in module.modules() if m is not head
     )
     return {size for size in sizes if isinstance(size, int)}
 

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider.errors import CapabilityError, NumericalError, OutriderError
 from outrider.kv import LayerShape
-from outrider.models.attention import NAME, _no_mask
+from outrider.models.attention import NAME, make_known
 from outrider.models.lm import LM
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.signals import AFTER_NORM
@@ -62,8 +61,7 @@ def _record_layer(
 def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
     """What is seen of every layer in one pass over two tokens. Raises OwnCacheNeededError when a layer shows nothing."""
     seen: dict[int, Seen] = {}
-    AttentionInterface.register(SHAPES, partial(_record_layer, seen))
-    AttentionMaskInterface.register(SHAPES, _no_mask)
+    make_known(SHAPES, partial(_record_layer, seen))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
     positions = torch.arange(2, device=ids.device)[None]
     try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.quantizers import AutoHfQuantizer
 
+from outrider.lazy import transformers
 from outrider.models.quantised.scheme import scheme_of
 
 COMPRESSED = "compressed-tensors"
@@ -40,7 +40,7 @@ def is_widened(config: Any, device: torch.device) -> bool:
     if method is None or (method == COMPRESSED and device.type == "cpu"):
         return method is not None
     try:
-        quantizer = AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True)
+        quantizer = transformers.quantizers.AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True)
         quantizer.validate_environment(device_map=None)
     except Exception:  # noqa: BLE001  an absent library or device; loading says which
         return False

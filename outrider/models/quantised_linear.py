@@ -17,18 +17,21 @@ the codes takes; it needs a bf16 model on native kernels. With either a row's bi
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.huge_pages import on_huge_pages
-from outrider.models.derive import Linear, weight_of
+from outrider.models.derive import weight_of
 from outrider.models.gguf.formats import own_form, values_of
 from outrider.models.kernel import KernelLayer
 from outrider.models.panel import WIDTH
 from outrider.models.rounding import eight_bits, four_bits
+
+if TYPE_CHECKING:
+    from outrider.models.derive import Linear
 
 UNIT = 16  # inputs of torch's int8 kernel and outputs of its int4 kernel come in multiples of this
 BLOCK = 32  # inputs that our kernel multiplies at once

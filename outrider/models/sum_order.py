@@ -18,14 +18,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from outrider.kv import KVCache, LayerShape
 from outrider.models.attention import attention
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.lm import LM
 from outrider.models.pack import PackedLinear
-from outrider.models.panel import PanelLinear
+from outrider.models.panel import PanelLinear, is_transposed
 from outrider.models.plan import plan_pass
 
 Sample = dict[int, Tensor]  # tokens in the pass -> (tokens, numbers)
@@ -104,12 +103,13 @@ def trees_keep_bits(kind: AttentionKind, lm: LM, attend: Attend = None) -> bool:
 
 def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...]) -> Iterator[Sample]:
     """One sample per shape of linear layer, with the model's own weights and random inputs."""
-    kinds = (nn.Linear, Conv1D, PackedLinear, PanelLinear, BlockLinear)
+    kinds = (nn.Linear, PackedLinear, PanelLinear, BlockLinear)
     seen = set()
+    layer: Any
     for layer in module.modules():
-        if not isinstance(layer, kinds):
+        if not isinstance(layer, kinds) and not is_transposed(layer):
             continue
-        inputs, outputs = (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
+        inputs, outputs = (layer.nx, layer.nf) if is_transposed(layer) else (layer.in_features, layer.out_features)
         form = layer.form if isinstance(layer, BlockLinear) else None
         kind = (type(layer), inputs, outputs, layer.bias is None, form)
         if kind not in seen:

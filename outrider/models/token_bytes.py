@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from transformers import PreTrainedTokenizerFast
+from outrider.lazy import transformers
+from outrider.models.kept_tokenizer import KeptTokenizer
 
 ANCHOR = "a"  # decoded in front of a token, so that the token does not begin the text
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -60,7 +61,7 @@ class TokenBytes:
         self._decoder = backend.decoder
         self.special_ids = frozenset(number for number, token in backend.get_added_tokens_decoder().items() if token.special)
         shape = decoder_shape(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
-        self.is_joined = shape is not None and _decodes_plainly(type(tokenizer))
+        self.is_joined = shape is not None and _decodes_plainly(tokenizer)
         self.shape = shape or DecoderShape()
         self._anchor = None if shape is None else self._decode(ANCHOR)
         self._known: dict[int, bytes] = {}
@@ -182,7 +183,10 @@ def _with_stage(shape: DecoderShape, stage: dict[str, Any]) -> DecoderShape | No
             return None
 
 
-def _decodes_plainly(kind: type) -> bool:
-    """Whether this kind of tokenizer decodes by its tokenizer.json alone."""
-    plain: Any = PreTrainedTokenizerFast
+def _decodes_plainly(tokenizer: Any) -> bool:
+    """Whether this tokenizer decodes by its tokenizer.json alone."""
+    if isinstance(tokenizer, KeptTokenizer):
+        return True
+    kind = type(tokenizer)
+    plain: Any = transformers.PreTrainedTokenizerFast
     return getattr(kind, "decode", None) is plain.decode and getattr(kind, "_decode", None) is plain._decode

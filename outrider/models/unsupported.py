@@ -11,16 +11,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from outrider.errors import CapabilityError
+from outrider.lazy import transformers
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.quantised_checkpoint import quantisation_of
 
 STATEFUL_KINDS = ("linear_attention", "mamba", "conv", "recurrent")  # values of a config's `layer_types`
 OWN_CACHE_ROUNDS = "on transformers' own cache a token rounds with the number of tokens in its pass"
-PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # transformers' caches that hold keys and values, or nothing
+PLAIN_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # transformers' that hold keys and values, or nothing
 
 
 class OwnCacheNeededError(CapabilityError):
@@ -39,10 +38,11 @@ def refuse_other_caches(module: Any) -> None:
     """
     config = module.config.get_text_config(decoder=True)
     try:
-        layers = DynamicCache(config=config).layers
+        layers = transformers.DynamicCache(config=config).layers
     except Exception:  # noqa: BLE001  some configs describe no such cache; the passes that follow will tell
         return
-    if other := [layer for layer, kept in enumerate(layers) if type(kept) not in PLAIN_LAYERS]:
+    plain = [getattr(transformers.cache_utils, name) for name in PLAIN_LAYERS]
+    if other := [layer for layer, kept in enumerate(layers) if type(kept) not in plain]:
         which, stateful = _which(config, other), _keeps_state(module, getattr(config, "layer_types", None), other[0])
         if stateful:
             raise OwnCacheNeededError(_running_state(which))

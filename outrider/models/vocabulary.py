@@ -8,14 +8,16 @@ both have say the same (QwQ has two more than Qwen2.5 0.5B): they are never draf
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_LACKING = 0.1  # share of the larger vocabulary that one of the two may lack
 OUTSIDE = -1e4  # logit of a token that a smaller vocabulary lacks: probability 0 beside any other, and still a number

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from outrider.cache import cache_folder, keep_json
+from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.kv import LayerShape
 from outrider.machine import cpu_name
 from outrider.models.adapter import adapter_in
@@ -48,7 +47,7 @@ def key_of(name: str, config: Any, dtype: torch.dtype, quantise: int | None = No
     if adapter_in(name) is not None or not (files or commit):
         return None
     facts = (
-        name, files, commit, str(dtype), quantise, torch.__version__, transformers.__version__, _sources(), fingerprint(),
+        name, files, commit, str(dtype), quantise, torch.__version__, version("transformers"), sources(), fingerprint(),
         cpu_name(),
     )  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
@@ -58,12 +57,11 @@ def find(key: str | None) -> Checked | None:
     """What an earlier start kept under this key."""
     if key is None:
         return None
-    try:
-        content = json.loads(_path(key).read_text(encoding="utf-8"))
-        layers = tuple(LayerShape(**layer) for layer in content["shape"].pop("layers"))
-        return Checked(LMShape(layers=layers, **content["shape"]), PassLimits(**content["limits"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    content = kept_json(_path(key))
+    if content is None:
         return None
+    layers = tuple(LayerShape(**layer) for layer in content["shape"].pop("layers"))
+    return Checked(LMShape(layers=layers, **content["shape"]), PassLimits(**content["limits"]))
 
 
 def keep(key: str | None, checked: Checked) -> None:
@@ -99,16 +97,26 @@ def files_of(name: str) -> list[tuple[str, int, int]]:
     return sorted(_state(file) for file in files)
 
 
+def files_beside(name: str) -> list[tuple[str, int, int]]:
+    """`files_of`, and of those beside a GGUF file whatever may say how it is read: a tokenizer, chat templates."""
+    path = Path(name).expanduser()
+    folder = path if path.is_dir() else path.parent
+    small = ("*.json", "*.jinja", "*.model", "*.txt", "*/*.jinja")
+    found = files_of(name)
+    return found and sorted({*found, *(_state(file) for kind in small for file in folder.glob(kind) if file.is_file())})
+
+
 def _state(file: Path) -> tuple[str, int, int]:
     state = file.stat()
     return str(file.resolve()), state.st_size, state.st_mtime_ns
 
 
 @functools.cache
-def _sources() -> tuple[tuple[str, int, int], ...]:
+def sources() -> tuple[tuple[str, int, int], ...]:
     """States of our own source files that read, lower and run models."""
     package = Path(__file__).parents[1]
-    return tuple(sorted(_state(file) for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py")))
+    files = [*package.glob("*.py"), *(file for part in ("models", "runtime", "kv") for file in (package / part).rglob("*.py"))]
+    return tuple(sorted(_state(file) for file in files))
 
 
 def _path(key: str) -> Path:

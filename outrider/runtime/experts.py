@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from outrider.lazy import transformers
 from outrider.runtime.events import Event, Recorder
 
 RECORDING = "outrider-recording"
@@ -22,7 +22,7 @@ RECORDING = "outrider-recording"
 @contextmanager
 def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     """Experts' products are one event each while this lasts."""
-    ALL_EXPERTS_FUNCTIONS[RECORDING] = partial(_forward, recorder)
+    transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING] = partial(_forward, recorder)
     configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "has_gate")}
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
@@ -32,7 +32,7 @@ def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._experts_implementation = before[key]
-        del ALL_EXPERTS_FUNCTIONS[RECORDING]  # or what was recorded would stay
+        del transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING]  # or what was recorded would stay
 
 
 def _forward(

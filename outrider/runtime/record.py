@@ -1,7 +1,7 @@
 """One small pass of a model, written down operation by operation: what `lower.py` makes a program of.
 
 The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch operation: 20 us for each, so that a
-model of 30 layers takes a tenth of a second and nothing need be kept on disk. Attention, the products of experts, rotary
+model of 30 layers takes a tenth of a second. Attention, the products of experts, rotary
 embeddings and layers that keep their weights in integers are not entered: rotary results depend on positions alone and become
 tables, the others are operations of their own.
 """
@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.errors import CapabilityError
-from outrider.models.attention import NAME, _no_mask
+from outrider.lazy import transformers
+from outrider.models.attention import NAME, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder
@@ -77,8 +76,8 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
     found = Recording(ids, positions)
     recorder = Recorder(found.events)
-    ALL_ATTENTION_FUNCTIONS[RECORDING] = partial(_attention, found.events, recorder)
-    AttentionMaskInterface.register(RECORDING, _no_mask)
+    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = partial(_attention, found.events, recorder)
+    transformers.AttentionMaskInterface.register(RECORDING, without_mask)
     try:
         module.set_attn_implementation(RECORDING)
         with _written_down(module, recorder), ExitStack() as stack:
@@ -88,7 +87,7 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
             found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
     finally:
         module.set_attn_implementation(NAME)
-        del ALL_ATTENTION_FUNCTIONS[RECORDING]  # or what was recorded, weights and all, would stay
+        del transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING]  # or what was recorded, weights and all, would stay
     return found
 
 

@@ -23,10 +23,10 @@ from outrider.runtime.checked import one_thread
 from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
+from outrider.runtime.rotary import Rotary, rotary_of
 from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct, ProgramStruct
 
 Memory = Tensor | np.ndarray  # contiguous
-ROTARY_BLOCK = 1024  # positions whose cosines and sines are made at once
 
 
 class FirstPass(NamedTuple):
@@ -51,10 +51,11 @@ class Executor:
         path: Path,
     ) -> None:
         self.program, self.dtype = program, dtype
-        self._binding = Binding(program, tensors, layers, dtype)
         self.library = library.load(path)
         assert self.library.outrider_runtime_sizes() == SIZES, "structures.py and native/program.h differ"
         self.workers = library.workers(self.library, torch.get_num_threads())
+        with one_thread(sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))):
+            self._binding = Binding(program, tensors, layers, dtype)
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._lists = KeptAddresses(), KeptAddresses(), KeptAddresses()  # of keys, values and rotary tables
 
@@ -151,17 +152,29 @@ class Bound(NamedTuple):
 
 def bind(program: Program, module: Any, layers: Sequence[LayerShape], dtype: torch.dtype, path: Path) -> Bound:
     """The program on the tensors of the module that it was lowered from."""
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers()), **program.constants}
-    tensors = {name: tensor for name, tensor in named.items() if name in _named(program)}
-    return Bound(Executor(program, {**tensors, **program.matrices}, layers, dtype, path), Rotary(module, program))
+    tensors: dict[str, Tensor | Matrix] = {**tensors_of(program, module), **program.constants, **program.matrices}
+    return Bound(Executor(program, tensors, layers, dtype, path), rotary_of(module, program))
+
+
+def tensors_of(program: Program, module: Any) -> dict[str, Tensor]:
+    """The parameters and buffers of a module that a program reads, by name."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    read = _named(program) - program.constants.keys() - program.matrices.keys()
+    return {name: tensor for name, tensor in named.items() if name in read}
 
 
 class NativeRun:
-    """A model's passes on the executor. It keeps its own copy of the weights, and of the module only the rotary parts."""
+    """A model's passes on the executor. It keeps its own copy of the weights."""
 
     def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:
-        self.path = path
-        self.bound = bind(program, module, lm.shape.layers, lm.dtype, path)
+        self.bound, self.path = bind(program, module, lm.shape.layers, lm.dtype, path), path
+
+    @classmethod
+    def around(cls, bound: Bound, path: Path) -> NativeRun:
+        """A run of a program that is bound already."""
+        run = cls.__new__(cls)
+        run.bound, run.path = bound, path
+        return run
 
     @property
     def executor(self) -> Executor:
@@ -224,28 +237,6 @@ def _paths(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     depths = (seen.sum(axis=2) - 1).astype(np.int32)
     paths = np.argsort(~seen, axis=2, kind="stable").astype(np.int32)  # ancestors stand before their descendants
     return depths, paths
-
-
-class Rotary:
-    """Cosines and sines by position, made by the model's own modules as far as texts have come."""
-
-    def __init__(self, module: Any, program: Program) -> None:
-        self._parts = [(module.get_submodule(path), further, which) for path, further, which in program.rotary]
-        dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
-        self._dtypes = [dtypes[str(index)] for index in range(len(self._parts))]
-        self._known: tuple[int, list[Tensor]] = (0, [])
-
-    def up_to(self, position: int) -> list[Tensor]:
-        """Tables (positions, size) that reach this position at least."""
-        reach, tables = self._known
-        if position >= reach and self._parts:
-            reach = max(2 * reach, -(-(position + 1) // ROTARY_BLOCK) * ROTARY_BLOCK)
-            positions, tables = torch.arange(reach)[None], []
-            for (part, further, which), dtype in zip(self._parts, self._dtypes, strict=True):
-                out = part(torch.empty(1, dtype=dtype), positions, *further)
-                tables.append((out if isinstance(out, tuple) else (out,))[which][0].contiguous())
-            self._known = reach, tables  # at once: another thread may look
-        return tables
 
 
 def use_native_run(lm: LM, module: Any, cache: Path, *, is_checked: bool = False) -> NativeRun:

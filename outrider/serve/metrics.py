@@ -15,10 +15,10 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version as installed
 from typing import Any, Protocol
 
 import torch
-import transformers
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -116,7 +116,7 @@ def _versions() -> dict[str, str]:
         "version": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": installed("transformers"),
     }
 
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.lazy import transformers
 from outrider.models.gguf import library
 from outrider.models.gguf.header import Count, GgufFile, long_list
 
 if TYPE_CHECKING:
     from gguf import GGUFValueType
+    from transformers import GenerationConfig
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -55,7 +55,7 @@ def gguf_config(file: GgufFile) -> Any:
     found.setdefault("pad_token_id", None)  # else the class's own, perhaps beyond this vocabulary
     _complete(found, file)
     try:
-        config = AutoConfig.for_model(**found)
+        config = transformers.AutoConfig.for_model(**found)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(f"'{file.path}' describes no model that transformers can make: {reason}") from error
@@ -66,7 +66,7 @@ def gguf_config(file: GgufFile) -> Any:
 
 def gguf_generation_config(file: GgufFile, config: Any) -> GenerationConfig:
     """The file's end tokens, and the sampling that it recommends (`general.sampling.*`), in the form of a generation_config."""
-    made = GenerationConfig.from_model_config(config)
+    made = transformers.GenerationConfig.from_model_config(config)
     for theirs, ours in SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{theirs}")
         if value is not None:
@@ -111,12 +111,11 @@ def _by_transformers(file: GgufFile) -> dict[str, Any]:
         extract = Path(scratch) / "extract.gguf"
         _write_extract(file, extract)
         try:
-            return dict(load_gguf_checkpoint(str(extract))["config"])
+            return dict(transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(extract))["config"])
         except Exception as error:
             if "not supported" in str(error):
-                known = ", ".join(
-                    sorted(name for name in GGUF_SUPPORTED_ARCHITECTURES if name not in ("general", "tokenizer"))
-                )
+                read = transformers.modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
+                known = ", ".join(sorted(name for name in read if name not in ("general", "tokenizer")))
                 raise CapabilityError(
                     f"'{file.path}' is a model of architecture '{file.architecture}', which transformers does not read from GGUF "
                     f"(it reads {known}). Use the original checkpoint: a folder with config.json and *.safetensors."

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-
 from outrider.errors import CheckpointError, did_you_mean
+from outrider.lazy import huggingface_hub
 from outrider.models import hub
 from outrider.models.gguf.header import SHARD, GgufFile, is_gguf, read_gguf
 
@@ -104,10 +103,10 @@ def _from_hub(repo: str, wanted: str | None, revision: str | None) -> Path:
     offline = hub.only_cached(name)
     try:
         if offline:
-            folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+            folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
             names = [str(file.relative_to(folder)) for file in folder.rglob(f"*{SUFFIX}")]
         else:
-            names = HfApi().list_repo_files(repo, revision=revision)
+            names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
         found = only_file(names, repo, wanted)
         if found is None:
             raise CheckpointError(f"'{repo}' has no GGUF file. For a transformers checkpoint give its id alone.")
@@ -115,7 +114,7 @@ def _from_hub(repo: str, wanted: str | None, revision: str | None) -> Path:
         parts = [found] if shard is None else [
             f"{shard['stem']}-{number:05d}-of-{shard['count']}{SUFFIX}" for number in range(1, int(shard["count"]) + 1)
         ]  # fmt: skip
-        fetched = [hf_hub_download(repo, part, revision=revision, local_files_only=offline) for part in parts]
+        fetched = [huggingface_hub.hf_hub_download(repo, part, revision=revision, local_files_only=offline) for part in parts]
     except CheckpointError:
         raise
     except Exception as error:

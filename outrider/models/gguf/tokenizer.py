@@ -9,22 +9,24 @@ taken instead of all this.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.lazy import transformers
 from outrider.models.gguf.header import GgufFile, long_list
+from outrider.models.token_bytes import BYTE_OF_LETTER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FILE = "tokenizer.json"
 REMEDY = f"Put the original model's {FILE} and tokenizer_config.json beside the file."
 BYTE_PAIRS = "gpt2"  # what files call a vocabulary of byte pairs
 OTHER_KINDS = ("llama", "gemma4")  # SentencePiece
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
-ALPHABET = bytes_to_unicode()  # a letter for each byte
-LETTERS = frozenset(ALPHABET.values())
+ALPHABET = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 _K = "tokenizer.ggml."
 
 # How text is split: regular expressions one after the other, GPT2 being ByteLevel's own; as in the models' tokenizer.json.
@@ -67,7 +69,7 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     """
     folder = file.path.parent
     if (folder / FILE).is_file():
-        return AutoTokenizer.from_pretrained(str(folder))
+        return transformers.AutoTokenizer.from_pretrained(str(folder))
     kind = file.metadata.get(f"{_K}model")
     if kind != BYTE_PAIRS and kind not in OTHER_KINDS:
         said = f"a tokenizer of kind '{kind}', which transformers cannot rebuild" if kind else "no tokenizer"
@@ -104,7 +106,7 @@ def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if f"{_K}{key}_token_id" in file.metadata
     }
-    made = PreTrainedTokenizerFast(
+    made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, **{"bos_token": None, "eos_token": None, **named}, chat_template=_template(file),
         clean_up_tokenization_spaces=False, model_max_length=file.of_model("context_length") or int(1e30),
     )  # fmt: skip
@@ -113,7 +115,9 @@ def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
 
 
 def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
-    made = PreTrainedTokenizerFast.from_pretrained(str(file.path.parent), gguf_file=file.path.name, local_files_only=True)
+    made = transformers.PreTrainedTokenizerFast.from_pretrained(
+        str(file.path.parent), gguf_file=file.path.name, local_files_only=True
+    )
     if file.metadata[f"{_K}model"] == "llama":  # of others transformers knows whether their template writes the token itself
         _frame(made, file, begins=True)
     return made
@@ -136,7 +140,7 @@ def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:
 
 def _spelled(text: str, kind: int) -> str:
     """A token in the alphabet of bytes. Marked tokens are matched in the text as they are."""
-    if kind in (CONTROL, USER_DEFINED) or LETTERS.issuperset(text):
+    if kind in (CONTROL, USER_DEFINED) or BYTE_OF_LETTER.keys() >= set(text):
         return text
     return "".join(ALPHABET[byte] for byte in text.encode("utf-8"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -17,20 +18,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.huge_pages import on_huge_pages
+from outrider.lazy import transformers
 from outrider.models.gguf import library
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers
+from outrider.models.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+SAME = np.empty(0, np.int64)  # the rows as they are
+
+
+@dataclass(frozen=True)
+class Place:
+    """The tensor of a file that something was made of. `order`: which stored row each output is."""
+
+    tensor: str
+    order: np.ndarray
 
 
 def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -41,16 +52,38 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     """
     try:
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CapabilityError(f"'{file.path}': transformers has no language model for it: {reason}") from error
     with torch.no_grad():
         make_buffers(module)
-        _Loading(file, module, config, dtype).run()
+        loading = _Loading(file, module, config, dtype)
+        loading.run()
         _divide_frequencies(module, file)
+    module.outrider_places = loading.places
     module.generation_config = gguf_generation_config(file, config)
     return module
+
+
+def panels_in(tensors: Sequence[tuple[TensorInfo, np.ndarray]]) -> Iterator[Tensor]:
+    """Panels of tensors in blocks, their rows in these orders.
+
+    Made on all threads: each is many small operations, which do not divide well.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from map(on_huge_pages, pool.map(_panels, tensors))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _panels(stored: tuple[TensorInfo, np.ndarray]) -> Tensor:
+    tensor, order = stored
+    blocks = torch.from_numpy(np.array(tensor.read()))
+    return panels_of(blocks if order is SAME else blocks[torch.from_numpy(order)], tensor.kind)
 
 
 def gguf_bytes(file: GgufFile, config: Any, dtype: torch.dtype) -> tuple[int, int]:
@@ -134,12 +167,13 @@ class _Loading:
         default_factory=lambda: {"tensors": {}}
     )  # experts that several tensors make up
 
-    kept: list[tuple[TensorInfo, str, Any]] = field(default_factory=list)  # of layers in blocks: place, order of outputs
+    kept: list[tuple[TensorInfo, str, np.ndarray]] = field(default_factory=list)  # of layers in blocks: place, order of outputs
+    places: dict[str, Place] = field(default_factory=dict)  # by layer in blocks, or parameter
 
     def run(self) -> None:
-        processor = TENSOR_PROCESSORS.get(self.file.architecture, TensorProcessor)(
-            config=self.config.get_text_config().to_dict()
-        )
+        processors = transformers.modeling_gguf_pytorch_utils
+        kind = processors.TENSOR_PROCESSORS.get(self.file.architecture, processors.TensorProcessor)
+        processor = kind(config=self.config.get_text_config().to_dict())
         places = self._places(processor)
         num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
         for tensor in self.file.tensors:
@@ -171,12 +205,13 @@ class _Loading:
         gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no place otherwise.
         """
         model_type = "llama" if self.config.model_type == "mistral" else None  # gguf has no name for it
+        find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
-            places = get_gguf_hf_weights_map(whole, processor, model_type)
+            places = find(whole, processor, model_type)
             if all(tensor.name in places or tensor.name in USED_ELSEWHERE for tensor in self.file.tensors):
                 return places
-            return get_gguf_hf_weights_map(self.module, processor, model_type)
+            return find(self.module, processor, model_type)
         except NotImplementedError as error:
             raise CapabilityError(
                 f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
@@ -188,14 +223,14 @@ class _Loading:
         if place is None or not place.endswith(".weight"):
             return False
         layer = self.module.get_submodule(place.removesuffix(".weight"))
-        if type(layer) not in (nn.Linear, Conv1D) and not isinstance(layer, nn.Embedding):
+        if not is_plain(layer) and not isinstance(layer, nn.Embedding):
             return False
-        order = _order_of(tensor, processor, is_transposed=isinstance(layer, Conv1D))
+        order = _order_of(tensor, processor, is_transposed=is_transposed(layer))
         if order is None:
             return False
         outputs, inputs = tensor.shape
         self._check_shape(
-            place, (inputs, outputs) if isinstance(layer, Conv1D) else (outputs, inputs), layer.weight.shape
+            place, (inputs, outputs) if is_transposed(layer) else (outputs, inputs), layer.weight.shape
         )
         if isinstance(layer, nn.Embedding) and type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
             return False  # a class of its own, which may do more than look up
@@ -203,15 +238,11 @@ class _Loading:
         return True
 
     def _make_blocks(self) -> None:
-        """The layers of `kept`, their panels made on all threads: each is many small operations, which do not divide well."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(threads) as pool:
-                for (tensor, place, _), panels in zip(self.kept, pool.map(_panels, self.kept), strict=True):
-                    self._put_blocks(tensor, place, on_huge_pages(panels))
-        finally:
-            torch.set_num_threads(threads)
+        """The layers of `kept`."""
+        found = panels_in([(tensor, order) for tensor, _, order in self.kept])
+        for (tensor, place, order), panels in zip(self.kept, found, strict=True):
+            self._put_blocks(tensor, place, panels)
+            self.places[place] = Place(tensor.name, order)
 
     def _put_blocks(self, tensor: TensorInfo, place: str, panels: Tensor) -> None:
         layer, form, (outputs, inputs) = self.module.get_submodule(place), FORMS[tensor.kind.name], tensor.shape
@@ -225,13 +256,14 @@ class _Loading:
     def _widen(self, tensor: TensorInfo, places: dict[str, str], processor: Any) -> bool:
         """Put a tensor to its place as plain numbers; whether it has one."""
         result = processor.process(
-            weights=_values(tensor), name=tensor.name, tensor_key_mapping=places, parsed_parameters=self.merged
+            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=places, parsed_parameters=self.merged
         )
         if result.name is None:  # a part of several, kept in `merged`
             return True
         if result.name not in places:
             return False
         self._put(places[result.name], torch.from_numpy(np.array(result.weights)))
+        self.places[places[result.name]] = Place(tensor.name, SAME)
         return True
 
     def _put(self, place: str, values: Tensor) -> None:
@@ -265,15 +297,7 @@ class _Loading:
         shared = BlockLinear(table.panels, table.form, table.outputs, table.inputs, self.dtype, output.bias)
         name = next(name for name, part in self.module.named_modules() if part is output)
         self.module.set_submodule(name, shared)
-
-
-_SAME = np.empty(0, np.int64)  # the rows as they are
-
-
-def _panels(kept: tuple[TensorInfo, str, Any]) -> Tensor:
-    tensor, _, order = kept
-    blocks = torch.from_numpy(np.array(tensor.read()))
-    return panels_of(blocks if order is _SAME else blocks[torch.from_numpy(order)], tensor.kind)
+        self.places[name] = next(self.places[place] for place, part in self.module.named_modules() if part is table)
 
 
 def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.ndarray | None:
@@ -291,7 +315,7 @@ def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.
         return None
     found = found.T if is_transposed else found
     if found is numbers:
-        return _SAME
+        return SAME
     order = np.ascontiguousarray(found[:, 0])
     if (
         found.shape != numbers.shape
@@ -299,10 +323,10 @@ def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.
         or not np.array_equal(np.sort(order), numbers[:, 0])
     ):
         return None
-    return _SAME if np.array_equal(order, numbers[:, 0]) else order.astype(np.int64)
+    return SAME if np.array_equal(order, numbers[:, 0]) else order.astype(np.int64)
 
 
-def _values(tensor: TensorInfo) -> np.ndarray:
+def plain_values(tensor: TensorInfo) -> np.ndarray:
     """The weights in fp32, as gguf widens them."""
     if tensor.kind.name == "F64":
         return tensor.read().view(np.float64).astype(np.float32)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from outrider.errors import CheckpointError
+from outrider.lazy import huggingface_hub, transformers
 from outrider.models import hub
 from outrider.models.gguf.linear import BlockEmbedding, block_layers
 from outrider.models.gguf.weights import make_buffers
@@ -32,12 +31,12 @@ def quantised_module(name: str, config: Any, dtype: torch.dtype, scheme: Scheme,
     plain = copy.deepcopy(config)
     del plain.quantization_config
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(plain, dtype=dtype)
+        module = transformers.AutoModelForCausalLM.from_config(plain, dtype=dtype)
     with torch.no_grad(), ExitStack() as stack:
         make_buffers(module)
         _Loading(name, module, scheme, _Tensors(folder, stack)).run(dtype)
     with suppress(OSError):  # it may have none
-        module.generation_config = GenerationConfig.from_pretrained(folder)
+        module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return module
 
 
@@ -55,7 +54,8 @@ def _folder(name: str, revision: str | None) -> Path:
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     patterns = ["*.json", "*.safetensors"]
-    return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=hub.only_cached(name)))
+    offline = hub.only_cached(name)
+    return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline))
 
 
 class _Tensors:

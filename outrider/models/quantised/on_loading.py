@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
 from outrider.huge_pages import on_huge_pages
+from outrider.lazy import transformers
 from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, Form, Parts, pack_parts
 from outrider.models.gguf.linear import BlockLinear
-from outrider.models.panel import output_major
+from outrider.models.panel import is_plain, is_transposed, output_major
 from outrider.models.rounding import eight_bits, four_bits
 
 ROUTERS = ("gate", "router", "shared_expert_gate")  # names of layers that choose experts
@@ -39,7 +38,7 @@ class Place:
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
         first, second = self.layer.weight.shape
-        return (second, first) if isinstance(self.layer, Conv1D) else (first, second)
+        return (second, first) if is_transposed(self.layer) else (first, second)
 
     @property
     def num_bytes(self) -> int:
@@ -93,11 +92,11 @@ def places_of(module: Any, bits: int) -> tuple[list[Place], int]:
     for parent in module.modules():
         left += any(parameter.dim() > 2 for parameter in parent.parameters(recurse=False))  # of several experts
         for name, layer in parent.named_children():
-            if not isinstance(layer, nn.Linear | Conv1D) or name in ROUTERS:
+            if not (isinstance(layer, nn.Linear) or is_transposed(layer)) or name in ROUTERS:
                 continue
             form = Q8 if bits == 8 or layer is output else Q4_ZERO
             place = Place(parent, name, layer, form)
-            if type(layer) in (nn.Linear, Conv1D) and place.shape[1] % BLOCK == 0:  # a subclass may do more than multiply
+            if is_plain(layer) and place.shape[1] % BLOCK == 0:
                 places.append(place)
             else:
                 left += 1
@@ -108,7 +107,7 @@ def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]
     """Bytes that rounding frees and bytes of the blocks, from the config alone; zeros where no module can be made of it."""
     try:
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
         return 0, 0
     places, _ = places_of(module, bits)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from outrider.lazy import transformers
 from outrider.models.signals import Listening
 from outrider.models.stateful.state import OwnState, Place
 
@@ -48,7 +47,8 @@ class OwnCacheRun:
             state = OwnState(None, dict(self._held)) if state is None else state
             _put_held(state.held)
             if state.cache is None and self._argument == "past_key_values" and self._held:  # its output does not have the cache
-                state.cache = DynamicCache(config=self.module.config.get_text_config(decoder=True))
+                config = self.module.config.get_text_config(decoder=True)
+                state.cache = transformers.DynamicCache(config=config)
             if state.cache is not None and self._argument is not None:
                 inputs[self._argument] = state.cache
         output, hidden = self._pass(inputs, layers)
@@ -109,6 +109,6 @@ def _cache_of(output: Any, given: Any) -> Any:
     found = next((cache for name in NAMES if (cache := getattr(output, name, None)) is not None), given)
     if hasattr(found, "linear_cache"):
         for index, layer in enumerate(found.layers):
-            if isinstance(layer, DynamicLayer) and layer.keys is None:
-                found.layers[index] = LinearAttentionLayer()
+            if isinstance(layer, transformers.cache_utils.DynamicLayer) and layer.keys is None:
+                found.layers[index] = transformers.cache_utils.LinearAttentionLayer()
     return found

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from outrider.lazy import transformers
 
 Place = tuple[nn.Module, str]  # a module and its attribute
 GROWING = ("keys", "values")  # what these layers only ever replace by longer tensors, or a window of them
@@ -93,21 +93,23 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 def _is_cache_part(value: Any) -> bool:
     """Whether this is an object of a cache, not a config, a module, or a plain value."""
     home = type(value).__module__.partition(".")[0]
-    return home in HOMES and hasattr(value, "__dict__") and not isinstance(value, PretrainedConfig | nn.Module)
+    return home in HOMES and hasattr(value, "__dict__") and not isinstance(value, transformers.PretrainedConfig | nn.Module)
 
 
 def _grows(layer: Any) -> bool:
     """Whether its keys and values are replaced by longer ones in every pass, never written to."""
-    return isinstance(layer, DynamicLayer) and type(layer).update in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
+    kinds = transformers.cache_utils
+    own = (kinds.DynamicLayer.update, kinds.DynamicSlidingWindowLayer.update)
+    return isinstance(layer, kinds.DynamicLayer) and type(layer).update in own
 
 
 def _appended(cache: Any) -> dict[int, Any]:
     """By number, the layers whose keys and values begin with those of every earlier state of the text."""
-    layers = enumerate(getattr(cache, "layers", ()))
+    layers, kind = enumerate(getattr(cache, "layers", ())), transformers.cache_utils.DynamicLayer
     return {
         index: layer
         for index, layer in layers
-        if isinstance(layer, DynamicLayer) and type(layer).update is DynamicLayer.update and layer.keys is not None
+        if isinstance(layer, kind) and type(layer).update is kind.update and layer.keys is not None
     }
 
 

@@ -10,12 +10,12 @@ import pytest
 from transformers import GenerationConfig
 
 from outrider.errors import ConfigError
-from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.generation_config import SamplingDefaults, asked_of, checked_choice, sampling_defaults
 from outrider.sampling.params import SamplingParams
 
 
 def defaults(choice: str = "auto", **fields: Any) -> SamplingDefaults:
-    model: Any = SimpleNamespace(name="hub/id", generation_config=GenerationConfig(**fields))
+    model: Any = SimpleNamespace(name="hub/id", generation_config=asked_of(GenerationConfig(**fields)))
     return sampling_defaults(choice, model, 100)
 
 
@@ -92,7 +92,7 @@ def test_a_wrong_value_is_left_out_and_named() -> None:
     """A mistake in a model's file must not keep it from being used, nor reach a request that did not ask for it."""
     config = GenerationConfig()
     config.temperature, config.top_p = "hot", 0.9
-    model: Any = SimpleNamespace(name="hub/id", generation_config=config)
+    model: Any = SimpleNamespace(name="hub/id", generation_config=asked_of(config))
     found = sampling_defaults("auto", model, 100)
     assert found.values == {"top_p": 0.9, "temperature": 1.0}
     assert "generation_config.json is ignored where it is wrong: temperature must be a finite number, got 'hot'" in found.notes
@@ -111,7 +111,7 @@ def test_a_folder_of_one_s_own(tmp_path: Path) -> None:
 
 
 def test_older_checkpoints_have_it_in_config_json(tmp_path: Path) -> None:
-    model: Any = SimpleNamespace(name=str(tmp_path), generation_config=GenerationConfig(temperature=0.5))
+    model: Any = SimpleNamespace(name=str(tmp_path), generation_config=asked_of(GenerationConfig(temperature=0.5)))
     assert sampling_defaults("auto", model, 100).notes[0].startswith("sampling defaults from config.json: temperature 0.5")
     (tmp_path / "generation_config.json").write_text("{")
     assert "generation_config.json is not JSON and was not read" in sampling_defaults("auto", model, 9).notes[1]

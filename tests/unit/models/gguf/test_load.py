@@ -26,7 +26,7 @@ from transformers import (
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models import load
 from outrider.models.derive import num_weights, weight_of
-from outrider.models.generation_config import sampling_defaults
+from outrider.models.generation_config import asked_of, sampling_defaults
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, block_layers
 from outrider.models.gguf.weights import gguf_notes
@@ -164,7 +164,7 @@ def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
     assert eos_token_ids(module, tokenizer, VOCABULARY_SIZE) == {0, 2, 5}
     found = sampling_defaults(
         "auto",
-        LoadedModel(str(path), None, config, tokenizer, frozenset(), generation_config=module.generation_config),
+        LoadedModel(str(path), None, config, tokenizer, frozenset(), generation_config=asked_of(module.generation_config)),
         512,
     )
     assert found.values == {"temperature": 0.6, "top_k": 20}

@@ -1,0 +1,143 @@
+"""All that a model's next start takes over from an earlier one, so that it makes no module of transformers' and imports none.
+
+Kept is what loading found and decided: the config's values, which tokens end a text, the program of a pass, where each of its
+tensors lies in the checkpoint's files, the numbers behind its rotary tables. The weights stay where they are. A model of which
+something cannot be kept to the bit (`stored.py`, `rotary.py`) starts as the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.machine import cpu_name
+from outrider.models import kept_config
+from outrider.models.adapter import adapter_in
+from outrider.models.generation_config import Asked
+from outrider.models.kept_tokenizer import KeptTokenizer
+from outrider.models.kept_tokenizer import written as written_tokenizer
+from outrider.models.lm import LM
+from outrider.models.stored import find_stored, read_stored
+from outrider.runtime import checked, library, program_text
+from outrider.runtime.building import fingerprint
+from outrider.runtime.matrices import Matrix
+from outrider.runtime.rotary import Rotary, Wave, waves_of
+from outrider.runtime.run import Bound, Executor, NativeRun, tensors_of
+
+log = logging.getLogger("outrider.models")
+MAX_FILES, MAX_TOKENIZERS = 50, 20  # the oldest go first
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")  # whose versions decide what is loaded
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is kept of a model on the native runtime."""
+
+    config: dict[str, Any]  # `kept_config.written`
+    tokenizer: str | None  # name of the file with `kept_tokenizer.written`; None: it is loaded anew
+    dtype: str
+    ends: list[int]  # tokens that end a text
+    asked: Asked | None
+    notes: list[str]
+    program: dict[str, Any]  # `program_text.written`
+    stored: dict[str, Any]  # `stored.find_stored`
+    waves: list[dict[str, Any]]
+
+
+def key_of(name: str, *told: object) -> str | None:
+    """Tells a start of this model on this machine from every other one. None where the model's files are not on this machine.
+
+    `told`: what loading was told that decides what it makes of them.
+    """
+    files = checked.files_beside(name)
+    if adapter_in(name) is not None or not files:
+        return None
+    facts = (name, files, told, [_version(one) for one in PACKAGES], checked.sources(), fingerprint(), cpu_name())
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def find(key: str | None) -> Start | None:
+    """What an earlier start kept under this key."""
+    content = None if key is None else kept_json(_path(key))
+    if content is None:
+        return None
+    asked = content.pop("asked")
+    return Start(asked=None if asked is None else Asked(**asked), **content)
+
+
+def keep(
+    key: str | None, lm: LM, module: Any, name: str, config: Any, tokenizer: Any, ends: frozenset[int], asked: Asked | None,
+    notes: list[str],
+) -> None:  # fmt: skip
+    """Remember a start, where all of it can be kept. A folder that cannot be written costs the next start its time."""
+    if key is None:
+        return
+    assert isinstance(lm.run, NativeRun)
+    program = lm.run.executor.program
+    written, values = program_text.written(program), kept_config.written(config)
+    waves = waves_of(module, program, lm.shape.context_length)
+    stored = find_stored(name, module, tensors_of(program, module), program.matrices.keys())
+    if written is None or values is None or waves is None or stored is None:
+        return
+    dtype = str(lm.dtype).removeprefix("torch.")
+    try:
+        kept = [asdict(wave) for wave in waves]
+        start = Start(values, _keep_tokenizer(tokenizer), dtype, sorted(ends), asked, notes, written, stored, kept)
+        keep_json(_path(key), asdict(start), max_files=MAX_FILES)
+    except OSError as error:
+        log.info("how a model starts is not kept for the next time: %s", error)
+
+
+def started_lm(start: Start, name: str, found: checked.Checked) -> LM:
+    """The model that was kept, ready to run."""
+    dtype, path = getattr(torch, start.dtype), library.find(cache_folder())
+    program = program_text.read(start.program)
+    tensors, in_blocks = read_stored(name, start.stored)
+    program.matrices = {layer: Matrix(*blocks) for layer, blocks in in_blocks.items()}
+    waves = [Wave(**{**wave, "frequencies": tuple(wave["frequencies"])}) for wave in start.waves]
+    every: dict[str, Tensor | Matrix] = {**tensors, **program.constants, **program.matrices}
+    bound = Bound(Executor(program, every, found.shape.layers, dtype, path), Rotary(waves))
+    run = NativeRun.around(bound, path)
+    lm = LM(run, found.shape, dtype, torch.device("cpu"))
+    lm.limits, lm.kernels = found.limits, run.executor.library
+    return lm
+
+
+def kept_tokenizer(start: Start, whole: Callable[[], Any]) -> Any:
+    """The tokenizer that was kept. `whole` loads transformers'."""
+    content = None if start.tokenizer is None else kept_json(_tokenizers() / start.tokenizer)
+    return whole() if content is None else KeptTokenizer(content, whole)
+
+
+def _keep_tokenizer(tokenizer: Any) -> str | None:
+    """The name of the file that holds it from now on."""
+    content = written_tokenizer(tokenizer)
+    if content is None:
+        return None
+    name = f"{hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()}.json"
+    keep_json(_tokenizers() / name, content, max_files=MAX_TOKENIZERS)
+    return name
+
+
+def _tokenizers() -> Path:
+    return cache_folder() / "tokenizers"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "starts" / f"{key}.json"

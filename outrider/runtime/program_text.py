@@ -1,0 +1,61 @@
+"""A program as plain lists and texts, and back: what a start keeps of lowering for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from outrider.models import tensor_text
+from outrider.runtime.ops import Code, Op, Program, Source, Value, View
+
+MAX_BYTES = 1 << 20  # of a program's constants that are kept
+
+
+def written(program: Program) -> dict[str, Any] | None:
+    """A program for `read`, without weights and rotary modules; None for one whose constants are too large to keep."""
+    if sum(constant.nbytes for constant in program.constants.values()) > MAX_BYTES:
+        return None
+    assert program.logits is not None
+    return {
+        "values": [[one.size, _name(one.dtype), int(one.source), one.name] for one in program.values],
+        "body": [_op(op) for op in program.body],
+        "head": [_op(op) for op in program.head],
+        "logits": astuple(program.logits),
+        "signals": program.signals,
+        "hidden_size": program.hidden_size,
+        "constants": {name: tensor_text.written(constant) for name, constant in program.constants.items()},
+    }
+
+
+def read(kept: dict[str, Any]) -> Program:
+    """The program that `written` wrote down."""
+    return Program(
+        values=[Value(size, getattr(torch, dtype), Source(source), name) for size, dtype, source, name in kept["values"]],
+        body=[_read_op(op) for op in kept["body"]],
+        head=[_read_op(op) for op in kept["head"]],
+        logits=View(*kept["logits"]),
+        signals=tuple(kept["signals"]),
+        hidden_size=kept["hidden_size"],
+        constants={name: tensor_text.read(text) for name, text in kept["constants"].items()},
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _view(view: View) -> list[int]:
+    return [view.value, view.rows, view.cols, view.offset, view.row_step, view.col_step]
+
+
+def _op(op: Op) -> list[Any]:
+    fields = vars(op) | {"code": int(op.code), "inputs": [_view(view) for view in op.inputs]}
+    return list((fields | {"output": None if op.output is None else _view(op.output)}).values())
+
+
+def _read_op(kept: list[Any]) -> Op:
+    code, inputs, output, given, *others = kept
+    views = tuple(View(*view) for view in inputs)
+    return Op(Code(code), views, None if output is None else View(*output), tuple(given), *others)

@@ -1,0 +1,178 @@
+"""A start that takes over what an earlier one kept: no module, no transformers, and the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from outrider import LLM, SamplingParams
+from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.models.kept_config import KeptConfig
+from outrider.models.kept_tokenizer import KeptTokenizer
+from outrider.models.lm import LM
+from outrider.models.probe import probe_logits
+from outrider.runtime import library, program_text
+from outrider.runtime.lower import lower
+from outrider.runtime.rotary import rotary_of, waves_of
+from tests.gguf_files import VOCABULARY_SIZE, Kind, write_model
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from tests.unit.runtime.families import make as family
+
+HEAVY = ("transformers", "huggingface_hub", "gguf", "scipy", "accelerate", "sympy")
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+@pytest.fixture(params=["safetensors", "gguf"])
+def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    if request.param == "gguf":
+        return a_gguf(tmp_path)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return save_checkpoint(tmp_path / "model", tiny_llama(len(tokenizer), sharpness=4.0).bfloat16(), tokenizer)
+
+
+def a_gguf(folder: Path) -> Path:
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY_SIZE, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": None, "initializer_range": 0.2, "tie_word_embeddings": True,
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = AutoModelForCausalLM.from_config(LlamaConfig(**sizes), dtype=torch.float32).eval()
+    return write_model(folder / "model.gguf", made, "llama", kind=Kind.Q4_1)
+
+
+def start(model: Path, **options: Any) -> LLM:
+    return LLM(model, drafter="none", threads=1, **options)
+
+
+def says(llm: LLM) -> tuple[str, bytes]:
+    """A text, and logits to the bit."""
+    lm: LM = llm._built.target.lm
+    bits = probe_logits(lm).contiguous().view(torch.uint8).numpy().tobytes()
+    return llm.generate("abc", PARAMS)[0].text, bits
+
+
+def starts() -> list[Path]:
+    return list((cache_folder() / "starts").glob("*.json"))
+
+
+def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*unused: object, **also_unused: object) -> None:
+        raise AssertionError("loaded as the first time")
+
+    for name in ("load_module", "load_config", "load_tokenizer"):
+        monkeypatch.setattr(f"outrider.loader.{name}", fails)
+
+
+def test_a_second_start_makes_no_module_and_has_the_same_bits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a program, weights, tables or tokens that are others when they are read back."""
+    first = start(model)
+    expected, tokens = says(first), first._built.target.tokenizer("Zwölf 🙂 <b>")["input_ids"]
+    no_module(monkeypatch)
+    second = start(model)
+    assert says(second) == expected
+    assert (second.config, second.notes) == (first.config, first.notes)
+    assert second._built.target.eos_token_ids == first._built.target.eos_token_ids
+    assert second.memory["weights_bytes"] == first.memory["weights_bytes"]
+    assert second._built.target.tokenizer("Zwölf 🙂 <b>")["input_ids"] == tokens
+    assert isinstance(second._built.target.tokenizer, KeptTokenizer)
+    assert isinstance(second._built.target.config, KeptConfig)
+
+
+@pytest.mark.parametrize("what", ["start", "tokenizer", "findings"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_damaged_file_changes_nothing(model: Path, what: str, damage: str) -> None:
+    """It is made anew. A digit that another one has replaced is damage, too, though the file can be read."""
+    expected = says(start(model))
+    folder = {"start": "starts", "tokenizer": "tokenizers", "findings": "checked"}[what]
+    (file,) = (cache_folder() / folder).glob("*.json")
+    text = file.read_text(encoding="utf-8")
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_text(text[:-20] if damage == "cut" else text.replace("1", "2"), encoding="utf-8")
+    assert says(start(model)) == expected
+
+
+@pytest.mark.parametrize("what", ["weights", "label", "dtype", "heads"])
+def test_another_model_starts_as_the_first_time(model: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that changed, what loading was told, and whoever needs the module itself."""
+    start(model)
+    no_module(monkeypatch)
+    options: dict[str, Any] = {}
+    if what == "weights":
+        os.utime(model if model.is_file() else model / "model.safetensors", ns=(1, 1))
+    elif what == "label":
+        monkeypatch.chdir(model.parent)
+        model = Path(model.name)
+    elif what == "dtype":
+        options["dtype"] = "float32"
+    else:
+        options["drafter"] = "quantised"
+    with pytest.raises(AssertionError, match="as the first time"):
+        LLM(model, threads=1, **{"drafter": "none", **options})
+
+
+def test_what_a_config_asks_of_transformers_is_asked_there(model: Path) -> None:
+    """Values are kept, methods are the real config's."""
+    real = start(model)._built.target.config
+    config = start(model)._built.target.config
+    names = ("hidden_size", "num_key_value_heads", "dtype", "tie_word_embeddings", "model_type", "rope_parameters")
+    assert all(getattr(config, name) == getattr(real, name) for name in names)
+    assert config.to_dict() == real.to_dict()
+    assert json.loads(config.to_json_string(use_diff=False)) == json.loads(real.to_json_string(use_diff=False))
+    assert not hasattr(config, "no_such_value")
+
+
+def test_a_command_imports_no_transformers(model: Path) -> None:
+    """Its modelling code takes half of what a first answer takes, its own package a tenth."""
+    start(model)
+    code = (
+        "import sys; from outrider.cli.app import run; "
+        f"code = run(['generate', {str(model)!r}, 'abc', '--drafter', 'none', '--threads', '1', '--max-new-tokens', '4']); "
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    absent = "['gguf']" if model.is_file() else "[]"
+    assert done.stdout.splitlines()[-1] == f"HEAVY {absent}", done.stderr
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "cohere", "gpt_neox", "gpt2"])
+def test_programs_and_rotary_tables_are_read_back(name: str) -> None:
+    """Rotary numbers of several kinds: beside one another, of a part of the head, several tables, none at all."""
+    module = family(name)
+    program = lower(module)
+    again = program_text.read(json.loads(json.dumps(program_text.written(program))))
+    assert (again.values, again.body, again.head, again.logits) == (program.values, program.body, program.head, program.logits)
+    assert (again.signals, again.hidden_size) == (program.signals, program.hidden_size)
+    assert all(torch.equal(again.constants[name], constant) for name, constant in program.constants.items())
+    waves = waves_of(module, program, 512)
+    assert waves is not None
+    positions = torch.arange(5000, 5100)
+    for wave, maker in zip(waves, rotary_of(module, program).makers, strict=True):
+        assert torch.equal(wave(positions), maker(positions))
+
+
+def test_a_kept_file_is_whole_or_none(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    assert kept_json(file) is None
+    keep_json(file, {"a": [1.5, None]}, max_files=1)
+    assert kept_json(file) == {"a": [1.5, None]}
+    file.write_text(file.read_text(encoding="utf-8").replace("1.5", "2.5"), encoding="utf-8")
+    assert kept_json(file) is None
