@@ -12,10 +12,9 @@ is a control that was told so, `unknown` one that must find out.
 
 The loss is split by why a step had the length it had, and adds up: time beyond what the best fixed length needs for as much,
 
-    start    steps before two sizes were timed
+    start    steps before any size was timed
     probe    steps that ask for another length than the one believed best
     wrong    another length is believed best than is best
-    held     the best length is known, but the promised gain was too small to change
     rest     the best length, where it brings less or more than on average
     think    the control itself
 
@@ -40,6 +39,7 @@ from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
 from workload import read_result
 
 from outrider.draft_length import Goodput
+from outrider.draft_length.goodput import Step as Seen
 from outrider.types import VerdictLists
 
 World = Sequence[Text] | Sequence[RecordedText]
@@ -47,7 +47,7 @@ LENGTHS = range(MOST + 1)
 CALIBRATIONS = 30  # times per length, when a model is loaded
 ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
 FLOOR = 0.97  # of the best fixed length
-CAUSES = ("start", "probe", "wrong", "held", "rest", "think")
+CAUSES = ("start", "probe", "wrong", "rest", "think")
 EACH_STEP_MS, LESSON_MS = 0.02, 0.6  # what the control takes in a step, and to learn from steps: between passes that empty caches
 
 
@@ -116,28 +116,27 @@ class AutoRun:
         return self
 
     def _step(self, text: Text | RecordedText, row: Any, slow: float) -> None:
-        (asked,) = self.control.choose([row])
+        size = self.control.next_size(1)
+        asked = row.wish(size)
         step = self.kind.step(text, len(text) - row.room, asked)
         self.parts[self._cause(asked, row)].add(step.ms, step.tokens)
         self.asked[asked] += 1
         row.room -= step.kept + 1
         row.stats.steps += 1
         seconds = self.clock.shown(step.ms, slow, self.rng) / 1000
-        known = seconds if row.stats.steps > 1 else None  # as `Goodput.observe` has it: a first step also reads the prompt
+        known = seconds if row.stats.steps > 1 else None  # as `AutoLength.observe` has it: a first step also reads the prompt
         verdict = VerdictLists([[*range(step.kept)]], [step.kept], [0], [step.ran_out])
         lessons = self.control.lessons
-        self.control.learn([asked], [step.drafted], verdict, [step.budgets], known)
+        self.control.learn(Seen(1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0]))
         self.parts["think"].add(EACH_STEP_MS + LESSON_MS * (self.control.lessons - lessons), 0)
 
     def _cause(self, asked: int, row: Any) -> str:
-        settled, known = self.control.settled, self.control.goodput(1)
-        if known is None or not self.control.is_measured(1):
+        settled = self.control.settled(1)
+        if self.control.goodput(1) is None:
             return "start"
         if asked != row.wish(settled):
             return "probe"
-        if settled == self.best:
-            return "rest"
-        return "held" if max(known, key=lambda size: known[size]) == self.best else "wrong"
+        return "rest" if settled == self.best else "wrong"
 
     @property
     def total(self) -> Total:

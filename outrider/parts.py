@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.draft_length import FixedLength, Goodput, LengthByRows
+from outrider.draft_length import AutoLength, FixedLength, Goodput, LengthByRows
 from outrider.draft_length.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
@@ -84,10 +84,14 @@ class Parts:
     def draws_trees(self) -> bool:
         return self.drafter.drafts_trees(self.drafter_settings)
 
-    def make_control(self) -> FixedLength | Goodput | LengthByRows:
+    def make_goodput(self) -> Goodput:
+        """Chooses lengths for this drafter, where they are free."""
+        return Goodput(self.length.most, trees=self.draws_trees)
+
+    def make_control(self) -> FixedLength | AutoLength | LengthByRows:
         length = self.length
         if length.is_auto:
-            return Goodput(length.most, trees=self.draws_trees)
+            return AutoLength({self.drafter_name: self.make_goodput()})
         return LengthByRows(length.by_rows) if length.by_rows else FixedLength(length.most)
 
     def make_verifier(self) -> Verifier:

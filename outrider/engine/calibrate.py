@@ -2,7 +2,7 @@
 from its first step what a crowd costs, and need not find out at its expense. What was measured is kept for the next start
 (`step_costs.py`): the second one takes no time.
 
-Between the numbers of rows measured here the control interpolates (`Goodput`), and real steps correct it.
+For other numbers of rows the control begins with the nearest one's (`Goodput`), and real steps correct it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 from outrider.admission import new_row
 from outrider.build import Built
 from outrider.decode import Decoder
-from outrider.draft_length import Goodput
-from outrider.draft_length.each_drafter import EachDrafter
+from outrider.draft_length import AutoLength, Goodput
 from outrider.engine.batch import Batch
 from outrider.engine.lineup import Lineup
 from outrider.engine.step_costs import StepCosts, facts_of
@@ -42,7 +41,7 @@ Say = Callable[[str], None]
 def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda line: None) -> None:
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
     inner, began = batch.control.inner, time.perf_counter()
-    if not isinstance(inner, EachDrafter):
+    if not isinstance(inner, AutoLength):
         return
     for name, parts in lineup.parts.items():
         facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
@@ -54,9 +53,9 @@ def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda
                 break
             status(f"timing steps: {name}, {count} at once")
             lineup.choose(batch.decoder.drafter, name)
-            costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(inner.controls[name], count), left))
+            costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(inner.drafters[name], count), left))
         for count, seconds in costs.seconds.items():
-            inner.controls[name].learn_costs(count, seconds)
+            inner.drafters[name].learn_costs(count, seconds)
     batch.reset()  # what drafters learned from these texts is no user's
 
 
@@ -64,8 +63,9 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
     """Times the steps of a decoder without a server, for one row. `built`: what rows are made from; `decoder`: of `parts`,
     idle."""
     control = decoder.control
-    if not isinstance(control, Goodput):
+    if not isinstance(control, AutoLength):
         return
+    (goodput,) = control.drafters.values()
     costs = StepCosts.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
     if 1 not in costs.seconds:
         status("timing steps of every draft length, once per model and machine")
@@ -73,8 +73,8 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
         if drafter.learns:  # what it learned from this text is no user's
             drafter = parts.make_drafter(built.target, built.draft if parts.wants_draft else None)
         trial = Decoder(decoder.target, drafter, decoder.verifier, control)
-        costs.add(1, _times(trial, built, None, 1, _sizes(control, 1), BUDGET_ALONE_S))
-    control.learn_costs(1, costs.seconds.get(1, {}))
+        costs.add(1, _times(trial, built, None, 1, _sizes(goodput, 1), BUDGET_ALONE_S))
+    goodput.learn_costs(1, costs.seconds.get(1, {}))
 
 
 def _counts(most: int) -> list[int]:
@@ -83,9 +83,9 @@ def _counts(most: int) -> list[int]:
     return [1, most, *middle] if most > 1 else [1]
 
 
-def _sizes(control: Goodput, count: int) -> list[int]:
+def _sizes(goodput: Goodput, count: int) -> list[int]:
     """Alone all that may be asked for, in a crowd a few; the most telling ones first."""
-    most = control.most
+    most = goodput.max_nodes
     few = [most, *(size for size in (0, 2, (most + 1) // 2, 1, 3) if size < most)]
     wanted = few if count > 1 else [*few, *(size for size in ONE_ROW if size < most)]
     return list(dict.fromkeys(wanted))

@@ -8,8 +8,7 @@ from dataclasses import replace
 from outrider.admission import checked_prediction
 from outrider.build import Built, Models, assemble
 from outrider.decode import Control, Decoder
-from outrider.draft_length import Goodput
-from outrider.draft_length.each_drafter import EachDrafter
+from outrider.draft_length import AutoLength
 from outrider.drafters.base import SMALL_TREE, Drafter
 from outrider.engine.predicted import FOLLOWER, Predicted
 from outrider.engine.request import Request
@@ -111,11 +110,10 @@ class Lineup:
 
     def _each(self, control: Control) -> Control:
         """The control of a batch; where the length is free, one for each drafter."""
-        if not isinstance(control, Goodput):
+        if not isinstance(control, AutoLength):
             return control
-        others = {**dict(list(self._parts.items())[1:]), FOLLOWER: self._follower}
-        controls = {name: Goodput(parts.length.most, trees=parts.draws_trees) for name, parts in others.items()}
-        return EachDrafter({self.names[0]: control, **controls})
+        parts = {**self._parts, FOLLOWER: self._follower}
+        return AutoLength({name: one.make_goodput() for name, one in parts.items()})
 
     def _bound_of(self, request: Request) -> tuple[int | None, bool]:
         """(`Row.draft_bound`, `Row.draft_fixed`)."""

@@ -96,7 +96,6 @@ class Loop:
         batch, prefiller = self._places.batch, self._places.prefiller
         while len(prefiller):
             self._desk.pulse.beat()  # a long prompt is many passes
-            batch.control.rest()  # reading is no part of a step's price
             try:
                 ready = prefiller.advance()
             except Exception as error:  # noqa: BLE001  whatever a model raises ends the prompt being read, nothing else

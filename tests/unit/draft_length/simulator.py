@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.draft_length import Goodput
+from outrider.draft_length import AutoLength, Goodput
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict, VerdictLists
@@ -71,7 +71,7 @@ class Run:
     rows_asked: int = 0  # in the latest step
 
     def __post_init__(self) -> None:
-        self._rng = random.Random(self.seed)
+        self._rng, self._length = random.Random(self.seed), AutoLength({"a": self.control})
 
     def steps(self, world: World, count: int) -> Run:
         for _ in range(count):
@@ -83,7 +83,7 @@ class Run:
         self.rows = [row for row in self.rows if row.room > 0][: self.num_rows]
         while len(self.rows) < self.num_rows:
             self.rows.append(_row(self.length))
-        gamma = self.control.choose(self.rows)
+        gamma = list(self._length.choose(self.rows))  # type: ignore[arg-type]
         drafted = [size if rng.random() < world.offers else 0 for size in gamma]
         kept = [world.kept(size, rng) for size in drafted]
         seconds = world.seconds(max(drafted), len(self.rows), rng) + world.vain * (max(gamma) > max(drafted) == 0)
@@ -91,7 +91,7 @@ class Run:
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt
             row.max_tokens -= accepted + 1  # as if they had been said
-        self.control.observe(self.rows, _draft(drafted), _verdict(drafted, kept), self.unit * seconds)
+        self._length.observe(self.rows, _draft(drafted), _verdict(drafted, kept), self.unit * seconds)  # type: ignore[arg-type]
         self.asked.append(max(gamma))
         self.rows_asked = sum(map(bool, gamma))
         self.earned += sum(map(world.tokens, gamma))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.draft_length import FixedLength, Goodput
+from outrider.draft_length import AutoLength, FixedLength, Goodput
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row
 
@@ -25,7 +25,7 @@ def test_a_row_close_to_its_end_gets_less() -> None:
     assert FixedLength(5).choose(rows_with(100, 6, 5, 2, 1)) == [5, 5, 4, 1, 0]
 
 
-@pytest.mark.parametrize("control", [FixedLength(5), Goodput(5, trees=False)])
+@pytest.mark.parametrize("control", [FixedLength(5), AutoLength({"a": Goodput(5, trees=False)})])
 def test_a_request_may_bound_fix_or_refuse_drafts(control: Any) -> None:
     """Whatever the control would choose; room comes last."""
     assert control.choose(rows_with(100, 3, draft_bound=0)) == [0, 0]

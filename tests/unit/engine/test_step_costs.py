@@ -13,7 +13,7 @@ import pytest
 from outrider.build import Needs, Options, assemble, choose, load_models
 from outrider.cache import keep_json, kept_json
 from outrider.decode import Decoder
-from outrider.draft_length import Goodput
+from outrider.draft_length import AutoLength
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.ngram_cache import NgramCacheDrafter
 from outrider.engine import calibrate as calibrating
@@ -150,10 +150,10 @@ def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.Monkey
     monkeypatch.setattr(calibrating, "_times", refuse)
     second = LLM(str(models.target), **arguments)  # type: ignore[arg-type]
     control = second._decoder.control
-    assert isinstance(control, Goodput)
-    rates = control.goodput(1)
+    assert isinstance(control, AutoLength)
+    rates = control.drafters["draft-model"].goodput(1)
     assert rates is not None
-    assert list(rates) == [0, 1, 2, 3, 4]
+    assert len(rates) == 5
 
 
 def test_timing_leaves_no_trace(models: Models) -> None:
@@ -185,8 +185,8 @@ def test_a_decoder_by_hand_may_be_told_too(models: Models) -> None:
     decoder = Decoder(built.target.lm, built.decoder.drafter, parts.make_verifier(), parts.make_control())
     calibrate_alone(built, decoder, parts)
     control = decoder.control
-    assert isinstance(control, Goodput)
-    assert control.is_measured(1)
+    assert isinstance(control, AutoLength)
+    assert control.drafters["draft-model"].goodput(1) is not None
 
 
 # ------------------------------------------------ one server, several drafters
@@ -196,10 +196,10 @@ def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine)
     """Verdicts and lengths; what steps cost was timed for both at the start."""
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4")
     for drafter, other in (("ngram", "draft-model"), ("draft-model", "ngram")):
-        before = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.controls.items()}
+        before = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.drafters.items()}
         (answer,) = ask(engine, request([5, 6, 7, 8, 5, 6, 7], speculation=Speculation(drafter=drafter), max_tokens=12))
         assert len(answer.token_ids) == 12
-        after = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.controls.items()}
+        after = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.drafters.items()}
         assert after[drafter] != before[drafter]
         assert after[other] == before[other]
 
@@ -207,7 +207,7 @@ def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine)
 def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrating, "BUDGET_S", 600.0)  # however busy this machine is
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4", max_num_seqs=4, start=False)
-    controls = engine._batch.control.inner.controls
+    controls = engine._batch.control.inner.drafters
     for name in ("draft-model", "ngram"):
         for rows in (1, 2, 4):
             assert controls[name].goodput(rows) is not None, (name, rows)

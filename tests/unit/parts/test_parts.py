@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.draft_length import FixedLength, Goodput
+from outrider.draft_length import AutoLength, FixedLength
 from outrider.draft_length.length import AUTO_MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, DraftLength
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import CapabilityError, ConfigError
@@ -117,7 +117,8 @@ def test_lengths_out_of_range(asked: int | str) -> None:
 def test_a_number_fixes_and_auto_frees_the_length() -> None:
     fixed, free = choose(length=3).make_control(), choose(length="auto:12").make_control()
     assert (type(fixed), fixed.gamma) == (FixedLength, 3)
-    assert (type(free), free.most) == (Goodput, 12)
+    assert isinstance(free, AutoLength)
+    assert [one.max_nodes for one in free.drafters.values()] == [12]
 
 
 def test_without_a_number_the_drafter_decides() -> None:
@@ -125,10 +126,10 @@ def test_without_a_number_the_drafter_decides() -> None:
     assert choose("composite", parts="ngram,suffix").length == DraftLength(7)
 
 
-def test_auto_for_trees_tries_tree_sizes() -> None:
-    """A chain's survival curve would misjudge a tree."""
-    control = choose("recycling", length="auto:40").make_control()
-    assert control._sizes == [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 40]
+def test_auto_knows_trees_from_chains() -> None:
+    """A node of a chain that was kept tells how many must be asked for to get it; a tree's does not."""
+    assert choose("recycling", length="auto:40").make_goodput()._trees
+    assert not choose("ngram", length="auto:12").make_goodput()._trees
 
 
 def test_a_compiled_loop_is_as_long_as_the_length_is_fixed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.build import Options
-from outrider.draft_length.each_drafter import EachDrafter
+from outrider.draft_length import AutoLength
 from outrider.engine import step_costs
 from outrider.engine.engine import Engine
 from outrider.engine.observer import EngineSnapshot
@@ -56,7 +56,7 @@ def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pyte
         prompt = text[:-28]
         assert answer(engine, prompt, 28) == text[-28:]
         assert engine.snapshot().drafter["remote_draft_troubles/unreachable"] >= 1
-        assert isinstance(engine._batch.control.inner, EachDrafter)
+        assert isinstance(engine._batch.control.inner, AutoLength)
     finally:
         engine.stop()
 

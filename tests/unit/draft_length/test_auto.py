@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.draft_length import Goodput
-from outrider.draft_length.each_drafter import EachDrafter
+from outrider.draft_length import AutoLength, Goodput
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row
@@ -14,8 +13,8 @@ from tests.unit.draft_length.simulator import _draft, _verdict
 SECONDS = {"model": lambda width: 1 + 0.05 * width, "copy": lambda width: 1 + 0.01 * width}
 
 
-def control() -> EachDrafter:
-    return EachDrafter({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
+def control() -> AutoLength:
+    return AutoLength({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
 
 
 def rows_of(*drafters: str | None) -> list[Row]:
@@ -26,7 +25,7 @@ def rows_of(*drafters: str | None) -> list[Row]:
     return rows
 
 
-def step(each: EachDrafter, rows: list[Row], alpha: dict[str, bool], seconds: float | None = None) -> list[int]:
+def step(each: AutoLength, rows: list[Row], alpha: dict[str, bool], seconds: float | None = None) -> list[int]:
     """All that a drafter asks for is kept, or nothing."""
     asked = list(each.choose(rows))  # type: ignore[arg-type]
     names = [row.drafter or "model" for row in rows]
@@ -63,11 +62,11 @@ def test_the_time_of_a_mixed_step_is_nobodys() -> None:
     for _ in range(30):
         step(each, rows_of("model", "model"), alpha)
         step(each, rows_of("copy", "copy"), alpha)
-    before = {name: one.summary()["by_rows"][2]["seconds"] for name, one in each.controls.items()}
+    before = {name: one.summary()["by_rows"][2]["seconds"] for name, one in each.drafters.items()}
     for _ in range(30):
         step(each, rows_of("copy", "model"), alpha, seconds=60.0)
-    assert {name: one.summary()["by_rows"][2]["seconds"] for name, one in each.controls.items()} == before
-    for name, rates in ((name, one.goodput(2)) for name, one in each.controls.items()):
+    assert {name: one.summary()["by_rows"][2]["seconds"] for name, one in each.drafters.items()} == before
+    for name, rates in ((name, one.goodput(2)) for name, one in each.drafters.items()):
         assert rates is not None
         assert rates[0] == pytest.approx(2.0, rel=0.1), name
 
@@ -90,8 +89,8 @@ def test_rows_that_name_nobody_are_the_first_drafters() -> None:
     each = control()
     for _ in range(40):
         step(each, rows_of(None), {"model": True, "copy": False})
-    assert sum(each.controls["model"].summary()["chosen"].values()) == 40
-    assert each.controls["copy"].summary()["chosen"] == {}
+    assert sum(each.drafters["model"].summary()["chosen"].values()) == 40
+    assert each.drafters["copy"].summary()["chosen"] == {}
 
 
 def test_the_report_adds_up() -> None:
@@ -109,7 +108,7 @@ def test_the_report_adds_up() -> None:
 
 def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     """Nor do the others where too few of them are left to pay for a step with drafts; a row's own number stays what it is."""
-    each = EachDrafter({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
+    each = AutoLength({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
     rows = rows_of(*["model"] * 8)
     for _ in range(200):
         asked = list(each.choose(rows))  # type: ignore[arg-type]
@@ -117,8 +116,8 @@ def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
         each.observe(rows, _draft(asked), _verdict(asked, kept), 1 + 0.6 * (max(asked) > 0) + 0.05 * max(asked))  # type: ignore[arg-type]
     while not all(asked := list(each.choose(rows))):  # type: ignore[arg-type]  not one of its plain checks
         each.observe(rows, _draft(asked), _verdict(asked, [0] * 8), 1.0)  # type: ignore[arg-type]
-    assert each.waive([*asked[:7], 0]) == [*asked[:7], 0]
-    assert each.waive([asked[0], *[0] * 7]) == [0] * 8
+    assert each.drop_unready(rows, [*asked[:7], 0]) == [*asked[:7], 0]
+    assert each.drop_unready(rows, [asked[0], *[0] * 7]) == [0] * 8
     rows[0].draft_bound, rows[0].draft_fixed = 3, True
     asked = list(each.choose(rows))  # type: ignore[arg-type]
-    assert each.waive([3, asked[1], *[0] * 6]) == [3, *[0] * 7]
+    assert each.drop_unready(rows, [3, asked[1], *[0] * 6]) == [3, *[0] * 7]

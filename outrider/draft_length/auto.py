@@ -1,0 +1,82 @@
+"""`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second (`goodput.py`).
+
+Each drafter of a batch has its own `Goodput`: a request whose drafts are look-ups must not teach the server what its draft model
+is worth. All rows share the step, so each is told how many rows there are in all. Verdicts teach the one that drafted, the clock
+only where all rows of a step have the same drafter.
+
+Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier (`gumbel`). Its distribution
+is the target's regardless: what is chosen depends on earlier steps only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.draft_length.goodput import Goodput, Step
+from outrider.rows import Rows
+from outrider.types import Draft, Verdict
+
+PROBED_ROWS = 4  # that are drafted for where drafting does not pay: each may have a long text to be read first
+
+
+class AutoLength:
+    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that name none."""
+
+    def __init__(self, drafters: Mapping[str, Goodput]) -> None:
+        self.drafters = dict(drafters)
+        self._first = next(iter(self.drafters))
+        self._asked: list[int] = []  # of the present step
+        self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
+        self._sizes: dict[str, int] = {}  # the same: what was chosen for rows without a number of their own
+
+    def choose(self, rows: Rows) -> list[int]:
+        """Nodes wanted for each row."""
+        self._rows, self._sizes, self._asked = {}, {}, [0] * len(rows)
+        for index, row in enumerate(rows):
+            self._rows.setdefault(self.name_of(row.drafter), []).append(index)
+        for name, indices in self._rows.items():
+            goodput, left = self.drafters[name], len(rows)
+            if not all([rows[index].draft_fixed for index in indices]):
+                self._sizes[name] = goodput.next_size(len(rows))
+                if not goodput.settled(len(rows)):
+                    left = PROBED_ROWS
+            for index in indices:
+                fixed = rows[index].draft_fixed
+                if fixed or left:
+                    self._asked[index] = rows[index].wish(self._sizes.get(name, 0))
+                    left -= not fixed and self._asked[index] > 0
+        return self._asked
+
+    def drop_unready(self, rows: Rows, ready: list[int]) -> list[int]:
+        """What is asked for where `ready` can be drafted of it: nothing in rows whose texts are not read yet, and nothing at all
+        for a drafter with so many of them that drafting for the others does not pay."""
+        for name, indices in self._rows.items():
+            asking = [index for index in indices if self._asked[index] and not rows[index].draft_fixed]
+            able = [index for index in asking if ready[index]]
+            if len(able) < len(asking) and not self.drafters[name].pays_for(len(able), len(asking), len(rows)):
+                ready = [0 if index in asking else count for index, count in enumerate(ready)]
+        self._asked = ready
+        return ready
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """A step is over. `seconds`: its time without the prefill of new prompts."""
+        timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])  # a first step reads the prompt, too
+        drafted, lists = draft.lists[1], verdict.lists
+        for name, indices in self._rows.items():
+            told = seconds if timed else None
+            step = Step(len(rows), self._sizes.get(name), self._asked, drafted, lists, draft.budgets, told, indices)
+            self.drafters[name].learn(step)
+
+    def summary(self) -> dict[str, Any]:
+        """The first drafter's, with the lengths of all; where there are several, each one's own below `by_drafter`."""
+        each = {name: goodput.summary() for name, goodput in self.drafters.items()}
+        if len(each) == 1:
+            return each[self._first]
+        chosen: Counter[int] = sum((Counter(one["chosen"]) for one in each.values()), Counter())
+        return {**each[self._first], "chosen": dict(sorted(chosen.items())), "by_drafter": each}
+
+    def name_of(self, drafter: str | None) -> str:
+        """The name in `drafters` of what a row calls its drafter."""
+        return self._first if drafter is None else drafter
