@@ -95,3 +95,14 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
 @pytest.mark.parametrize(("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1), (0, 0)])
 def test_negative_seeds_count_down_from_2_to_the_64(given: int, used: int) -> None:
     assert SamplingParams(seed=given).seed == used
+
+
+def test_what_changes_the_law_makes_it_no_softmax() -> None:
+    """Catches an option that drafters which rank tokens by their scores alone would not honour."""
+    changes: list[dict[str, Any]] = [
+        {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5}, {"logit_bias": {3: 1.0}}, {"allowed_token_ids": [3]},
+    ]  # fmt: skip
+    assert SamplingParams().is_softmax
+    assert SamplingParams(temperature=0.4, seed=1).is_softmax
+    assert not any(SamplingParams(**change).is_softmax for change in changes)

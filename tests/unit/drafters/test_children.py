@@ -1,0 +1,49 @@
+"""Children of a tree's nodes that scores alone rank, against those that laws rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.drafters.children import likeliest, likeliest_scores, ranked_by_scores
+from outrider.rows import Rows
+from outrider.runtime.favourites import Favourites
+from outrider.sampling.params import SamplingParams
+from outrider.verifiers.coupled import CoupledVerifier
+from tests.helpers import make_row
+
+VOCAB = 30
+PARAMS = (SamplingParams(), SamplingParams(temperature=0.4), SamplingParams(top_p=0.5), SamplingParams())
+RACING = 3
+
+
+def batch() -> Rows:
+    rows = Rows(VOCAB, torch.device("cpu"))
+    for number, params in enumerate(PARAMS):
+        row = make_row([5, 6], params)
+        row.verifier = CoupledVerifier() if number == RACING else None
+        rows.add(row)
+    return rows
+
+
+def test_rows_whose_laws_are_more_than_a_softmax_are_left_out() -> None:
+    assert ranked_by_scores(batch()) == [True, True, False, False]
+
+
+def test_scores_rank_as_their_laws_do() -> None:
+    """Of a draft with a wider vocabulary; greedy rows at temperature 1, sampled ones at their own."""
+    scores, places, counts = 3 * torch.randn(4, 5, VOCAB + 3), [[0, 4], [2], [], []], [[3, 1], [2], [], []]
+    found = likeliest_scores(Favourites(), batch(), scores, places, counts)
+    assert found is not None
+    for row, heat in enumerate((1.0, 0.4)):
+        expected = likeliest(torch.softmax(scores[row, places[row], :VOCAB] / heat, dim=-1), counts[row])
+        for ours, theirs in zip(found[row], expected, strict=True):
+            assert [child.token for child in ours] == [child.token for child in theirs]
+            assert [child.prob for child in ours] == pytest.approx([child.prob for child in theirs])
+    assert found[2:] == [[], []]
+
+
+def test_broken_scores_rank_nothing() -> None:
+    """Catches children of a node whose scores are no numbers: the law says what is wrong with them."""
+    scores = torch.full((4, 1, VOCAB), torch.nan)
+    assert likeliest_scores(Favourites(), batch(), scores, [[0], [], [], []], [[2], [], [], []]) is None
