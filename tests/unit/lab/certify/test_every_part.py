@@ -60,6 +60,8 @@ EVERY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in DRAFTERS.names() if name not in (*IDLE, *ELSEWHERE)), *VARIANTS
 ]  # fmt: skip
 QUICK = ("eagle3", "composite", "retrieval")  # without settings of their own; the others are tests of the slow kind
+# Further statistics of what is certified without settings, and whose texts tests/contract/test_drafters.py holds to plain ones.
+AT_NIGHT = pytest.mark.nightly
 Open = Callable[..., Subject]
 
 
@@ -108,7 +110,8 @@ def check(result: CertifyResult) -> None:
 
 
 @pytest.mark.parametrize(("drafter", "settings"), [
-    pytest.param(name, settings, marks=() if name in QUICK and not settings else pytest.mark.slow) for name, settings in EVERY
+    pytest.param(name, settings, marks=AT_NIGHT if settings else () if name in QUICK else pytest.mark.slow)
+    for name, settings in EVERY
 ], ids=lambda value: value if isinstance(value, str) else ",".join(f"{k}={v}" for k, v in value.items()) or "plain")  # fmt: skip
 def test_every_drafter_gets_a_certificate(open_subject: Open, drafter: str, settings: dict[str, Any]) -> None:
     check(run(open_subject(drafter, settings)))
@@ -131,7 +134,10 @@ def test_every_lossless_verifier_gets_one_on_chains_and_trees(open_subject: Open
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["composite", "eagle3", "block", "medusa", "universal", "retrieval", "ngram-cache"])
+@pytest.mark.parametrize("drafter", [
+    "composite", "universal", "ngram-cache",
+    *(pytest.param(name, marks=AT_NIGHT) for name in ("eagle3", "block", "medusa", "retrieval")),
+])  # fmt: skip
 def test_shared_noise_gives_one_text_whoever_drafts(open_subject: Open, drafter: str) -> None:
     result = run(open_subject(drafter, {}, "gumbel"))
     check(result)
@@ -140,7 +146,8 @@ def test_shared_noise_gives_one_text_whoever_drafts(open_subject: Open, drafter:
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("drafter", [
-    "eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("block", "medusa", "universal")),
+    "eagle3", pytest.param("universal", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=AT_NIGHT) for name in ("block", "medusa")),
 ])  # fmt: skip
 def test_a_faulty_verifier_gets_none_whoever_drafts(open_subject: Open, drafter: str) -> None:
     """Sections about this drafter's own drafts find it, not only the bank of cases."""
@@ -157,7 +164,8 @@ LETTERS = regex("([a-d][a-d ])+")
 
 
 @pytest.mark.parametrize("drafter", [
-    "draft-model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ngram", "eagle3", "composite", "universal")),
+    "draft-model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("composite", "universal")),
+    *(pytest.param(name, marks=AT_NIGHT) for name in ("ngram", "eagle3")),
 ])  # fmt: skip
 def test_answers_under_a_grammar_get_a_certificate(open_subject: Open, drafter: str) -> None:
     """Laws are those of the constrained target; a row that ends because the grammar is over ends alike on all ways."""
