@@ -162,11 +162,12 @@ def test_plain_in_a_batch(subject: Subject) -> None:
     same_texts(subject, "none", "stranger", 1, together=True)
 
 
+# Every length and both companies with every subject; at night both companies at every length.
 WIDTHS = [
-    pytest.param(gamma, together, marks=() if (gamma, together) in ((5, False), (8, True)) else pytest.mark.slow)
-    for gamma in (1, 3, 5, 8)
-    for together in (False, True)
-]
+    pytest.param(5, False), pytest.param(8, True),
+    *(pytest.param(*width, marks=pytest.mark.slow) for width in ((1, True), (3, False))),
+    *(pytest.param(*width, marks=pytest.mark.nightly) for width in ((1, False), (3, True), (5, True), (8, False))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("gamma", "together"), WIDTHS)
