@@ -41,8 +41,7 @@ def refuse_other_caches(module: Any) -> None:
         layers = transformers.DynamicCache(config=config).layers
     except Exception:  # noqa: BLE001  some configs describe no such cache; the passes that follow will tell
         return
-    plain = [getattr(transformers.cache_utils, name) for name in PLAIN_LAYERS]
-    if other := [layer for layer, kept in enumerate(layers) if type(kept) not in plain]:
+    if other := [layer for layer, kept in enumerate(layers) if type(kept).__name__ not in PLAIN_LAYERS]:
         which, stateful = _which(config, other), _keeps_state(module, getattr(config, "layer_types", None), other[0])
         if stateful:
             raise OwnCacheNeededError(_running_state(which))
