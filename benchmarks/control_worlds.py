@@ -31,12 +31,12 @@ class Machine:
     passes: tuple[float, ...]  # of the target over 1, 2, ... tokens
     draft: float = 0.0  # per token drafted
     start: float = 0.0  # per step that drafts
-    vain: float = 0.0  # per step that asks and is offered nothing
+    empty: float = 0.0  # per step that asks and is offered nothing
     other: float = 0.3
 
     def ms(self, asked: int, drafted: int) -> float:
         """Of a step."""
-        drafting = self.start + self.draft * drafted if drafted else self.vain * bool(asked)
+        drafting = self.start + self.draft * drafted if drafted else self.empty * bool(asked)
         return self.other + self.passes[drafted] + drafting
 
 
@@ -209,7 +209,7 @@ class Kind:
         return Step(drafted, kept, kept == len(widths), budgets, 1 + expected, self.machine.ms(asked, drafted))
 
 
-_MODEL, _LOOKUP = {"draft": 0.2, "start": 0.4, "vain": 0.4}, {"draft": 0.0, "start": 0.05, "vain": 0.05}
+_MODEL, _LOOKUP = {"draft": 0.2, "start": 0.4, "empty": 0.4}, {"draft": 0.0, "start": 0.05, "empty": 0.05}
 KINDS: dict[str, Kind] = {
     "draft model, alpha 0.78": Kind(Machine(CPU, **_MODEL), steady(0.78)),
     "draft model, alpha 0.5": Kind(Machine(CPU, **_MODEL), steady(0.5)),
@@ -219,8 +219,8 @@ KINDS: dict[str, Kind] = {
     "timed in a faster hour": Kind(Machine(SLOW_MEMORY, **_MODEL), steady(0.78), timed_on=Machine(CPU, **_MODEL)),
     "timed in a slower hour": Kind(Machine(CPU, **_MODEL), steady(0.78), timed_on=Machine(SLOW_MEMORY, **_MODEL)),
     "timed in a slower hour, alpha 0.5": Kind(Machine(CPU, **_MODEL), steady(0.5), timed_on=Machine(SLOW_MEMORY, **_MODEL)),
-    "dear draft model, alpha 0.6": Kind(Machine(CPU, draft=1.5, start=0.4, vain=0.4), steady(0.6)),
-    "dear draft model, alpha 0.2": Kind(Machine(CPU, draft=1.5, start=0.4, vain=0.4), steady(0.2)),
+    "expensive draft model, alpha 0.6": Kind(Machine(CPU, draft=1.5, start=0.4, empty=0.4), steady(0.6)),
+    "expensive draft model, alpha 0.2": Kind(Machine(CPU, draft=1.5, start=0.4, empty=0.4), steady(0.2)),
     "flat passes, alpha 0.8": Kind(Machine(FLAT, draft=1.2), steady(0.8)),
     "flat passes, bursts": Kind(Machine(FLAT, draft=1.2), bursts(0.95, 0.4, 15)),
     "trees, alpha 0.7": Kind(Machine(CPU, **_MODEL), steady(0.7), trees=True),

@@ -31,7 +31,7 @@ def study(sim: Any, kind: Any, size: tuple[int, int, int], clock: Any, *, known:
 
 def test_a_fixed_length_by_hand(sim: Any) -> None:
     """Catches a step that drafts beyond the text's end, forgets the token behind the draft, or pays for what is not offered."""
-    machine = sim.Machine(passes=(1.0, 1.1, 1.2, 1.3), draft=0.5, start=0.25, vain=0.05, other=0.0)
+    machine = sim.Machine(passes=(1.0, 1.1, 1.2, 1.3), draft=0.5, start=0.25, empty=0.05, other=0.0)
     kind = sim.Kind(machine, sim.steady(0.5))
     text = text_of(sim, [1, 1, 9, 1, 9, 1], [8, 8, 8, 8, 0, 8])
     steps = [kind.step(text, position, asked) for position, asked in ((0, 2), (3, 2), (5, 0))]
@@ -40,7 +40,7 @@ def test_a_fixed_length_by_hand(sim: Any) -> None:
     assert [step.tokens for step in steps] == pytest.approx([1.75, 1.75, 1.0])
     total = sim.fixed([text], kind, 2)
     assert (total.ms, total.tokens) == pytest.approx((5.9, 4.5))
-    assert kind.step(text, 4, 3).ms == pytest.approx(1.05), "asked in vain"
+    assert kind.step(text, 4, 3).ms == pytest.approx(1.05), "asked for nothing"
 
 
 def test_trees_keep_what_a_chain_would_lose(sim: Any) -> None:

@@ -30,7 +30,7 @@ class World:
     alpha: float  # conditional acceptance of each token of a chain
     cost: Cost
     offers: float = 1.0  # how often there is anything to offer
-    vain: float = 0.0  # seconds that an ask costs which brings nothing
+    empty_s: float = 0.0  # seconds that an ask costs which brings nothing
     tree: Callable[[int], float] | None = None  # nodes -> expected kept nodes, instead of a chain
     depth: int = 12  # of trees: the most that can be kept
     noise: float = 0.0
@@ -52,7 +52,7 @@ class World:
 
     def price(self, size: int, rows: int = 1) -> float:
         """Expected seconds of a step that asks for `size` (one row only where offers are rare)."""
-        return self.offers * self.cost(size, rows) + (1 - self.offers) * (self.cost(0, rows) + self.vain * bool(size))
+        return self.offers * self.cost(size, rows) + (1 - self.offers) * (self.cost(0, rows) + self.empty_s * bool(size))
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Run:
         gamma = list(self._length.choose(self.rows))  # type: ignore[arg-type]
         drafted = [size if rng.random() < world.offers else 0 for size in gamma]
         kept = [world.kept(size, rng) for size in drafted]
-        seconds = world.seconds(max(drafted), len(self.rows), rng) + world.vain * (max(gamma) > max(drafted) == 0)
+        seconds = world.seconds(max(drafted), len(self.rows), rng) + world.empty_s * (max(gamma) > max(drafted) == 0)
         for row, accepted in zip(self.rows, kept, strict=True):
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt

@@ -238,9 +238,9 @@ def test_a_drafter_that_often_offers_nothing(offers: float, alpha: float, verify
     assert score(World(alpha, linear(0, verify), offers=offers, noise=0.03)) > 0.975
 
 
-def test_asking_in_vain_is_given_up_where_it_costs() -> None:
+def test_asking_for_empty_drafts_is_given_up_where_it_costs() -> None:
     """A model that always stops before its first token runs a pass for nothing; an ask is not a plain step."""
-    run = chain().steps(World(0.5, linear(0.0), offers=0.0, vain=0.2), 300)
+    run = chain().steps(World(0.5, linear(0.0), offers=0.0, empty_s=0.2), 300)
     assert run.asked[-250:].count(0) > 225
 
 
