@@ -64,7 +64,7 @@ class ModelLoader:
         return [name for name in (self.options.target, self.options.draft) if name is not None]
 
     def _config(self, name: str) -> Any:
-        """As an earlier start kept it, where one did."""
+        """The model's config, as an earlier start kept it, where one did."""
         start = self._kept(name, self.options.quantise if self._is_target(name) else None)
         read = partial(load_config, name, self.options.trust_remote_code, self._revision(name))
         return read() if start is None else KeptConfig(start.config, read)

@@ -7,6 +7,7 @@ Read from the source with `ast`, so nothing has to be importable. Each exception
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -181,3 +182,20 @@ def test_public_functions_are_annotated() -> None:
         if is_bare(function)
     ]
     assert not bare
+
+
+NEEDS_ITS_NEIGHBOURS = re.compile(r"^(Of|The same|Where|Who|Whose|Whom|Those|That of|Likewise|As)\b")
+MAX_WORDS = 25
+
+
+def test_docstrings_stand_alone() -> None:
+    """A first sentence that cannot be read without the name above it, or is too long to be read at once."""
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(parsed(file)):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            sentence = re.split(r"(?<=[.!?:])\s|\n\n", ast.get_docstring(node) or "", maxsplit=1)[0]
+            if NEEDS_ITS_NEIGHBOURS.match(sentence) or len(sentence.split()) > MAX_WORDS:
+                wrong.append(f"{name_of(file)}:{getattr(node, 'lineno', 1)} {sentence[:60]}")
+    assert not wrong

@@ -64,7 +64,8 @@ class StepCosts:
         self._spread -= np.outer(column, column / total)
 
     def observe_offers(self, steps: Sequence[tuple[int, int]]) -> None:
-        """Of steps that asked: nodes asked for and nodes drafted in the widest row. All count as if they came last."""
+        """Takes in steps that asked for drafts: nodes asked for and nodes drafted in the widest row. All count as if they
+        came last."""
         self._offered.fade(len(steps))
         for asked, width in steps:
             self._offered.add(asked, [1.0] * min(width, asked))

@@ -1,7 +1,7 @@
-"""The same number of draft tokens every step, less only where a row is about to end.
+"""A fixed number of draft tokens every step, less only where a row is about to end.
 
-The one token a step emits beyond the draft needs room too, so a row with r tokens left is never sent more than r - 1.
-That depends on lengths alone, never on a drafted token's value, so it cannot bias the output.
+The one token a step emits beyond the draft needs room too, so a row with r tokens left is never sent more than r - 1. That
+depends on lengths alone, never on a drafted token's value, so it cannot bias the output.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class DraftLength:
         return cls(most, by_rows=table)
 
     def up_to(self, rows: int) -> DraftLength:
-        """The same where there are never more rows: of a table what can be reached."""
+        """The draft length where there are never more rows: of a table what can be reached."""
         reached = tuple(pair for pair in self.by_rows if pair[0] <= rows)
         sizes = {nodes for _, nodes in reached}
         if not any(sizes):

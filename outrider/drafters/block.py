@@ -105,8 +105,11 @@ class ConfidenceStop:
 
 
 def confident_lengths(head: BlockHead, states: Tensor, pending: Tensor, tokens: Tensor, stop_below: float) -> list[int]:
-    """Where `ConfidenceStop` ends chains whose tokens (B, n), of these states (B, n, H), are there already: the token that it
-    decides about plays no part, so it may be known. `pending` (B,): the tokens that chains follow."""
+    """The lengths at which `ConfidenceStop` ends chains that are drafted already, from their states.
+
+    `tokens` (B, n) and `states` (B, n, H) are the chains'; `pending` (B,): the tokens that chains follow. The token that the rule
+    decides about plays no part, so it may be known.
+    """
     before = torch.cat([pending[:, None], tokens[:, :-1]], dim=1)
     return (head.confidence(0, states, before).cumprod(dim=1) >= stop_below).long().cumprod(dim=1).sum(dim=1).tolist()
 

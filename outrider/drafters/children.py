@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.rows import Rows
-from outrider.runtime.favourites import Favourites
+from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child
 
@@ -33,7 +33,7 @@ def ranked_by_scores(rows: Rows) -> list[bool]:
 
 
 def likeliest_scores(
-    favourites: Favourites, rows: Rows, scores: Tensor, places: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]
+    top_tokens: TopTokens, rows: Rows, scores: Tensor, places: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]
 ) -> list[list[list[Child]]] | None:
     """`likeliest` in the softmax of scores (B, M, V') at these places of each row; None where scores are no numbers."""
     width, soft = min(scores.shape[2], rows.vocab_size), rows.soft_sampling.options.tolist()
@@ -42,7 +42,7 @@ def likeliest_scores(
         return [[] for _ in counts]
     outputs, temperatures = [row * scores.shape[1] + place for row, place in asked], [soft[row][0] for row, _ in asked]
     most = min(max(count for line in counts for count in line), width)
-    found = favourites.laws(scores, outputs, most, width, temperatures)
+    found = top_tokens.laws(scores, outputs, most, width, temperatures)
     if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
         return None
     lines = iter(zip(found.tokens.tolist(), found.shares.tolist(), strict=True))

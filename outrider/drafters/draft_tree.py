@@ -24,7 +24,7 @@ from outrider.errors import ConfigError
 from outrider.models.lm import LM
 from outrider.models.vocabulary import fit_width
 from outrider.rows import Rows
-from outrider.runtime.favourites import Favourites
+from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
 from outrider.trees.growth import Child, Growth, ShapeGrowth
@@ -111,11 +111,11 @@ class TreeModelDrafter(ModelDrafter):
         settings: DraftModelSettings = setup.settings
         if not cls.drafts_trees(settings):
             return ModelDrafter(lm, loop, settings)
-        return cls(lm, TreePlan(settings), Favourites(lm.kernels))
+        return cls(lm, TreePlan(settings), TopTokens(lm.kernels))
 
-    def __init__(self, lm: LM, plan: TreePlan, favourites: Favourites | None = None) -> None:
+    def __init__(self, lm: LM, plan: TreePlan, top_tokens: TopTokens | None = None) -> None:
         super().__init__(lm)
-        self.plan, self._favourites = plan, favourites or Favourites()
+        self.plan, self._top_tokens = plan, top_tokens or TopTokens()
         self._trees: list[_RowTree] = []
         self._ranked: list[bool] = []  # of the rows in hand: see `ranked_by_scores`
         self._chosen: list[list[int]] = []  # per row: the growth's nodes that became the draft
@@ -201,7 +201,7 @@ class TreeModelDrafter(ModelDrafter):
         places = [[output - level.first for output in fed] for fed in level.fed]
         by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
         own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (places, counts)]
-        placed = likeliest_scores(self._favourites, rows, level.scores, *own)
+        placed = likeliest_scores(self._top_tokens, rows, level.scores, *own)
         if placed is not None and level.law is None:
             return placed
         law = self._level_law(rows, level) if level.law is None else level.law  # which says what is wrong with the scores

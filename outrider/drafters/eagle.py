@@ -41,9 +41,9 @@ from outrider.models.quantised_linear import QuantisedPanels
 from outrider.rows import Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.eagle import EagleChains, EagleRun
-from outrider.runtime.favourites import Favourites
 from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
+from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting
 from outrider.trees.plan import TreePlan
@@ -267,7 +267,7 @@ class EagleDrafter(FeatureFed, TreeModelDrafter):
         notes: list[str] = []
         lm, loop = _head_of(setup, cls.kind, notes, whole=whole)
         drafter = (
-            cls(lm, TreePlan(settings), Favourites(setup.target.lm.kernels))
+            cls(lm, TreePlan(settings), TopTokens(setup.target.lm.kernels))
             if cls.drafts_trees(settings)
             else EagleChain(lm, loop, settings)
         )

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
-from outrider.runtime.favourites import Favourites
+from outrider.runtime.top_tokens import TopTokens
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -176,8 +176,8 @@ class LookaheadDrafter(Drafter):
     learns = True
     Settings = LookaheadSettings
 
-    def __init__(self, settings: LookaheadSettings, favourites: Favourites | None = None) -> None:
-        self._settings, self._favourites = settings, favourites or Favourites()
+    def __init__(self, settings: LookaheadSettings, top_tokens: TopTokens | None = None) -> None:
+        self._settings, self._top_tokens = settings, top_tokens or TopTokens()
         self._rows: list[_Lookahead] = []
 
     @classmethod
@@ -193,7 +193,7 @@ class LookaheadDrafter(Drafter):
                 f"lookahead: the window needs at least ngram - 2 = {settings.ngram - 2} draft tokens, got "
                 f"{setup.num_draft_tokens}; raise num_draft_tokens, lower ngram, or set pool_from_text"
             )
-        return cls(settings, Favourites(setup.target.lm.kernels))
+        return cls(settings, TopTokens(setup.target.lm.kernels))
 
     def start(self, row: Row) -> None:
         self._rows.append(_Lookahead(self._settings, row.tokens))
@@ -208,7 +208,7 @@ class LookaheadDrafter(Drafter):
         ends = [state.window.ends(nodes) for state, nodes in zip(self._rows, _nodes_by_place(draft), strict=True)]
         width = draft.num_nodes + 1
         asked = [index * width + node + 1 for index, line in enumerate(ends) for node in line if node is not None]
-        best = iter(self._favourites.tokens(output.logits, asked, 1)[:, 0].tolist())
+        best = iter(self._top_tokens.tokens(output.logits, asked, 1)[:, 0].tolist())
         for state, row, line in zip(self._rows, rows, ends, strict=True):
             state.advance([None if node is None else next(best) for node in line], row.tokens)
 

@@ -23,7 +23,7 @@ import numpy as np
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
-from outrider.runtime.favourites import NONE, Favourites
+from outrider.runtime.top_tokens import NONE, TopTokens
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -110,9 +110,9 @@ class RecyclingDrafter(Drafter):
     Settings = RecyclingSettings
 
     def __init__(
-        self, vocab_size: int, num_nodes: int, settings: RecyclingSettings, favourites: Favourites | None = None
+        self, vocab_size: int, num_nodes: int, settings: RecyclingSettings, top_tokens: TopTokens | None = None
     ) -> None:
-        self._favourites = favourites or Favourites()
+        self._top_tokens = top_tokens or TopTokens()
         self._table = FollowerTable(vocab_size, settings.top_k)
         self._shape = tree_shape(SPARE * num_nodes, settings.top_k)
         self._num_tokens: list[int] = []  # per row, when it was last drafted for: the pending token was its last
@@ -128,7 +128,7 @@ class RecyclingDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> RecyclingDrafter:
         lm = setup.target.lm
-        return cls(lm.shape.vocab_size, setup.num_draft_tokens, setup.settings, Favourites(lm.kernels))
+        return cls(lm.shape.vocab_size, setup.num_draft_tokens, setup.settings, TopTokens(lm.kernels))
 
     def start(self, row: Row) -> None:
         self._table.read(row.tokens)
@@ -153,7 +153,7 @@ class RecyclingDrafter(Drafter):
             fed += [own[place] for place in order]
             outputs += [index * width + place for place in order]
             self._num_tokens[index] = len(row.tokens)
-        self._table.update(fed, self._favourites.tokens(output.logits, outputs, top_k))
+        self._table.update(fed, self._top_tokens.tokens(output.logits, outputs, top_k))
 
     def stop(self, index: int) -> None:
         self._num_tokens[index] = self._num_tokens[-1]

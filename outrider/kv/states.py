@@ -171,7 +171,7 @@ class StateCache(KVCache, Generic[S]):
         line.reached = 0 if state is None else line.reached + len(fed)
 
     def _go_back(self, row: int, length: int) -> None:
-        """Where the row's state has seen more than `length` tokens, to the newest snapshot that has not."""
+        """Goes back to the newest snapshot that has seen at most `length` tokens, where the row's state has seen more."""
         line = self._rows[row]
         if line.reached <= length:
             return

@@ -1,7 +1,7 @@
-"""Where the tensors of a loaded model lie in its checkpoint's files, so that the next start reads them without a module.
+"""The places of a loaded model's tensors in its checkpoint's files, so that the next start reads them without a module.
 
-A tensor is the stored one of its name where both have the same bits. Matrices in blocks of a GGUF file come with the place that
-loading found for them. A few numbers that no file has are kept as they are.
+A tensor is the stored one of its name where both have the same bits. Matrices in blocks of a GGUF file come with the place
+that loading found for them. A few numbers that no file has are kept as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InBlocks(NamedTuple):
 
 
 def find_stored(name: str, module: Any, tensors: Mapping[str, Tensor], in_blocks: Collection[str]) -> dict[str, Any] | None:
-    """Where these parameters and layers of a module come from, as plain data; None where that cannot be told of one."""
+    """The places of parameters and layers in the checkpoint, as plain data; None where one of them is unknown."""
     places = getattr(module, "outrider_places", {})
     if not all(layer in places for layer in in_blocks):
         return None

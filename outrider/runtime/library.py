@@ -63,7 +63,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_runtime_sizes.argtypes, library.outrider_runtime_sizes.restype = (), size
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
     library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool
-    library.outrider_favourites.argtypes, library.outrider_favourites.restype = (pointer,) * 6, None
+    library.outrider_top_tokens.argtypes, library.outrider_top_tokens.restype = (pointer,) * 6, None
     library.outrider_noise.argtypes, library.outrider_noise.restype = (
         (number, number, pointer, pointer, size, size),
         None,

@@ -278,7 +278,7 @@ class Lowering:
         return View(flat.value, 1, flat.count, flat.offset, flat.count)
 
     def whole(self, block: Block) -> View:
-        """The same as a value of its own, so that those of all tokens are one stretch: what linear layers read."""
+        """The block as a value of its own, so that those of all tokens are one stretch: what linear layers read."""
         flat = self.flat(block)
         return flat if flat.cols == self._made.values[flat.value].size else self.copied(block.own)
 

@@ -21,7 +21,7 @@ Phase = Literal["before", "thinking", "answer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Thinking:
-    """Where thoughts stand in one answer. Raises ConfigError for marks that cannot be followed."""
+    """The marks that tell thoughts from the answer in one text. Raises ConfigError for marks that cannot be followed."""
 
     opening: tuple[str, ...]  # texts that open them, at the beginning of the answer only (see `repeats`)
     closing: tuple[str, ...]  # texts that close them

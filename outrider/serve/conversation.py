@@ -44,7 +44,7 @@ async def render(
 
 
 def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: bool) -> Thinking | None:
-    """Where thoughts stand in the answers; None: they are not told apart. `is_held`: a grammar waits for them to end.
+    """The marks of thoughts in the answers; None: they are not told apart. `is_held`: a grammar waits for them to end.
 
     Raises ApiError for a budget or a form that these thoughts cannot have.
     """

@@ -43,8 +43,8 @@ class Reasoning:
     def thinking(
         self, texts: Texts, prompt: list[int], *, begun: str | None = None, budget: int | None = None
     ) -> Thinking | None:
-        """Where thoughts stand in the answer to a prompt; None: the prompt has closed them. `begun`: what the prompt's last
-        message says already, where the answer goes on with it. Raises ApiError for a budget that cannot be kept."""
+        """The marks of thoughts in the answer to a prompt; None: the prompt has closed them. `begun`: what the prompt's
+        last message says already, where the answer goes on with it. Raises ApiError for a budget that cannot be kept."""
         form = self.format
         is_open = self._is_open(texts, prompt, begun)
         if is_open is None:

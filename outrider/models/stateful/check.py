@@ -118,9 +118,10 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _bytes_per_token(run: OwnCacheRun, tokens: Tensor) -> int:
-    """Of a long text's state: what each token adds, and its share of what is always there, had the text a block of tokens.
+    """Bytes per token of a long text's state: what each token adds, and its share of what is always there.
 
-    Snapshots are counted in: keys and values once, what cannot be shared between them several times.
+    The share is that of a text of one block. Snapshots are counted in: keys and values once, what cannot be shared between
+    them several times.
     """
     if not run.keeps_state:
         return 1

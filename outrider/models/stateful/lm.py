@@ -48,7 +48,7 @@ class StateLM(LM):
         self.own_run, self.feeding, self.why_own_cache = own_run, feeding, why
 
     def twin(self) -> StateLM:
-        """The same arithmetic, with no rows."""
+        """This model with no rows."""
         twin = StateLM(
             self.own_run, self.shape, self.dtype, self.device,
             feeding=self.feeding, bytes_per_token=self.kv.bytes_per_token, why=self.why_own_cache or "",

@@ -55,7 +55,7 @@ class OwnState:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors; one that stands in two places counts once."""
+        """Bytes of all tensors; one that stands in two places counts once."""
         return sum({id(tensor): tensor.numel() * tensor.element_size() for _, tensor in self.tensors()}.values())
 
     def first_broken_layer(self) -> int | None:

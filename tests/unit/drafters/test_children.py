@@ -7,7 +7,7 @@ import torch
 
 from outrider.drafters.children import likeliest, likeliest_scores, ranked_by_scores
 from outrider.rows import Rows
-from outrider.runtime.favourites import Favourites
+from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.coupled import CoupledVerifier
 from tests.helpers import make_row
@@ -33,7 +33,7 @@ def test_rows_whose_laws_are_more_than_a_softmax_are_left_out() -> None:
 def test_scores_rank_as_their_laws_do() -> None:
     """Of a draft with a wider vocabulary; greedy rows at temperature 1, sampled ones at their own."""
     scores, places, counts = 3 * torch.randn(4, 5, VOCAB + 3), [[0, 4], [2], [], []], [[3, 1], [2], [], []]
-    found = likeliest_scores(Favourites(), batch(), scores, places, counts)
+    found = likeliest_scores(TopTokens(), batch(), scores, places, counts)
     assert found is not None
     for row, heat in enumerate((1.0, 0.4)):
         expected = likeliest(torch.softmax(scores[row, places[row], :VOCAB] / heat, dim=-1), counts[row])
@@ -46,4 +46,4 @@ def test_scores_rank_as_their_laws_do() -> None:
 def test_broken_scores_rank_nothing() -> None:
     """Catches children of a node whose scores are no numbers: the law says what is wrong with them."""
     scores = torch.full((4, 1, VOCAB), torch.nan)
-    assert likeliest_scores(Favourites(), batch(), scores, [[0], [], [], []], [[2], [], [], []]) is None
+    assert likeliest_scores(TopTokens(), batch(), scores, [[0], [], [], []], [[2], [], [], []]) is None

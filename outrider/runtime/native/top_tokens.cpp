@@ -43,7 +43,7 @@ extern "C" {
 
 // scores (., stride) fp32   shape: n, stride, V, k   outputs (n,): rows of the scores -> ids (n, k), -1 where there are no more.
 // `temperatures` (n,) fp64, null: only ids are wanted; else `shares` (n, k): of each in the law at this temperature.
-void outrider_favourites(const float* scores, const int64_t* shape, const int64_t* outputs, const double* temperatures, int64_t* ids,
+void outrider_top_tokens(const float* scores, const int64_t* shape, const int64_t* outputs, const double* temperatures, int64_t* ids,
                          float* shares) {
   const int64_t n = shape[0], stride = shape[1], V = shape[2], k = shape[3];
   std::vector<Found> found;

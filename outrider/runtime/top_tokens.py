@@ -19,13 +19,13 @@ NONE = -1  # in place of a token where there are no more
 
 
 class Likeliest(NamedTuple):
-    """Of n outputs the k likeliest tokens, likeliest first, and each one's share of its law."""
+    """The k likeliest tokens of n outputs, likeliest first, and each one's share of its law."""
 
     tokens: np.ndarray  # (n, k) int64
     shares: np.ndarray  # (n, k) fp32
 
 
-class Favourites:
+class TopTokens:
     """Looks for the largest of the scores of outputs. Of equal ones the library takes the lowest id."""
 
     def __init__(self, kernels: ctypes.CDLL | None = None) -> None:
@@ -40,7 +40,8 @@ class Favourites:
         return self._found(scores, outputs, count, scores.shape[-1], None)[0]
 
     def laws(self, scores: Tensor, outputs: Sequence[int], count: int, width: int, temperatures: Sequence[float]) -> Likeliest:
-        """The same with their shares, in the softmax of the first `width` scores at a temperature of each output."""
+        """The likeliest tokens with their shares, in the softmax of the first `width` scores at a temperature of each
+        output."""
         if self._reads(scores):
             return Likeliest(*self._found(scores, outputs, count, width, temperatures))
         chosen = scores.flatten(0, -2)[list(outputs), :width].float()
@@ -62,5 +63,5 @@ class Favourites:
         ids = np.empty((len(outputs), count), dtype=np.int64)
         shares = np.empty((len(outputs), count), dtype=np.float32)
         at = [None if part is None else part.buffer_info()[0] for part in (shape, wanted, heat)]
-        self._kernels.outrider_favourites(scores.data_ptr(), *at, ids.ctypes.data, shares.ctypes.data)
+        self._kernels.outrider_top_tokens(scores.data_ptr(), *at, ids.ctypes.data, shares.ctypes.data)
         return ids, shares
