@@ -25,7 +25,7 @@ SMALL = (
 TIMEOUT_S = 240
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_on_the_demo_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     assert all(torch.allclose(value, two[name], atol=1e-3) for name, value in one.items())
 
 
+@pytest.mark.nightly
 def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(

@@ -132,6 +132,7 @@ def test_texts_are_those_of_one_process(deployment: Deployment) -> None:
     assert deployment.count("remote_draft_requests_total") > 0
 
 
+@pytest.mark.nightly
 def test_a_target_that_is_killed_takes_no_answer_with_it(deployment: Deployment) -> None:
     """At points that a seed chooses, now one and now the other."""
     chance = random.Random(1)

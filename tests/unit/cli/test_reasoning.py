@@ -40,7 +40,7 @@ def test_what_cannot_be_studied(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_out_of_the_box(cli: Cli, tmp_path: Path) -> None:
     """The demo pair on its own problems: a result, a page, JSON on standard output, no journal left."""
     out, page = tmp_path / "result.json", tmp_path / "page.md"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.models.lm import LM
 from outrider.models.probe import probe_tokens
+from outrider.runtime.rotary import BLOCK, Rotary
 from outrider.runtime.run import Executor
 from tests.unit.runtime.test_run import CPU, on_executor
 
@@ -64,18 +65,16 @@ def test_a_pass_keeps_its_memory_when_another_thread_needs_more(library_path: Pa
     assert [memory() is None for memory in taken] == [True, True, False], "kept for ever"
 
 
-def test_tables_of_positions_are_whole_whoever_asks(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_positions_are_whole_whoever_asks() -> None:
     """Catches a thread that is given half of what another one is making."""
-    lm, _ = on_executor("llama", torch.float32, library_path)
-    rotary = lm.run.bound.rotary  # type: ignore[attr-defined]
-    wanted, seen = len(rotary.up_to(5)), []
-    part = rotary._parts[0][0]
-    forward = part.forward
+    seen = []
 
-    def asked_meanwhile(*args: Tensor) -> tuple[Tensor, ...]:
-        seen.append([len(table) for table in rotary.up_to(5)])
-        return forward(*args)
+    def table(positions: Tensor) -> Tensor:
+        if len(positions) > BLOCK:
+            seen.append([len(one) for one in rotary.up_to(5)])  # another thread asks meanwhile
+        return positions[:, None].float()
 
-    monkeypatch.setattr(part, "forward", asked_meanwhile)
-    assert all(len(table) > 5000 for table in rotary.up_to(5000))
-    assert seen == [[1024] * wanted] * wanted
+    rotary = Rotary([table, table])
+    assert [len(one) for one in rotary.up_to(5)] == [BLOCK] * 2
+    assert all(len(one) > 5000 for one in rotary.up_to(5000))
+    assert seen == [[BLOCK] * 2] * 2

@@ -116,7 +116,7 @@ def test_certain_laws_are_tested_by_every_draw(open_subject: Open, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", ["block", "gumbel"])
+@pytest.mark.parametrize("verifier", ["block", pytest.param("gumbel", marks=pytest.mark.nightly)])
 def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str) -> None:
     """Twelve certificates of one sound pair: none fails, and p-values are not crowded at 0."""
     subject = open_subject(verifier=verifier)

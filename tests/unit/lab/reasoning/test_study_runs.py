@@ -180,6 +180,7 @@ def test_ctrl_c_while_confirming_leaves_what_is_known(
     assert "this is what was known" in to_markdown(render(result))
 
 
+@pytest.mark.nightly
 def test_the_demo_pair(tmp_path: Path) -> None:
     """A trained pair: greedy forecasts of tokens hold, its own weights take part, and the page says what happened."""
     plan = StudyPlan(problems=2, max_tokens=48, temperatures=(0.0,), longest=6, max_other_cpu=10.0)

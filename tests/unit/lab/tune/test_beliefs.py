@@ -63,7 +63,7 @@ def test_a_rehearsal_is_repeatable_and_costs_little() -> None:
     assert first.cost_share < 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_choice_reaches_what_was_promised(greedy: bool) -> None:
     """At the noise that was seen: 0.97 of the truly best on average, and no worse than trying everything on the same prompts,
