@@ -184,7 +184,7 @@ def test_public_functions_are_annotated() -> None:
     assert not bare
 
 
-NEEDS_ITS_NEIGHBOURS = re.compile(r"^(Of|The same|Where|Who|Whose|Whom|Those|That of|Likewise|As)\b")
+NEEDS_ITS_NEIGHBOURS = re.compile(r"^(See the module|Of|The same|Where|Who|Whose|Whom|Those|That of|Likewise|As)\b")
 MAX_WORDS = 25
 
 

@@ -100,7 +100,7 @@ class _Offer:
 
 
 class CompositeDrafter(Drafter):
-    """See the module docstring."""
+    """Drafts with several drafters: their drafts in one tree, or the best of them each step."""
 
     needs = "what its parts need"
     shape = "tree"

@@ -32,7 +32,7 @@ from outrider.types import Draft
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """See the module docstring."""
+    """Options of drafter 'retrieval'."""
 
     # None first: values are read as the first kind that fits, and None would fit text
     corpus: str | None = setting(None, "text file, .jsonl file or folder to copy from")

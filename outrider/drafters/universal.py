@@ -46,7 +46,7 @@ MAX_RAGGED = 8  # tokens a row may lag behind and still catch up inside the firs
 
 @dataclass(frozen=True)
 class UniversalSettings:
-    """See the module docstring."""
+    """Options of drafter 'universal'."""
 
     method: Literal["auto", "shared", "reencode"] = setting(
         "auto",

@@ -40,7 +40,7 @@ from outrider.sampling.params import SamplingParams
 
 
 class Engine:
-    """See the module docstring. `make_engine` (start.py) builds one from options."""
+    """Continuous batching, as other threads see it. `make_engine` (start.py) builds one from options."""
 
     def __init__(
         self, name: str, lineup: Lineup, settings: EngineSettings, observer: Observer | None = None,

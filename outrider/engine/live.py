@@ -16,7 +16,7 @@ from outrider.rows import Row
 
 @dataclass(eq=False)
 class Live:
-    """See the module docstring. Belongs to the engine's thread once it is queued."""
+    """A request that is waiting, being read or decoded. Belongs to the engine's thread once it is queued."""
 
     request: Request
     listener: Listener

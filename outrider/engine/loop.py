@@ -30,7 +30,10 @@ LATEST = 32  # finished requests whose times say how long the queue takes
 
 
 class Loop:
-    """See the module docstring. What has no underscore may be read from any thread, and is one step old at most."""
+    """The engine's thread: it takes commands, makes steps and hands out tokens.
+
+    What has no underscore may be read from any thread, and is one step old at most.
+    """
 
     def __init__(self, desk: Desk, places: Places, observer: Observer) -> None:
         self._desk, self._places, self._observer = desk, places, observer

@@ -34,7 +34,7 @@ CUTS = ((256, 44), (1, 8, 3, 64, 100, 5, 119), (7, 256, 37))  # of the 300 token
 
 
 class Prefiller:
-    """See the module docstring. Lives in the engine's thread."""
+    """Reads prompts in chunks between steps. Lives in the engine's thread."""
 
     def __init__(self, target: LM, pool: Pool, drafts: DraftPages, signals: tuple[int, ...]) -> None:
         self.lm = target.twin()

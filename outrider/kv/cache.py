@@ -38,7 +38,10 @@ class LayerShape:
 
 
 class KVCache:
-    """See the module docstring. Lengths are host integers: the decode loop is driven by the host anyway."""
+    """Keys and values of every layer for a batch of rows.
+
+    Lengths are host integers: the decode loop is driven by the host anyway.
+    """
 
     by_position = True  # what a token left can be read, put and left out by itself; not so in `states.py`
 

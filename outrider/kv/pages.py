@@ -34,7 +34,7 @@ class _Page:
 
 
 class PagePool:
-    """See the module docstring. `num_pages` 0: nothing is kept."""
+    """Keys and values of texts seen before, in pages. `num_pages` 0: nothing is kept."""
 
     def __init__(
         self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str, *, page: int, num_pages: int

@@ -18,8 +18,11 @@ Tokens = tuple[int, ...]
 
 
 class StatePool:
-    """See the module docstring. `page`: states are kept at multiples of so many tokens; `num_pages` of them may be kept, a state
-    of N tokens counting as N, at least as `BLOCK`."""
+    """States at the ends of texts' beginnings seen before.
+
+    `page`: states are kept at multiples of so many tokens; `num_pages` of them may be kept, a state of N tokens counting as
+    N, at least as `BLOCK`.
+    """
 
     def __init__(self, *, page: int, num_pages: int) -> None:
         self.page, self.num_pages = page, num_pages

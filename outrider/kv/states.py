@@ -61,7 +61,10 @@ class Packed(Generic[S]):
 
 
 class StateCache(KVCache, Generic[S]):
-    """See the module docstring. The interface is `KVCache`'s, but for what looks at single positions: `read`, `put`."""
+    """States of every row that cannot be cut, with snapshots to go back to.
+
+    The interface is `KVCache`'s, but for what looks at single positions: `read`, `put`.
+    """
 
     by_position = False
 

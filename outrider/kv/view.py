@@ -16,7 +16,10 @@ from outrider.kv.cache import KVCache
 
 
 class KVView(KVCache):
-    """See the module docstring. Rows join and leave after the parent's, which moves the contents."""
+    """A draft's view of the target's cache: it reads the target's keys and writes behind them.
+
+    Rows join and leave after the parent's, which moves the contents.
+    """
 
     def __init__(self, parent: KVCache) -> None:  # no super().__init__: nothing is allocated
         self.parent = parent

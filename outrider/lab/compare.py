@@ -87,7 +87,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """See the module docstring."""
+    """Two results of one kind beside each other."""
 
     kind: str
     old: Run

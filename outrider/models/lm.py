@@ -67,7 +67,7 @@ class LMShape:
 
 
 class LM:
-    """See the module docstring. One instance owns one model and one cache."""
+    """A causal language model on our cache. One instance owns one model and one cache."""
 
     why_own_cache: str | None = None  # why it runs on transformers' own cache (`stateful/`), which takes chains and no trees
 

@@ -51,7 +51,7 @@ class Watched(Protocol):
 
 
 class ServerMetrics(Collector):
-    """See the module docstring. All methods may be called from any thread."""
+    """The server's Prometheus metrics. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -30,7 +30,10 @@ GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/m
 
 
 class Telemetry:
-    """See the module docstring. `decode`: prompts given as token ids are written as text."""
+    """Wraps the HTTP application: a span per request, and the traffic file.
+
+    `decode`: prompts given as token ids are written as text.
+    """
 
     def __init__(self, app: ASGIApp, *, tracing: Tracing | None, traffic: TrafficLog | None, decode: Decode) -> None:
         self._app, self._tracing, self._traffic, self._decode = app, tracing, traffic, decode

@@ -21,7 +21,7 @@ NAMES = {"true": True, "false": False, "null": None}  # what JSON calls them
 
 
 class PythonicCalls(Pieces):
-    """See the module docstring."""
+    """Reads tool calls that are written as a Python list of calls."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()

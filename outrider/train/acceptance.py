@@ -57,7 +57,7 @@ class AcceptanceTraining:
 
 
 class AcceptanceRecipe:
-    """See the module docstring; `recipe.Recipe`."""
+    """Trains a head that predicts acceptance; satisfies `recipe.Recipe`."""
 
     Settings: ClassVar[type] = AcceptanceTraining
     drafter: ClassVar[str] = "draft-model stop=acceptance acceptance_head={folder}"

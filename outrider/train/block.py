@@ -48,7 +48,7 @@ class BlockStates(NamedTuple):
 
 
 class BlockRecipe:
-    """See the module docstring; `recipe.Recipe` and `recipe.Calibrates`."""
+    """Trains a block head; satisfies `recipe.Recipe` and `recipe.Calibrates`."""
 
     Settings: ClassVar[type] = BlockTraining
     drafter: ClassVar[str] = "block head={folder}"

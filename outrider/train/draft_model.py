@@ -56,7 +56,7 @@ class DraftModelSettings:
 
 
 class DraftModelRecipe:
-    """See the module docstring; `recipe.Recipe`."""
+    """Trains a draft model; satisfies `recipe.Recipe`."""
 
     Settings: ClassVar[type] = DraftModelSettings
     drafter: ClassVar[str] = "draft-model"

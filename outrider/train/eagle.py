@@ -92,7 +92,7 @@ class Eagle3Training:
 
 
 class EagleRecipe:
-    """See the module docstring; `recipe.Recipe`."""
+    """Trains an EAGLE head; satisfies `recipe.Recipe`."""
 
     Settings: ClassVar[type] = EagleTraining
     kind: ClassVar[Kind] = "eagle"

@@ -44,7 +44,7 @@ class EarlyExitTraining:
 
 
 class EarlyExitRecipe:
-    """See the module docstring; `recipe.Recipe`."""
+    """Trains the correction of an exit layer; satisfies `recipe.Recipe`."""
 
     Settings: ClassVar[type] = EarlyExitTraining
     drafter: ClassVar[str] = "early-exit head={folder}"

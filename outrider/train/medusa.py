@@ -49,7 +49,7 @@ class MedusaTraining:
 
 
 class MedusaRecipe:
-    """See the module docstring; `recipe.Recipe` and `recipe.Calibrates`."""
+    """Trains Medusa heads; satisfies `recipe.Recipe` and `recipe.Calibrates`."""
 
     Settings: ClassVar[type] = MedusaTraining
     drafter: ClassVar[str] = "medusa head={folder}"

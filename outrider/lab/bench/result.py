@@ -261,7 +261,7 @@ class WorkloadInfo(Record):
 
 
 class BenchResult(Result):
-    """See the module docstring. Measured here (`target`, `cells`) or at servers (`servers`)."""
+    """What `bench` measured. Measured here (`target`, `cells`) or at servers (`servers`)."""
 
     kind: Literal["bench"] = "bench"
     workload: WorkloadInfo

@@ -66,7 +66,7 @@ class CellState:
 
 
 class Rounds:
-    """See the module docstring."""
+    """Measures configurations in rounds until the intervals are narrow enough."""
 
     def __init__(
         self, field: Field, plan: Plan, material: Material, places: list[Place], journal: Journal, progress: Progress

@@ -119,7 +119,7 @@ class RemoteEstimate(Record):
 
 
 class EstimateResult(Result):
-    """See the module docstring of `outrider.lab.estimate.estimate`."""
+    """What `estimate` predicts from acceptance and costs."""
 
     kind: Literal["estimate"] = "estimate"
     input: EstimateInput

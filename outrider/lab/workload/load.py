@@ -30,7 +30,7 @@ def load_workload(
     spec: str, *, limit: int | None = None, seed: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None,
     turns: Turns = "first",
 ) -> Workload:  # fmt: skip
-    """See the module docstring. `data` is the folder of built-in benchmarks (`builtin.py`).
+    """Loads the prompts that a workload names. `data` is the folder of built-in benchmarks (`builtin.py`).
 
     `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises ConfigError: unknown names,
     unreadable or empty files, nothing usable, and with `on_bad="refuse"` any bad line that was met.

@@ -156,7 +156,10 @@ class ConfidenceHead(nn.Module):
 
 
 class BlockHead(nn.Module):
-    """See the module docstring. `token_ids` (draft vocabulary,): the target's id of every token the head knows; None: all."""
+    """The network of a block head: a few layers that guess a block of tokens in one pass.
+
+    `token_ids` (draft vocabulary,): the target's id of every token the head knows; None: all.
+    """
 
     token_ids: Tensor | None
 

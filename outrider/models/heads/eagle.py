@@ -148,7 +148,10 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """See the module docstring. Where embedding or output are the target's, `bind` must name them before the first pass."""
+    """The network of an EAGLE or EAGLE-3 head.
+
+    Where embedding or output are the target's, `bind` must name them before the first pass.
+    """
 
     draft_ids: Tensor | None  # (Vd,) int64: the target's id of every token the head knows; None: all
 

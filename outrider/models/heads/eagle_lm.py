@@ -57,7 +57,7 @@ class HeadRun(Protocol):
 
 
 class EagleLM:
-    """See the module docstring. `run`: in place of the module's own passes."""
+    """An EAGLE head as a language model on a cache of its own. `run`: in place of the module's own passes."""
 
     def __init__(self, head: EagleHead, vocab_size: int, context_length: int) -> None:
         config = head.config

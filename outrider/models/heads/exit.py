@@ -43,7 +43,10 @@ class ExitConfig:
 
 
 class ExitHead(nn.Module):
-    """See the module docstring. Untrained it is the identity: plain early exit."""
+    """Corrects the hidden state of an exit layer before the target's output layer.
+
+    Untrained it is the identity: plain early exit.
+    """
 
     def __init__(self, config: ExitConfig) -> None:
         super().__init__()

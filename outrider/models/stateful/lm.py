@@ -37,7 +37,7 @@ class Feeding:
 
 
 class StateLM(LM):
-    """See the module docstring. `why`: what our cache cannot do for this model."""
+    """A model on transformers' own cache, with the interface of `LM`. `why`: what our cache cannot do for this model."""
 
     def __init__(
         self, own_run: OwnCacheRun, shape: LMShape, dtype: torch.dtype, device: torch.device, *,

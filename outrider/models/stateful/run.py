@@ -17,8 +17,10 @@ NAMES = ("past_key_values", "cache_params", "state")  # what models call their c
 
 
 class OwnCacheRun:
-    """See the module docstring. `held`: see `find_held`. `keeps_state` False: the model has no cache, so every pass begins where
-    the text does."""
+    """Passes of a model on transformers' own cache, one text at a time.
+
+    `held`: see `find_held`. `keeps_state` False: the model has no cache, so every pass begins where the text does.
+    """
 
     def __init__(self, module: Any, held: Mapping[Place, Tensor | None], *, keeps_state: bool = True) -> None:
         self.module = module

@@ -19,7 +19,7 @@ HOMES = ("transformers", "transformers_modules")  # packages, or a checkpoint's 
 
 @dataclass
 class OwnState:
-    """See the module docstring."""
+    """What transformers' cache holds of one text."""
 
     cache: Any = None  # None: no pass has made one
     held: dict[Place, Tensor | None] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class Carriage:
 
 
 class RemoteEngine:
-    """See the module docstring. Some replica of `fleet` must have been admitted."""
+    """An engine whose work target services do. Some replica of `fleet` must have been admitted."""
 
     def __init__(
         self, fleet: Fleet, tokenizer: Any, carriage: Carriage, observer: Observer, limits: Limits, *, max_queue: int,

@@ -49,7 +49,10 @@ class Needs:
 
 
 class Fleet:
-    """See the module docstring. Lives in the coordinator's event loop; properties may be read anywhere."""
+    """The replicas that a coordinator knows, and which of them may be used.
+
+    Lives in the coordinator's event loop; properties may be read anywhere.
+    """
 
     def __init__(
         self, name: str, endpoints: Sequence[Endpoint], security: ClientSecurity, identity: messages.ModelIdentity,

@@ -61,7 +61,7 @@ class LostError(Exception):
 
 
 class Journey:
-    """See the module docstring. Lives in the coordinator's event loop."""
+    """One request on its way over replicas. Lives in the coordinator's event loop."""
 
     def __init__(
         self, request: Request, listener: Listener, fleet: Fleet, observer: Observer, limits: Limits, *,

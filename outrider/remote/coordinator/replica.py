@@ -51,7 +51,10 @@ class Stream:
 
 
 class Replica:
-    """See the module docstring. Lives in the coordinator's event loop; what has no underscore may be read anywhere."""
+    """The coordinator's connection to one target service.
+
+    Lives in the coordinator's event loop; what has no underscore may be read anywhere.
+    """
 
     def __init__(
         self, endpoint: Endpoint, security: ClientSecurity, hello: messages.Hello, patience: Patience,

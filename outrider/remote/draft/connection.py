@@ -96,7 +96,10 @@ class Mailbox:
 
 
 class Connection:
-    """See the module docstring. `identity`: what the asker works with, which the service's vocabulary must fit."""
+    """A caller's connection to a draft service.
+
+    `identity`: what the asker works with, which the service's vocabulary must fit.
+    """
 
     def __init__(self, endpoint: Endpoint, security: ClientSecurity, identity: messages.ModelIdentity) -> None:
         """Raises ConfigError for files that cannot be read."""

@@ -29,7 +29,7 @@ SLACK = 128  # positions behind a text that a pass may write to: a chain and its
 
 
 class ModelHost:
-    """See the module docstring."""
+    """Holds the texts of a draft model and drafts for several at once."""
 
     has_outcomes = True
 

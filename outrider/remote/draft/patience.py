@@ -32,7 +32,7 @@ class RunningMedian:
 
 
 class Patience:
-    """See the module docstring."""
+    """Decides how long a step waits for a draft."""
 
     def __init__(self, max_wait_s: float | None) -> None:
         """`max_wait_s`: the most a step waits; None: one pass."""

@@ -27,7 +27,7 @@ BREATH = 32  # rows of one message between which other calls have their turn
 
 
 class DraftService(stubs.DraftServiceServicer):
-    """See the module docstring. Refuses with UNAVAILABLE until `serve`, and once it drains."""
+    """A drafter as a gRPC service. Refuses with UNAVAILABLE until `serve`, and once it drains."""
 
     def __init__(self, counters: DraftCounters) -> None:
         self._counters = counters

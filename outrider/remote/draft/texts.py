@@ -72,7 +72,7 @@ class _Asker:
 
 
 class Texts:
-    """See the module docstring."""
+    """The texts that a draft service holds for its callers."""
 
     def __init__(
         self, limits: DraftLimits, vocab_size: int, max_context: int, clock: Callable[[], float] = time.monotonic

@@ -69,7 +69,7 @@ LOST = Node(-1, is_dead=True)  # stands for what was dropped when it arrived
 
 
 class DraftTree:
-    """See the module docstring. Of one row, used by one thread."""
+    """The tree of drafts that one row has received and walks along. Of one row, used by one thread."""
 
     def __init__(self, length: int) -> None:
         """`length`: committed tokens of the text."""

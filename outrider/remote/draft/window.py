@@ -18,7 +18,7 @@ from outrider.models.lm import LM
 
 
 class KVWindow(KVCache):
-    """See the module docstring. Rows neither join nor leave while it is open."""
+    """Some rows of a cache, as a cache of their own. Rows neither join nor leave while it is open."""
 
     def __init__(self, parent: KVCache, first: int, count: int) -> None:  # no super().__init__: nothing is allocated
         self.parent, self.first, self.count = parent, first, count

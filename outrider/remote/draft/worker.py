@@ -50,7 +50,7 @@ class _Ahead:
 
 
 class Worker:
-    """See the module docstring. `span`: around each drafting call, for traces."""
+    """The thread of a draft service that drafts for its texts in batches. `span`: around each drafting call, for traces."""
 
     def __init__(
         self, host: ModelHost | GeneralHost, texts: Texts, limits: DraftLimits, counters: DraftCounters, context: int,

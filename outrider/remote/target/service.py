@@ -42,7 +42,7 @@ def no_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any
 
 
 class TargetService(stubs.TargetServiceServicer):
-    """See the module docstring. UNAVAILABLE until `serve` is called; all in one event loop."""
+    """An engine as a gRPC service. UNAVAILABLE until `serve` is called; all in one event loop."""
 
     def __init__(self, instance: str, count: Callable[[str, str], None], spans: Spans = no_span) -> None:
         """`count` is told of every call that ended: (method, status)."""
