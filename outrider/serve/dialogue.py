@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,3 +125,30 @@ class Dialogue:
         counts = self.exchange.served.reasoning is not None
         return self.exchange.bill(sum(reply.num_thought for reply in self.replies) if counts else None)
 
+
+class Answering(ABC):
+    """One request of another interface to conversations: what its endpoints have in common, whatever their events look like."""
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
+
+    @property
+    def as_chat(self) -> dict[str, Any]:
+        """The body of a chat completion that this comes to."""
+        return self._dialogue.as_chat
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as a stream. What the engine refuses is raised here, before the first event."""
+        return self._chunks(self._dialogue.updates())
+
+    async def settle(self) -> None:
+        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
+        await self._dialogue.settle()
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        self._dialogue.cancel()
+
+    @abstractmethod
+    def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The interface's events, made of the engine's updates."""

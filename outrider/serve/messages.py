@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.engine.request import Update
 from outrider.serve.conversation import render
-from outrider.serve.dialogue import Dialogue, Interface
+from outrider.serve.dialogue import Answering, Dialogue, Interface
 from outrider.serve.errors import ApiError
 from outrider.serve.from_anthropic import THOUGHT, chat_of
 from outrider.serve.ignored import IgnoredFields
@@ -37,22 +37,17 @@ async def count_tokens(served: Served, body: CountBody) -> int:
     return len(prompt)
 
 
-class Messages:
+class Messages(Answering):
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
     def __init__(self, dialogue: Dialogue) -> None:
-        self._dialogue = dialogue
+        super().__init__(dialogue)
         self._blocks = Blocks()
 
     @classmethod
     async def prepared(cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields) -> Messages:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
         return cls(await Dialogue.prepared(state, chat_of(body), ignored, INTERFACE))
-
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The body of a chat completion that this comes to."""
-        return self._dialogue.as_chat
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -61,18 +56,6 @@ class Messages:
             pass
         bill = self._dialogue.bill()
         return {**self._head(), "content": self._blocks.told, **self._ending(), **_usage(bill)}
-
-    def chunks(self) -> AsyncGenerator[Event, None]:
-        """The answer as a stream. What the engine refuses is raised here, before the first event."""
-        return self._chunks(self._dialogue.updates())
-
-    async def settle(self) -> None:
-        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self._dialogue.settle()
-
-    def cancel(self) -> None:
-        """End what still runs."""
-        self._dialogue.cancel()
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[Event, None]:
         prompt = len(self._dialogue.exchange.prompts[0])

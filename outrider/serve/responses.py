@@ -9,7 +9,7 @@ from typing import Any
 from outrider.engine.request import Update
 from outrider.errors import OutriderError
 from outrider.serve.conversation import shows_thoughts
-from outrider.serve.dialogue import Dialogue, Interface
+from outrider.serve.dialogue import Answering, Dialogue, Interface
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.from_responses import THOUGHT, chat_of, joined, messages_of
 from outrider.serve.ignored import IgnoredFields
@@ -28,11 +28,12 @@ INTERFACE = Interface("resp", THOUGHT)
 EVENTS = Framing(has_names=True, end=None, error=_failure)
 
 
-class Responses:
+class Responses(Answering):
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
     def __init__(self, body: ResponsesBody, dialogue: Dialogue, store: ResponseStore, before: Stored | None) -> None:
-        self._body, self._dialogue, self._store, self._before = body, dialogue, store, before
+        super().__init__(dialogue)
+        self._body, self._store, self._before = body, store, before
         self._items = Items()
         self._id = dialogue.exchange.id.replace("-", "_")
 
@@ -43,11 +44,6 @@ class Responses:
         chat = chat_of(body, [] if before is None else before.conversation())
         return cls(body, await Dialogue.prepared(state, chat, ignored, INTERFACE), state.responses, before)
 
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The body of a chat completion that this comes to."""
-        return self._dialogue.as_chat
-
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         [answer] = await self._dialogue.answers()
@@ -56,18 +52,6 @@ class Responses:
         for _ in self._items.end(self._status):
             pass
         return self._ended()
-
-    def chunks(self) -> AsyncGenerator[Event, None]:
-        """The answer as a stream. What the engine refuses is raised here, before the first event."""
-        return self._chunks(self._dialogue.updates())
-
-    async def settle(self) -> None:
-        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self._dialogue.settle()
-
-    def cancel(self) -> None:
-        """End what still runs."""
-        self._dialogue.cancel()
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[Event, None]:
         number = numbered()
