@@ -82,9 +82,8 @@ def tests(context: Context) -> dict[str, Any]:
 
 def finished(command: list[str], limit_s: float) -> tuple[int | None, list[str]]:
     """Exit status and lines of a command run in the repository; None where it was killed at its limit."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command, cwd=REPOSITORY, env={**environment(), "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
@@ -96,6 +95,12 @@ def finished(command: list[str], limit_s: float) -> tuple[int | None, list[str]]
         return None, (out or "").splitlines()
     finally:
         _kill(process)  # Ctrl-C reaches this process alone
+
+
+def environment() -> dict[str, str]:
+    """This process's own, with the repository before other folders of Python packages, which may hold what is not installed."""
+    folders = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "HF_HUB_OFFLINE": "1"}
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -116,9 +121,8 @@ def server(context: Context) -> dict[str, Any]:
         sys.executable, "-m", "outrider", "serve", "demo", "--device", str(context.device), "--port", str(port),
         *(["--runtime", "eager", "--no-self-test"] if context.tiny else []),
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        command, cwd=REPOSITORY, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
