@@ -1,10 +1,11 @@
-"""Studies of trained drafters, each one command and resumable: what training, distillation and stopping bring, in tokens.
+"""Studies of drafters, each one command and resumable: what training, distillation and stopping bring, in tokens.
 
     python benchmarks/studies.py before-after     no training, every kind of head, n-gram and draft model against each other
     python benchmarks/studies.py distil           a draft model before and after distillation, from four beginnings
     python benchmarks/studies.py acceptance       stop rules against fixed draft lengths: tokens drafted at equal tau
     python benchmarks/studies.py domain           one domain's answers, and what happens on the other
     python benchmarks/studies.py from-traffic     requests recorded by the server refresh the draft model
+    python benchmarks/studies.py worked-solutions acceptance by kind of step, why not further, what helps; docs/reasoning.md
     python benchmarks/studies.py render           docs/heads.md from the newest results
 
 Results are `benchmarks/results/studies-NAME-DATE.json`. Work that was cut goes on with the same command; `runs/studies` holds it
@@ -22,7 +23,9 @@ from study.before_after import run_before_after
 from study.distil import BEGINNINGS, run_distil
 from study.domain import run_domain
 from study.report import render
+from study.report_worked import render_worked
 from study.traffic import run_traffic
+from study.worked import run_worked
 from workload import REPOSITORY
 
 from outrider.errors import OutriderError
@@ -63,6 +66,21 @@ def domain() -> None:
 def from_traffic() -> None:
     """Refreshed from what a server recorded."""
     run_traffic()
+
+
+@app.command("worked-solutions")
+def worked_solutions(
+    target: Annotated[str, typer.Option(help="'demo' or a model.")] = "demo",
+    draft: Annotated[str | None, typer.Option(help="The draft model; the demo has its own.")] = None,
+    workload: Annotated[str, typer.Option(help="A file or built-in name (docs/workloads.md).")] = "demo",
+    problems: Annotated[int, typer.Option(help="At most so many.", min=2)] = 40,
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "reasoning.md",
+    only_page: Annotated[bool, typer.Option("--only-page", help="Measure nothing: the page of the newest result.")] = False,
+) -> None:
+    """How far drafts are kept on worked solutions, by kind of step, and what would help."""
+    if not only_page:
+        run_worked(target, draft, workload, problems)
+    render_worked(out)
 
 
 @app.command("render")

@@ -83,8 +83,8 @@ def tests(context: Context) -> dict[str, Any]:
 def finished(command: list[str], limit_s: float) -> tuple[int | None, list[str]]:
     """Exit status and lines of a command run in the repository; None where it was killed at its limit."""
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, env={**environment(), "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True,
+        command, cwd=REPOSITORY, env={**environment(), "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
         out, _ = process.communicate(timeout=limit_s)

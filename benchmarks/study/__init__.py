@@ -1,6 +1,7 @@
-"""Studies of trained drafters: one file a study, and what they share. `benchmarks/studies.py` is their command line.
+"""Studies of drafters: one file a study, and what they share. `benchmarks/studies.py` is their command line.
 
     before_after, distil, acceptance, domain, traffic    the studies
     common, prompts, hard_labels                         training and measuring, texts, a recipe to compare with
+    worked, kinds, report_worked                         worked solutions: docs/reasoning.md, kinds of step
     report, report_heads, report_stop, tables            docs/heads.md from the results
 """

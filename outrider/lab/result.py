@@ -32,7 +32,6 @@ KINDS = {
     "certify": "outrider.lab.certify.result:CertifyResult",
     "estimate": "outrider.lab.estimate.result:EstimateResult",
     "replay": "outrider.lab.replay.result:ReplayResult",
-    "reasoning": "outrider.lab.reasoning.result:ReasoningResult",
     "server": "outrider.lab.server.result:ServerResult",
     "train": "outrider.train.result:TrainResult",
     "export": "outrider.train.export_result:ExportResult",

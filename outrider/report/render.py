@@ -17,7 +17,6 @@ RENDERERS = {
     "certify": "outrider.report.certify",
     "estimate": "outrider.report.estimate",
     "replay": "outrider.report.replay",
-    "reasoning": "outrider.report.reasoning",
     "server": "outrider.report.server_advice",
     "train": "outrider.report.train",
     "export": "outrider.report.export",

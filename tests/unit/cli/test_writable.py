@@ -60,7 +60,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 VERBS = {
     "bench": ["bench", "nowhere"], "tune": ["tune", "nowhere"], "certify": ["certify", "nowhere"],
-    "explain": ["explain", "nowhere", "x"], "reasoning": ["reasoning", "nowhere"],
+    "explain": ["explain", "nowhere", "x"],
     "replay": ["replay", "nowhere", "--tokenizer", "nowhere"], "estimate": ["estimate", "--alpha", "0.8", "--c", "0.1"],
     "train": ["train", "draft-model", "--target", "nowhere", "--prompts", "demo:9", "--out", "run"],
     "report": ["report", "nowhere.json"],

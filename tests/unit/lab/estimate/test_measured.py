@@ -9,6 +9,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.lab.estimate.measured import read_known
+from outrider.train.export_result import ExportResult
 
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 BENCH = RESULTS / "bench-2026-11-22.json"
@@ -55,6 +56,8 @@ def test_what_is_not_there(configuration: str | None, cell: str | None, said: st
         read_known(BENCH, configuration, cell)
 
 
-def test_other_results_have_no_costs() -> None:
-    with pytest.raises(ConfigError, match="of kind 'reasoning'"):
-        read_known(RESULTS / "reasoning-2026-11-22.json", None, None)
+def test_other_results_have_no_costs(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    ExportResult(drafter="medusa", layout="vllm", source="run", target="demo", checks=[]).write(path)
+    with pytest.raises(ConfigError, match="of kind 'export'"):
+        read_known(path, None, None)

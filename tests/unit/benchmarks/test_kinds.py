@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lab.reasoning.kinds import KINDS, character_kinds, repetition, token_kinds
+_BENCHMARKS = str(Path(__file__).resolve().parents[3] / "benchmarks")
+sys.path.insert(0, _BENCHMARKS)
+try:
+    from study.kinds import KINDS, character_kinds, repetition, token_kinds
+finally:
+    sys.path.remove(_BENCHMARKS)
 
 LETTERS = dict(zip("darc", KINDS, strict=True))
 HOUSE = (

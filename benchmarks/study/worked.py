@@ -1,0 +1,244 @@
+"""Study `worked-solutions`: how far drafts are kept on worked solutions, why not further, and what that brings.
+
+For each temperature `explain` decodes the problems with drafts of `LONGEST` tokens and reads both models' distributions at every
+token; `bench` then measures several draft lengths, the one that explain's replay puts first among them, and other ways to draft.
+Kinds of step are told by rules on the text (`kinds.py`). Where decoding is greedy, a rejection has one of four reasons, the first
+that fits, distributions at temperature 1:
+
+    near tie        the target gives the draft's token at least half the probability of its own: either would nearly have done
+    second guess    the text's token is the draft's second or third guess: a tree has room for it
+    doubt           the draft gave its own token less than even odds: a stop rule could have ended the draft before it
+    sure            none of these: the draft is confidently wrong, and only a better draft helps
+
+Where tokens are drawn, explain's causes say more: tokens lost, counted for the largest cause at their position.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+
+from outrider.build import Options
+from outrider.drafters.base import LARGE_TREE, SMALL_TREE
+from outrider.lab.bench.plan import Plan
+from outrider.lab.bench.result import BenchResult
+from outrider.lab.bench.run import run_bench
+from outrider.lab.configuration import Configuration
+from outrider.lab.explain.explain import explain
+from outrider.lab.explain.recorded import Question
+from outrider.lab.explain.result import LETTERS, ExplainResult, TextColumns
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.runner import Runner
+from outrider.lab.workload.load import load_workload
+from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.types import Workload
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.theory import predicted_speedup
+from study.common import TEMPERATURES, WORK, saved
+from study.kinds import ARITHMETIC, CONCLUSION, DECOMPOSITION, RESTATING, token_kinds
+
+ALL = "all"
+KINDS = (ALL, DECOMPOSITION, ARITHMETIC, RESTATING, CONCLUSION)
+REASONS = NEAR_TIE, SECOND_GUESS, DOUBT, SURE = "near tie", "second guess", "doubt", "sure"
+LONGEST = 12
+LENGTHS = (2, 5, 8)  # draft lengths to measure, beside the one that the replay puts first
+CHAIN = "draft-model"
+MAX_NEW_TOKENS = 128
+JOURNALS = WORK / "worked-solutions"
+SHOWN = 100_000  # tokens whose numbers explain hands out: all of them
+
+Line = dict[str, Any]
+
+
+def run_worked(target: str, draft: str | None, workload: str, problems: int) -> None:
+    """Measure and write the result."""
+    options = Options(target, draft=draft)
+    found = load_workload(workload)
+    studies = []
+    for temperature in TEMPERATURES:
+        explained = _explained(options, found, temperature, problems)
+        counted = lengths(explained)
+        best = max(counted, key=lambda one: one["replay_tokens_per_s"] or 0.0)["num_draft_tokens"]
+        words = ideas(temperature, best)
+        measured = _measured(options, found, temperature, problems, best)
+        clock = speeds(measured, explained, counted, words)
+        studies.append({"temperature": temperature, "best": best, **counts(explained), **clock})
+        example = example_of(explained.texts[0])
+    origin = {"target": target, "workload": workload, "problems": problems, "max_new_tokens": MAX_NEW_TOKENS}
+    saved("worked-solutions", {**origin, "longest": LONGEST, "studies": studies, "example": example})
+    rmtree(JOURNALS)
+
+
+def _explained(options: Options, workload: Workload, temperature: float, problems: int) -> ExplainResult:
+    def questions(runner: Runner) -> list[Question]:
+        found = prepare(workload, runner.tokenizer, context=runner.context, max_tokens=MAX_NEW_TOKENS, on_bad="skip")
+        return [Question(one.tokens, one.request.id, one.request.task, one.max_tokens) for one in found.prompts[:problems]]
+
+    params = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=0)
+    journal = _journal(f"explain-{temperature:g}")
+    chain, resume = Configuration(CHAIN, LONGEST), journal.exists()
+    return explain(options, chain, questions, params, journal, resume=resume, max_shown=SHOWN)[0]
+
+
+def _measured(options: Options, workload: Workload, temperature: float, problems: int, best: int) -> BenchResult:
+    wanted = [f"{CHAIN} k={length}" for length in sorted({*LENGTHS, best})] + [f"{CHAIN} k=auto:{LONGEST}"]
+    plan = Plan(
+        tuple(Configuration.parse(text) for text in [*wanted, *ideas(temperature, best)]), (temperature,), prompts=problems,
+        sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS), rounds=1, max_rounds=1,
+    )  # fmt: skip
+    journal = _journal(f"bench-{temperature:g}")
+    return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")[0]
+
+
+def _journal(name: str) -> Path:
+    JOURNALS.mkdir(parents=True, exist_ok=True)
+    return JOURNALS / f"{name}.jsonl"
+
+
+def ideas(temperature: float, best: int) -> dict[str, str]:
+    """Configurations that might beat the best chain of the draft model, each with its change in words."""
+    found = {
+        f"{CHAIN} k={LONGEST} stop=entropy": "stop drafting where the draft is unsure",
+        "suffix k=8": "copy from question and answer, no draft model",
+        f"composite k={SMALL_TREE} parts={CHAIN}+suffix": "copies beside the draft model's guesses, in one tree",
+        f"{CHAIN} k={SMALL_TREE} tree=sequoia": f"several guesses: a tree of {SMALL_TREE}, its shape planned beforehand",
+        f"{CHAIN} k={LARGE_TREE} tree=sequoia": f"several guesses: a tree of {LARGE_TREE}, its shape planned beforehand",
+    }
+    if temperature:
+        return found | {f"{CHAIN} k={best} verifier=token": "judge token by token instead of whole blocks"}
+    return found | {
+        f"{CHAIN} k={SMALL_TREE} tree=best-first": f"a tree of {SMALL_TREE}, grown where the draft is sure",
+        f"{CHAIN} k={LARGE_TREE} tree=best-first": f"a tree of {LARGE_TREE}, grown where the draft is sure",
+        "early-exit k=3": "instead of a draft model, the target's first layers",
+        "quantised k=3 bits=8": "a better draft that costs more: the target in 8 bits",
+    }
+
+
+# ---------------------------------------------------------------- what explain found, by kind of step
+
+
+def counts(result: ExplainResult) -> Line:
+    """Totals, and a line for each kind of step that occurs."""
+    texts = [list(tokens_of(one, result.is_greedy)) for one in result.texts]
+    lines = [_by_kind(name, texts) for name in KINDS]
+    return {"tokens": result.emitted, "texts": result.texts_read, "kinds": [one for one in lines if one["tokens"]]}
+
+
+def tokens_of(text: TextColumns, greedy: bool) -> Iterator[Line]:
+    """Every token of a solution: its kind, its step's, whether a draft token was tested there and kept, and why not."""
+    kinds = token_kinds(text.prompt, text.pieces)
+    for n, (kind, fate) in enumerate(zip(kinds, text.fate, strict=True)):
+        yield {
+            "kind": kind, "level": text.level[n], "began": kinds[n - text.level[n]], "tested": fate in "ac", "kept": fate == "a",
+            "overlap": None if text.disagreement[n] is None else 1 - text.disagreement[n],
+            "why": _reason(text, n) if greedy else LETTERS["cause"].get(text.cause[n]), "pair": (text.draft[n], text.pieces[n]),
+            "weight": fate == "c" if greedy else text.lost[n] or 0.0,
+        }  # fmt: skip
+
+
+def _reason(text: TextColumns, n: int) -> str:
+    if (text.p_draft[n] or 0.0) >= 0.5 * (text.p_token[n] or 0.0):
+        return NEAR_TIE
+    rank = text.rank_token[n]
+    if rank is not None and rank <= 3:
+        return SECOND_GUESS
+    return DOUBT if (text.q_draft[n] or 0.0) < 0.5 else SURE
+
+
+def _by_kind(name: str, texts: Sequence[Sequence[Line]]) -> Line:
+    own = [[one for one in text if name in (ALL, one["kind"])] for text in texts]
+    kept, tested = ([sum(one[what] for one in text) for text in own] for what in ("kept", "tested"))
+    overlaps = [one["overlap"] for text in own for one in text if one["overlap"] is not None]
+    rejected = [one for text in own for one in text if one["tested"] and not one["kept"]]
+    pairs = Counter(one["pair"] for one in rejected if one["pair"][0]).most_common(4)
+    why: dict[str, float] = defaultdict(float)
+    for one in (one for text in own for one in text if one["why"] and one["weight"]):
+        why[one["why"]] += one["weight"]
+    begun = [one for text in texts for one in text if name in (ALL, one["began"])]
+    return {
+        "kind": name, "tokens": sum(map(len, own)), "tested": sum(tested), "kept": sum(kept), "alpha": _share(kept, tested),
+        "overlap": float(np.mean(overlaps)) if overlaps else None, "survival": np.cumprod(_shares(begun)).tolist(),
+        "starts": sum(one["tested"] and one["level"] == 0 for one in begun),
+        "by_position": _shares([one for text in own for one in text], fewest=10),
+        "rejected": len(rejected), "why": dict(why), "pairs": [[*pair, count] for pair, count in pairs if count > 1],
+    }  # fmt: skip
+
+
+def _share(kept: Sequence[int], tested: Sequence[int]) -> list[float] | None:
+    """Value and ends of the interval: kept / tested, problems resampled."""
+    known = [(above, below) for above, below in zip(kept, tested, strict=True) if below]
+    if not known:
+        return None
+    found = ratio_of_sums(*zip(*known, strict=True))
+    return [found.value, found.low, min(found.high, 1.0)]
+
+
+def _shares(tokens: Sequence[Line], fewest: int = 1) -> list[float]:
+    """Kept / tested at positions 1, 2, ... of a draft, as far as enough were tested."""
+    reached: dict[int, list[bool]] = defaultdict(list)
+    for one in tokens:
+        if one["tested"]:
+            reached[one["level"]].append(one["kept"])
+    found = []
+    while len(reached[len(found)]) >= fewest:
+        found.append(float(np.mean(reached[len(found)])))
+    return found
+
+
+def example_of(text: TextColumns) -> list[list[str]]:
+    """A solution in pieces of one kind each."""
+    runs = groupby(zip(token_kinds(text.prompt, text.pieces), text.pieces, strict=True), key=lambda pair: pair[0])
+    found = [[kind, "".join(piece for _, piece in group).strip()] for kind, group in runs]
+    return [one for one in found if one[1]]
+
+
+# ---------------------------------------------------------------- what the clock says
+
+
+def lengths(result: ExplainResult) -> list[Line]:
+    """What explain's replay says of every draft length."""
+    return [
+        {"num_draft_tokens": one.num_draft_tokens, "replay_tau": one.tokens_per_step, "replay_tokens_per_s": one.tokens_per_s}
+        for one in result.counterfactuals
+        if one.family == "length" and one.num_draft_tokens
+    ]
+
+
+def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line], words: dict[str, str]) -> Line:
+    """Forecasts of every length beside what was measured, and every configuration that ran."""
+    cell = result.cells[0]
+    plain = cell.measured(0)
+    assert plain is not None
+    assert plain.tokens_per_s is not None
+    assert explained.times is not None
+    c = explained.times.draft_level_s * plain.tokens_per_s
+    alpha = explained.accepted / max(explained.tested, 1)
+    forecasts = [
+        {
+            **one, "alpha_speedup": predicted_speedup(alpha, one["num_draft_tokens"], c),
+            "replay_speedup": (one["replay_tokens_per_s"] or 0.0) / plain.tokens_per_s,
+        }
+        for one in counted
+    ]  # fmt: skip
+    measured = []
+    for number, info in enumerate(result.configurations[1:], 1):
+        found = cell.measured(number)
+        if found is None or found.speedup is None:
+            failure = info.failure or cell.failures.get(info.label, "not measured")
+            measured.append({"configuration": info.label, "what": words.get(info.label, ""), "failure": failure})
+            continue
+        ends, same = found.speedup.interval, found.identity
+        measured.append({
+            "configuration": info.label, "what": words.get(info.label, ""),
+            "tau": found.tau, "tokens_per_s": found.tokens_per_s, "exact": info.exact,
+            "drafted": found.drafted / found.num_steps,
+            "speedup": [found.speedup.value, *((ends.low, ends.high) if ends else (0.0, float("inf")))],
+            "same_texts": None if same is None else [same.num_identical, same.num_compared],
+        })  # fmt: skip
+    return {"c": c, "lengths": forecasts, "measured": measured, "other_cpu": cell.others.highest if cell.others else None}

@@ -1,1 +1,0 @@
-"""The case to shine on: worked solutions. `study.py` is the way in, `result.py` what comes out, `kinds.py` the kinds of step."""
