@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from in_vllm.compare import Following
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workers import Configuration, Worker
 from workload import PEERS, SHARED, console, model_name, write_result
@@ -34,7 +35,6 @@ from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Request, Workload
 from outrider.llm import LLM
-from outrider.train.vllm.compare import Following
 
 MAX_MODEL_LEN = 2048
 ROOM = 16  # positions behind an answer: near its end vLLM lets nobody draft

@@ -34,7 +34,7 @@ from outrider.models.heads.tensors import HeadTensors
 from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
-from outrider.train.vllm.obstacles import obstacles
+from outrider.train.obstacles import obstacles
 
 Config = TypeVar("Config", BlockConfig, EagleConfig)
 DRAFT_MODEL = "draft-model"

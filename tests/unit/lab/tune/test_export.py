@@ -221,7 +221,7 @@ def headed(head: Head, size: int = 4, more: str = "", **others: Any) -> dict[str
     ],
 )  # fmt: skip
 def test_vllm_is_told_the_method_and_how_to_get_the_head(head: Head, method: str, size: int, layout: str) -> None:
-    """As `outrider export --check --vllm` runs them. Block heads are run whole: fewer masks would be another computation."""
+    """As `benchmarks/head_in_vllm.py` runs them. Block heads are run whole: fewer masks would be another computation."""
     found = headed(head)["vLLM"]
     config = json.loads(re.search(r"--speculative-config '(.*)'$", found.text)[1])
     assert config == {"method": method, "model": "EXPORTED_HEAD", "num_speculative_tokens": size}

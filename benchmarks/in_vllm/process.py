@@ -8,7 +8,6 @@ into a log, of which a failure shows the end.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -21,13 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from in_vllm.methods import explained
 from outrider.errors import ConfigError, OutriderError
-from outrider.train.vllm.methods import explained
 
 WORKER = Path(__file__).with_name("worker.py")
 PROBE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 PROBE_S = 60
-TAKES = "--vllm takes the path of a Python that has vLLM"
+TAKES = "--python takes the path of a Python that has vLLM"
 PYDANTIC = " [type="  # what follows repeats the input
 GRACE_S = 10  # between asking the process to end and ending it
 SHOWN_LINES = 12  # of the log
@@ -55,10 +54,8 @@ class Interpreter:
     path: str
 
     @classmethod
-    def find(cls, named: str | None) -> Interpreter | None:
-        """The one that was named, else ours where it has vLLM; None: there is none. Raises ConfigError for a wrong name."""
-        if named is None:
-            return cls(sys.executable) if importlib.util.find_spec("vllm") else None
+    def find(cls, named: str) -> Interpreter:
+        """The one that was named. Raises ConfigError where it has no vLLM."""
         path = Path(named).expanduser()
         if path.is_dir():
             raise ConfigError(f"{TAKES}; '{named}' is a folder. Perhaps {path}/bin/python?")
@@ -83,7 +80,7 @@ class Interpreter:
             try:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired as error:
-                raise VllmError(f"vLLM was not done within {timeout_s:g} s; --vllm-timeout SECONDS gives it more", log) from error
+                raise VllmError(f"vLLM was not done within {timeout_s:g} s; --timeout SECONDS gives it more", log) from error
             finally:
                 _end(process)
                 if process.stdin is not None:

@@ -1,5 +1,4 @@
-"""How vLLM is told to draft with a head, what it is known not to read, and folders of its layouts (vLLM itself:
-tests/unit/cli/test_export_vllm.py)."""
+"""What vLLM is known not to read of a head, and folders of its layouts."""
 
 from __future__ import annotations
 
@@ -10,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import ConfigError
 from outrider.models.heads.block import BlockConfig, BlockHead
 from outrider.models.heads.block_files import export_block, load_block
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.models.heads.medusa_files import export_medusa
 from outrider.train.export import Target, export
-from outrider.train.vllm.methods import explained, method_of
-from outrider.train.vllm.obstacles import obstacles
+from outrider.train.obstacles import obstacles
 from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, tiny_llama
 
@@ -34,22 +31,6 @@ def target() -> Any:
 
 def block(**changes: Any) -> BlockHead:
     return BlockHead.new(replace(DFLASH, **changes), target())
-
-
-def test_methods() -> None:
-    """vLLM's names, and lengths that both engines can draft: a block whole, no more tokens than Medusa heads."""
-    heads = MedusaHeads(MedusaConfig(64, 40, 3))
-    eagle = random_eagle("eagle3", target().config)
-    found = [method_of("medusa", heads, None), method_of("eagle3", eagle, None), method_of("draft-model", None, 7)]
-    found += [method_of("block", block(), None), method_of("block", block(markov_rank=4, sample_from_anchor=True), 6)]
-    assert [(one.name, one.num_draft_tokens) for one in found] == [
-        ("medusa", 3), ("eagle3", 4), ("draft_model", 7), ("dflash", 5), ("dspark", 6),
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match="at most 3 draft tokens; got --num-draft-tokens 4"):
-        method_of("medusa", heads, 4)
-    with pytest.raises(ConfigError, match="guesses 5 tokens at once"):
-        method_of("block", block(), 3)
-    assert explained("anything else") == "anything else"
 
 
 def test_obstacles_of_blocks() -> None:

@@ -18,17 +18,59 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from in_vllm.methods import Method, method_of
+from in_vllm.process import Interpreter
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.train.export import Target, load_head
-from outrider.train.export_result import WITHIN, Acceptance, Compared
-from outrider.train.vllm.methods import Method, method_of
-from outrider.train.vllm.process import Interpreter
 
+WITHIN = 0.03  # by which tau may differ between two engines that run one head: rounding turns a few ties around
 ROOM = 64  # positions behind the longest answer, for its last draft
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What one engine counted over all prompts; every draft in full, also where it reaches beyond the answer's end."""
+
+    drafts: int  # target passes that had a draft
+    drafted: int  # draft tokens
+    accepted: int
+    accepted_per_position: list[int]  # [j]: drafts whose token j + 1 was accepted
+
+    @property
+    def tau(self) -> float:
+        """1 + accepted / drafts."""
+        return 1 + self.accepted / max(self.drafts, 1)
+
+    @property
+    def per_position(self) -> list[float]:
+        """[j]: share of the drafts whose token j + 1 was accepted."""
+        return [count / max(self.drafts, 1) for count in self.accepted_per_position]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One drafter in two engines, on the same prompts and texts, greedily."""
+
+    method: Method
+    versions: dict[str, str]  # vllm and its torch
+    outrider: Acceptance
+    vllm: Acceptance
+    departures: int  # how often our target chose another token than vLLM's; ours then went on along vLLM's text
+    same_texts: int  # answers without a departure
+
+    @property
+    def tau_ratio(self) -> float:
+        """vLLM's tau / ours."""
+        return self.vllm.tau / self.outrider.tau
+
+    @property
+    def is_within(self) -> bool:
+        """Whether tau differs by at most WITHIN."""
+        return abs(self.tau_ratio - 1) <= WITHIN
 
 
 @dataclass(frozen=True)
@@ -57,9 +99,9 @@ def prompt_tokens(workload: Workload, target: Target, max_new_tokens: int) -> li
     return [prompt.tokens for prompt in prepared.prompts]
 
 
-def method_for(kind: str, source: Path, target: Target, num_draft_tokens: int | None) -> Method:
-    """How vLLM drafts with it. Raises ConfigError for a draft length that this drafter does not have."""
-    return method_of(kind, None if kind == "draft-model" else load_head(kind, source, target), num_draft_tokens)
+def method_for(kind: str, source: Path, target: Target) -> Method:
+    """How vLLM drafts with what is in `source`."""
+    return method_of(kind, None if kind == "draft-model" else load_head(kind, source, target))
 
 
 def compare(
@@ -71,17 +113,12 @@ def compare(
     status(f"vLLM drafts with {out} (method {method.name})")
     with tempfile.TemporaryDirectory() as folder:
         answer = interpreter.ask(_task(out, target, how), Path(folder), log, how.timeout_s)
-    there = Acceptance.model_validate(answer["counters"])
     status(f"Outrider drafts with {source}")
     following = Following(_outrider(kind, source, target, how), method.num_draft_tokens)
     departed = [following.along(prompt, text) for prompt, text in zip(how.prompts, answer["tokens"], strict=True)]
-    here = following.counted()
-    ratio = there.tau / here.tau
     return Compared(
-        method=method.name, num_draft_tokens=method.num_draft_tokens, num_prompts=len(how.prompts),
-        max_new_tokens=how.max_new_tokens, dtype=target.dtype, versions=answer["versions"], outrider=here, vllm=there,
-        departures=sum(departed), same_texts=departed.count(0), tau_ratio=ratio, is_within=abs(ratio - 1) <= WITHIN,
-    )  # fmt: skip
+        method, answer["versions"], following.counted(), Acceptance(**answer["counters"]), sum(departed), departed.count(0)
+    )
 
 
 def _task(out: Path, target: Target, how: Comparing) -> dict[str, Any]:

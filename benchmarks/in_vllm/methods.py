@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import ConfigError
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.medusa import MedusaHeads
 
@@ -40,21 +39,12 @@ class Method:
         return {"method": self.name, "model": str(folder.resolve()), "num_speculative_tokens": self.num_draft_tokens}
 
 
-def method_of(kind: str, head: object | None, num_draft_tokens: int | None) -> Method:
-    """`head`: the loaded one; None for a draft model. Raises ConfigError for a length that the head does not have."""
+def method_of(kind: str, head: object | None) -> Method:
+    """How vLLM drafts with `head`, the loaded one; None for a draft model."""
     if isinstance(head, BlockHead):
-        length = head.config.num_guesses
-        if num_draft_tokens not in (None, length):
-            raise ConfigError(
-                f"this head guesses {length} tokens at once, and both engines are compared at that length; got "
-                f"--num-draft-tokens {num_draft_tokens}"
-            )
         is_dspark = bool(head.config.markov_rank) or head.config.confidence
-        return Method("dspark" if is_dspark else "dflash", length)
-    most = head.num_heads if isinstance(head, MedusaHeads) else None
-    length = num_draft_tokens or min(LENGTH, most or LENGTH)
-    if most is not None and length > most:
-        raise ConfigError(f"there are {most} Medusa heads, so at most {most} draft tokens; got --num-draft-tokens {length}")
+        return Method("dspark" if is_dspark else "dflash", head.config.num_guesses)
+    length = min(LENGTH, head.num_heads) if isinstance(head, MedusaHeads) else LENGTH
     return Method(kind.replace("-", "_"), length)
 
 

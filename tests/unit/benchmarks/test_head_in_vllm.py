@@ -1,5 +1,5 @@
-"""`outrider export --check` and vLLM: acceptance compared, refusals, deaths, timeouts, Ctrl-C, with a Python that only looks like
-one that has vLLM; and the real one where it is installed (OUTRIDER_VLLM_PYTHON, or .peers/vllm of benchmarks/setup_peers.sh)."""
+"""A drafter here and in vLLM: acceptance compared, refusals, deaths, timeouts, Ctrl-C, with a Python that looks like one that has
+vLLM; and the real one where it is installed (OUTRIDER_VLLM_PYTHON, or .peers/vllm of benchmarks/setup_peers.sh)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +21,26 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
-from outrider.lab.result import read_result
+from outrider.models.heads.block import BlockHead
 from outrider.models.heads.eagle_files import save_eagle
-from outrider.train.export_result import Acceptance, Compared, ExportResult
-from outrider.train.vllm.process import Interpreter, VllmError
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.train.export import Target, export
 from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from tests.unit.train.test_obstacles import DFLASH
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("OUTRIDER_VLLM_PYTHON", REPOSITORY / ".peers" / "vllm" / "bin" / "python"))
 needs_vllm = pytest.mark.skipif(not PYTHON.exists(), reason="no vLLM here (OUTRIDER_VLLM_PYTHON, benchmarks/setup_peers.sh)")
+BENCHMARKS = str(REPOSITORY / "benchmarks")
 COUNTED = {"drafts": 10, "drafted": 40, "accepted": 0, "accepted_per_position": [0, 0, 0, 0]}
 PROMPTS = ("one", "two", "three")
-Run = Callable[..., Any]
+Comparison = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
 def python(folder: Path, body: str) -> Path:
@@ -62,27 +71,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def export(models: Path, tmp_path: Path, cli: Run) -> Run:
-    def run(*more: str, out: str = "out") -> Any:
-        fixed = ("--target", str(models / "target"), "--to", "raw", "--out", str(tmp_path / out))
-        return cli("export", str(models / "head"), *fixed, *more)
+def compare(models: Path, tmp_path: Path) -> Comparison:
+    """The comparison with a Python of the test's, on three prompts."""
+
+    def run(program: Path, timeout_s: float = 50.0) -> Any:
+        comparing = import_module("in_vllm.compare")
+        target, head, out = Target.load(str(models / "target")), models / "head", tmp_path / "out"
+        if not out.exists():
+            export(head, "raw", out, target)
+        how = comparing.Comparing([ids(text) for text in PROMPTS], comparing.method_for("eagle3", head, target), 12, 1, timeout_s)
+        interpreter = import_module("in_vllm.process").Interpreter(str(program))
+        return comparing.compare(interpreter, "eagle3", head, out, target, how, tmp_path / "log")
 
     return run
 
 
-def compared(models: Path, *more: str) -> tuple[str, ...]:
-    fixed = ("--check", "--workload", str(models / "prompts.jsonl"), "--max-new-tokens", "12", "--threads", "1")
-    return (*fixed, *more)
-
-
-def test_within_and_beyond(models: Path, tmp_path: Path, export: Run) -> None:
-    """The verdict follows the counters: those that we count ourselves are within 3 %, others are not and the code says so. Guards
-    the task that vLLM is given, too: ids of the prompts, the exported folder, the target's dtype."""
+def test_within_and_beyond(models: Path, tmp_path: Path, compare: Comparison) -> None:
+    """The verdict follows the counters: those that we count ourselves are within 3 %, others are not. Guards the task that vLLM
+    is given, too: ids of the prompts, the exported folder, the target's dtype."""
     many = COUNTED | {"accepted": 35, "accepted_per_position": [10, 10, 10, 5]}
-    done = export(*compared(models, "--vllm", str(python(tmp_path, answering(many, greedy(models))))))
-    assert done.code == 1
-    assert "Beyond 3 %" in done.out
-    found = comparison(tmp_path / "out")
+    found = compare(python(tmp_path, answering(many, greedy(models))))
+    assert not found.is_within
     assert found.vllm.tau == pytest.approx(4.5)
     assert (found.departures, found.same_texts) == (0, 3)
     ours = found.outrider
@@ -92,14 +101,12 @@ def test_within_and_beyond(models: Path, tmp_path: Path, export: Run) -> None:
     assert task["prompts"] == [byte_tokenizer()(text)["input_ids"] for text in PROMPTS]
     assert task["speculative"] == {"method": "eagle3", "model": str(tmp_path / "out"), "num_speculative_tokens": 4}
     assert (task["dtype"], task["threads"], task["target"]) == ("float32", 1, str(models / "target"))
-    assert not list(tmp_path.glob("*.log"))
-    same = python(tmp_path, answering(ours.model_dump(), greedy(models)))
-    done = export(*compared(models, "--vllm", str(same)), out="again")
-    assert done.code == 0
-    assert "Within 3 %: tau in vLLM differs from ours by +0.0%" in done.out
+    again = compare(python(tmp_path, answering(vars(ours), greedy(models))))
+    assert again.is_within
+    assert again.tau_ratio == 1
 
 
-def test_ours_follows_the_text_of_vllm(models: Path, tmp_path: Path, export: Run) -> None:
+def test_ours_follows_the_text_of_vllm(models: Path, tmp_path: Path, compare: Comparison) -> None:
     """Where the target's choice is another one, ours goes on along vLLM's text, whose tail is then its own again. Catches an
     acceptance that is measured on another text."""
     texts = greedy(models)
@@ -107,8 +114,7 @@ def test_ours_follows_the_text_of_vllm(models: Path, tmp_path: Path, export: Run
     with LLM(models / "target", drafter="none", runtime="eager") as llm:
         tail = llm.generate([ids(PROMPTS[1]) + texts[1][:6]], SamplingParams(max_tokens=6, ignore_eos=True))[0].token_ids
     texts[1][6:] = tail
-    export(*compared(models, "--vllm", str(python(tmp_path, answering(COUNTED, texts)))))
-    found = comparison(tmp_path / "out")
+    found = compare(python(tmp_path, answering(COUNTED, texts)))
     assert (found.departures, found.same_texts) == (1, 2)
 
 
@@ -123,39 +129,26 @@ def ids(text: str) -> list[int]:
     return list(byte_tokenizer()(text)["input_ids"])
 
 
-def comparison(out: Path) -> Compared:
-    found = read_result(out / "export.json")
-    assert isinstance(found, ExportResult)
-    assert found.compared is not None
-    return found.compared
-
-
-def test_what_vllm_refuses_is_said_and_kept(models: Path, tmp_path: Path, export: Run) -> None:
+def test_what_vllm_refuses_is_said(tmp_path: Path, compare: Comparison) -> None:
     """Its own words without the repeated input, ours behind them where we know more, and the end of its log."""
     refusal = "ValidationError: 1 error\\n  Model Runner V1 does not support: dspark speculative decoding [type=value_error, x]"
     body = f"print('line of the log')\nanswer.write_text(json.dumps({{'error': '{refusal}'}}))\nsys.exit(1)"
-    done = export(*compared(models, "--vllm", str(python(tmp_path, body))))
-    assert done.code == 1
-    assert "does not support: dspark speculative decoding. That is: vLLM runs heads with a Markov" in done.err
-    assert "type=value_error" not in done.err
-    assert "vllm: line of the log" in done.err
-    found = read_result(tmp_path / "out" / "export.json")
-    assert isinstance(found, ExportResult)
-    assert found.compared is None
-    assert found.not_compared.startswith("not compared: ValidationError")
+    with pytest.raises(import_module("in_vllm.process").VllmError) as refused:
+        compare(python(tmp_path, body))
+    assert "does not support: dspark speculative decoding. That is: vLLM runs heads with a Markov" in refused.value.reason
+    assert "type=value_error" not in refused.value.reason
+    assert refused.value.tail() == ["line of the log"]
 
 
-def test_death_and_timeout(models: Path, tmp_path: Path, export: Run) -> None:
+def test_death_and_timeout(tmp_path: Path, compare: Comparison) -> None:
     """Neither a worker that dies nor one that hangs looks like a comparison, and the hanging one is gone afterwards."""
-    done = export(*compared(models, "--vllm", str(python(tmp_path, "sys.exit('out of memory')"))))
-    assert done.code == 1
-    assert "vLLM ended with code 1 and no answer" in done.err
-    assert "vllm: out of memory" in done.err
+    error = import_module("in_vllm.process").VllmError
+    with pytest.raises(error, match="vLLM ended with code 1 and no answer"):
+        compare(python(tmp_path, "sys.exit('out of memory')"))
     place = tmp_path / "pid"
     hanging = python(tmp_path, f"Path({str(place)!r}).write_text(str(os.getpid()))\ntime.sleep(60)")
-    done = export(*compared(models, "--vllm", str(hanging), "--vllm-timeout", "1"), out="hanging")
-    assert done.code == 1
-    assert "vLLM was not done within 1 s; --vllm-timeout SECONDS gives it more" in done.err
+    with pytest.raises(error, match="vLLM was not done within 1 s; --timeout SECONDS gives it more"):
+        compare(hanging, timeout_s=1)
     assert is_gone(int(place.read_text()))
 
 
@@ -166,7 +159,7 @@ def test_interrupted(tmp_path: Path, number: int, expected: type[BaseException])
     """Ctrl-C and what ends us otherwise come through at once, and take vLLM and what it started along."""
     place = tmp_path / "pids"
     body = f"child = os.fork()\nif child: Path({str(place)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
-    interpreter = Interpreter(str(python(tmp_path, body)))
+    interpreter = import_module("in_vllm.process").Interpreter(str(python(tmp_path, body)))
 
     def press() -> None:
         while not place.exists() or not place.read_text():
@@ -195,8 +188,8 @@ def test_killed(tmp_path: Path) -> None:
         f"if child: Path({str(place)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
     )
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom outrider.train.vllm.process import Interpreter\n"
-        f"os.environ['PYTHONPATH'], folder = {str(libraries)!r}, Path({str(tmp_path)!r})\n"
+        f"import os, sys\nfrom pathlib import Path\nsys.path.insert(0, {BENCHMARKS!r})\nfrom in_vllm.process import Interpreter\n"
+                f"os.environ['PYTHONPATH'], folder = {str(libraries)!r}, Path({str(tmp_path)!r})\n"
         "Interpreter(sys.executable).ask({'threads': None}, folder, folder / 'log', 50)"
     )
     asking = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
@@ -220,71 +213,48 @@ def is_gone(pid: int, within_s: float = 2.0) -> bool:
         time.sleep(0.1)
 
 
-def test_where_there_is_no_vllm(models: Path, export: Run) -> None:
-    """Said plainly; the export itself is fine."""
-    done = export(*compared(models))
-    assert done.code == 0
-    assert "not compared: no vLLM in this Python; --vllm PYTHON names one that has it" in done.out
-
-
-def test_what_cannot_be_compared(models: Path, tmp_path: Path, export: Run) -> None:
-    """Options that mean nothing, no vLLM, no prompts: refused by name, before anything is written."""
+def test_interpreters_without_vllm(tmp_path: Path) -> None:
+    """Refused by name."""
+    find = import_module("in_vllm.process").Interpreter.find
     without = tmp_path / "without"
     without.write_text("#!/bin/sh\nexit 1\n")
     without.chmod(0o755)
-    cases = [
-        (("--vllm", sys.executable, "--prompts", "3"), "--vllm, --prompts mean nothing without --check"),
-        (("--check", "--vllm", str(tmp_path)), "is a folder. Perhaps"),
-        (("--check", "--vllm", str(tmp_path / "none")), "cannot be run: No such file or directory"),
-        (("--check", "--vllm", str(without)), "cannot import vllm"),
-        (("--check", "--vllm", str(python(tmp_path, "")), "--workload", "none.jsonl"), "none.jsonl"),
-    ]
-    for more, message in cases:
-        done = export(*more)
-        assert done.code == 2, message
-        assert message in done.err
-    assert not (tmp_path / "out").exists()
+    cases = {tmp_path: "is a folder. Perhaps", tmp_path / "none": "cannot be run: No such file", without: "cannot import vllm"}
+    for path, message in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            find(str(path))
+
+
+def test_methods() -> None:
+    """vLLM's names, and lengths that both engines can draft: a block whole, no more tokens than Medusa heads."""
+    methods, target = import_module("in_vllm.methods"), tiny_llama(40, num_hidden_layers=3).requires_grad_(False)
+    marked = replace(DFLASH, markov_rank=4, sample_from_anchor=True)
+    heads = {
+        "medusa": MedusaHeads(MedusaConfig(64, 40, 3)), "eagle3": random_eagle("eagle3", target.config), "draft-model": None,
+        "block": BlockHead.new(DFLASH, target),
+    }  # fmt: skip
+    found = [methods.method_of(kind, head) for kind, head in heads.items()]
+    found.append(methods.method_of("block", BlockHead.new(marked, target)))
+    assert [(one.name, one.num_draft_tokens) for one in found] == [
+        ("medusa", 3), ("eagle3", 4), ("draft_model", 4), ("dflash", 5), ("dspark", 6),
+    ]  # fmt: skip
+    assert methods.explained("anything else") == "anything else"
 
 
 def test_ratios() -> None:
     """tau counts the token behind every draft; no drafts at all divide nothing."""
-    one = Acceptance(drafts=4, drafted=16, accepted=6, accepted_per_position=[3, 2, 1, 0])
+    acceptance = import_module("in_vllm.compare").Acceptance
+    one = acceptance(drafts=4, drafted=16, accepted=6, accepted_per_position=[3, 2, 1, 0])
     assert one.tau == 2.5
     assert one.per_position == [0.75, 0.5, 0.25, 0.0]
-    assert Acceptance(drafts=0, drafted=0, accepted=0, accepted_per_position=[]).tau == 1
+    assert acceptance(drafts=0, drafted=0, accepted=0, accepted_per_position=[]).tau == 1
 
 
 @pytest.mark.slow
 @needs_vllm
-@pytest.mark.parametrize("layout", ["raw", "speculators"])
-def test_a_head_trained_here_does_in_vllm_what_it_does_here(layout: str, tmp_path: Path, cli: Run) -> None:
-    """The embedded EAGLE-3 head, in the real vLLM: acceptance within 3 % of ours on the same prompts."""
-    head, out = demo_paths().draft.parent / "heads" / "eagle3", tmp_path / "out"
-    done = cli(
-        "export", str(head), "--target", "demo", "--to", layout, "--out", str(out), "--check", "--vllm", str(PYTHON),
-        "--prompts", "12", "--threads", "1",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    found = comparison(out)
-    assert found.tau_ratio == pytest.approx(1, abs=0.03)
-    assert found.vllm.tau > 2
-
-
-@pytest.mark.slow
-@needs_vllm
-def test_a_draft_model_does_in_vllm_what_it_does_here(tmp_path: Path, cli: Run) -> None:
-    """The embedded draft model, in vLLM's own draft-model method and in transformers' assisted generation."""
-    done = cli(
-        "export", str(demo_paths().draft), "--target", "demo", "--to", "transformers", "--out", str(tmp_path / "out"), "--check",
-        "--vllm", str(PYTHON), "--prompts", "6", "--threads", "1",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "transformers' assisted generation: 24 tokens in" in done.out
-    assert "Within 3 %" in done.out
-
-
-def test_errors_are_ours() -> None:
-    """A wrong interpreter is bad input (2), a vLLM that fails is a failed run (1)."""
-    with pytest.raises(ConfigError):
-        Interpreter.find("/none/python")
-    assert VllmError.exit_code == 1
+def test_drafters_do_in_vllm_what_they_do_here() -> None:
+    """The embedded EAGLE-3 head in both its layouts and the embedded draft model, in the real vLLM: within 3 % of ours."""
+    pair = demo_paths().draft.parent
+    heads = [f"{layout}={pair / 'heads' / 'eagle3'}:{layout}" for layout in ("raw", "speculators")]
+    asked = ["head_in_vllm.py", "demo", *heads, f"draft={demo_paths().draft}:transformers", "--prompts", "6", "--threads", "1"]
+    subprocess.run([sys.executable, *asked, "--python", str(PYTHON), "--dry"], cwd=BENCHMARKS, check=True)

@@ -1,1 +1,0 @@
-"""vLLM, in a process of its own: does an exported head do there what it does here?"""
