@@ -18,11 +18,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.decode import Decoder
+from outrider.drafters.base import Drafter
 from outrider.models.picking import Draws, no_draws
-from outrider.rows import Row
+from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.words import BadWords, Spelling
 from outrider.text import Detokenizer, StopStrings
+from outrider.types import Draft
 
 LARGE_BYTES = 64 << 20  # glibc hands blocks beyond 32 MiB back to the system, however many it has seen
 EOS = 0  # the end token of every tokenizer made here
@@ -126,6 +128,24 @@ def make_row(
         detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
         stops=StopStrings(params.stop),
     )
+
+
+class OracleThatErrs(Drafter):
+    """Knows what will be said, but for a wrong token at a place that wanders from step to step."""
+
+    def __init__(self, said: list[list[int]]) -> None:
+        self._said = said
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        width = max(gamma)
+        tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+        for index, row in enumerate(rows):
+            done = len(row.output)
+            known = self._said[row.request][done : done + width]
+            tokens[index, : len(known)] = torch.tensor(known)
+            if (wrong := done * 7 % (width + 2)) < width:
+                tokens[index, wrong] = (tokens[index, wrong] + 1 + done) % rows.vocab_size
+        return Draft(tokens, torch.tensor(gamma))
 
 
 def bad_words(words: Sequence[Sequence[int]], vocab_size: int) -> BadWords:

@@ -61,12 +61,11 @@ def attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     outrider_plan: PassPlan | None = None,
-    s_aux: Tensor | None = None,
+    s_aux: Tensor | None = None,  # (heads,) sinks
     **unused: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract: returns ((B, T, heads, Dv), no weights)."""
     assert outrider_plan is not None, "the model does not pass keyword arguments on to its attention"
-    assert s_aux is None, "attention sinks are not supported"
     plan, layer = outrider_plan, module.layer_idx
     keys = _write(plan.keys[layer], plan.places, key)
     values = _write(plan.values[layer], plan.places, value)
@@ -75,10 +74,10 @@ def attention(
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)
     values = values[:num_rows, :num_keys].transpose(1, 2)
-    if softcap is None:
+    if softcap is None and s_aux is None:
         out = _attend(padded, keys, values, mask, scaling)
     else:
-        out = _attend_with_softcap(padded, keys, values, mask, scaling, softcap)
+        out = _attend_written_out(padded, keys, values, mask, scaling, softcap, s_aux)
     return out[:, :, :num_queries].transpose(1, 2).contiguous(), None
 
 
@@ -97,17 +96,25 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: 
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
 
 
-def _attend_with_softcap(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, softcap: float
-) -> Tensor:
-    """Gemma 2 squashes the scores, which the fused kernels cannot do; written out, softmax in fp32."""
+def _attend_written_out(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Attention in steps, softmax in fp32, for what the fused kernels lack.
+
+    A soft cap squashes the scores (Gemma 2). A sink is a learned score of each head whose weight goes to no value (gpt-oss).
+    """
     groups = query.shape[1] // keys.shape[1]
     keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.matmul(query, keys.transpose(2, 3)) * scale
-    scores = torch.tanh(scores / softcap) * softcap + mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(weights, values)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return torch.matmul(weights[..., : keys.shape[2]].to(query.dtype), values)
 
 
 def without_mask(*args: object, **kwargs: object) -> None:

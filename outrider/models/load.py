@@ -310,7 +310,7 @@ def _shape_of(module: Any, layers: Sequence[Seen]) -> LMShape:
     return LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
         context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
-        layers=tuple(layer.shape for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
+        layers=tuple(layer.kind.shape for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
         sliding_window=_sliding_window(config),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
     )

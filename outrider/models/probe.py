@@ -4,7 +4,7 @@
    values, or has attention code of its own: not for our cache (`unsupported.py`). One that is windowed must tell its attention:
    a window in transformers' mask alone is lost on ours (`load._reaches`).
 2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
-   what a list of names cannot: an ignored mask, position ids that are not used, ALiBi, attention sinks.
+   what a list of names cannot: an ignored mask, position ids that are not used, ALiBi.
 
 What fails here runs on transformers' own cache (`stateful/`). What passes keep a row's bits is measured next, in
 `pass_limits.py`.
@@ -26,12 +26,8 @@ from outrider.models.attention import NAME, make_known
 from outrider.models.lm import LM
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.signals import AFTER_NORM
-from outrider.models.unsupported import (
-    UnsupportedAttentionError,
-    refuse_failure,
-    refuse_other_logits,
-    refuse_silent_layers,
-)
+from outrider.models.sum_order import AttentionKind
+from outrider.models.unsupported import refuse_failure, refuse_other_logits, refuse_silent_layers
 
 SHAPES = "outrider-shapes"
 
@@ -39,20 +35,19 @@ SHAPES = "outrider-shapes"
 class Seen(NamedTuple):
     """What the attention of one layer was called with."""
 
-    shape: LayerShape
+    kind: AttentionKind
     is_windowed: bool  # it was told of a window
     takes_keywords: bool  # the keyword arguments of the pass reached it
 
 
 def _record_layer(
     seen: dict[int, Seen], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, sliding_window: int | None = None, outrider_probe: bool = False,
-    s_aux: Tensor | None = None, **unused: object,
+    scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, outrider_probe: bool = False, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    if s_aux is not None:
-        raise UnsupportedAttentionError("its attention has sinks (a learned score per head), which Outrider's does not compute")
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-    seen[module.layer_idx] = Seen(shape, sliding_window is not None, outrider_probe)
+    kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None)
+    seen[module.layer_idx] = Seen(kind, sliding_window is not None, outrider_probe)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None

@@ -52,18 +52,11 @@ class AttentionKind(NamedTuple):
     num_heads: int
     shape: LayerShape
     softcap: float | None
+    has_sinks: bool = False
 
-
-def attention_kinds(config: Any, layers: tuple[LayerShape, ...]) -> list[AttentionKind]:
-    """The different kinds among a model's layers. `config`: transformers' text config."""
-    heads, softcap = getattr(config, "num_attention_heads", None), getattr(config, "attn_logit_softcapping", None)
-    kinds = (AttentionKind(_query_heads(heads, layer.num_kv_heads), layer, softcap) for layer in layers)
-    return list(dict.fromkeys(kinds))
-
-
-def _query_heads(named: Any, num_kv_heads: int) -> int:
-    """The config's number where the layer's key-value heads divide it; else one query head for each of them."""
-    return named if isinstance(named, int) and named % num_kv_heads == 0 else num_kv_heads
+    def sinks(self, device: torch.device | str = "cpu") -> Tensor | None:
+        """(heads,) to be sampled with, always the same; None for a layer without."""
+        return torch.linspace(-4.0, 8.0, self.num_heads, device=device) if self.has_sinks else None
 
 
 def same_bits(sample: Sample, widths: list[int]) -> bool:
@@ -248,8 +241,9 @@ class _Bench:
             return self._attend(self._kv, query, key, value, parents)
         plan, _ = plan_pass(self._kv, 1, query.shape[2], parents, last_position=1 << 20)
         out, _ = attention(
-            self._layer, query, key, value, None, scaling=1.0, softcap=self._kind.softcap, outrider_plan=plan
-        )
+            self._layer, query, key, value, None, scaling=1.0, softcap=self._kind.softcap, outrider_plan=plan,
+            s_aux=self._kind.sinks(self._device),
+        )  # fmt: skip
         return out[0].flatten(1)
 
     def agrees(self, inputs: Inputs, parents: list[int], path: list[int]) -> bool:

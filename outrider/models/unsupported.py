@@ -26,10 +26,6 @@ class OwnCacheNeededError(CapabilityError):
     """Our cache cannot serve the model; the message is a clause that says why."""
 
 
-class UnsupportedAttentionError(Exception):
-    """A layer's attention asks for something that ours does not compute; the message says what."""
-
-
 def refuse_other_caches(module: Any) -> None:
     """Raise OwnCacheNeededError where transformers' own cache keeps more of a layer than keys and values.
 
@@ -89,9 +85,7 @@ def refuse_failure(module: Any, error: Exception) -> NoReturn:
     if isinstance(error, torch.OutOfMemoryError):
         raise error
     code = type(module).__name__
-    if isinstance(error, UnsupportedAttentionError):
-        what = str(error)
-    elif getattr(module.config.get_text_config(), "index_topk", None):
+    if getattr(module.config.get_text_config(), "index_topk", None):
         what = SPARSE
     else:
         reason = (str(error).strip().splitlines() or [""])[0]

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import CapabilityError
 from outrider.lazy import transformers
 from outrider.models.attention import NAME, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
@@ -139,12 +138,11 @@ def _attention(
     sliding_window: int | None = None, s_aux: Tensor | None = None, sees_all: bool = False, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
-    if s_aux is not None:
-        raise CapabilityError("attention sinks are not supported")
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     told = {
         "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window, "sees_all": sees_all,
+        "sinks": s_aux,
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), told, (out,)))
     return out, None

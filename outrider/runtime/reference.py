@@ -190,7 +190,11 @@ class _Pass:
         scores = query @ keys.transpose(2, 3) * op.scale
         if op.softcap:
             scores = torch.tanh(scores / op.softcap) * op.softcap
-        weights = torch.softmax(scores + mask[:, :, :tokens].float(), dim=-1)
+        scores = scores + mask[:, :, :tokens].float()
+        if len(op.inputs) > 1:
+            sinks = self.read(op.inputs[1])[:1].view(1, op.heads, 1, 1).float()
+            scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : mask.shape[3]]
         self._write(op.output, (weights @ values).transpose(1, 2).reshape(self._count, op.heads, -1))
 
 

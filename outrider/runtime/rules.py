@@ -123,15 +123,24 @@ def attention(low: Lowering, event: Event) -> list[Known]:
     told, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
+    sinks = () if told["sinks"] is None else (_sinks(low, told["sinks"], heads),)
     low.add(
         Op(
-            Code.ATTENTION, (_by_head(low, query),), View(made.value, heads, value_size, 0, value_size),
+            Code.ATTENTION, (_by_head(low, query), *sinks), View(made.value, heads, value_size, 0, value_size),
             layer=told["layer"], heads=heads,
             scale=size**-0.5 if told["scaling"] is None else float(told["scaling"]),
             softcap=float(told["softcap"] or 0.0), window=int(told["window"] or 0), sees_all=told["sees_all"],
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]
+
+
+def _sinks(low: Lowering, sinks: Tensor, heads: int) -> View:
+    """A score for each head, which is a constant of the model."""
+    own = low.block(sinks).own
+    if low.is_made(own.value) or own.sizes != (heads,):
+        raise NotLoweredError("attention sinks that are no constant for each head")
+    return View(own.value, 1, heads, own.offset, 0, own.steps[0])
 
 
 def experts(low: Lowering, event: Event) -> list[Known]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.unit.runtime.families import EXPERTS, GROUPS, LATENT, SIZES
+from tests.unit.runtime.families import EXPERTS, GROUPS, LATENT, SHORT_WINDOW, SIZES
 
 VOCAB = SIZES["vocab_size"]
 ALTERNATING = {"layer_types": ["linear_attention", "full_attention"]}
@@ -22,7 +22,6 @@ MAMBA2 = {
     "mamba_chunk_size": 8,
 }  # fmt: skip
 SPARSE = {**LATENT, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}  # fewer heads: scores of 0, and ties
-SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
 OLD = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -47,10 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neo": {
         "hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
     "gpt_neox_japanese": {},
-    "gpt_oss": {**EXPERTS, **SHORT_WINDOW},
     "gptj": {**OLD, "rotary_dim": 8},
-    "granite_swa": {"sliding_window": 16},
-    "granitemoe_swa": {**EXPERTS, "sliding_window": 16},
     "granitemoehybrid": {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
     "hrm_text": {},
     "hy_v4": {**EXPERTS, **SPARSE},
@@ -67,7 +63,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba": {"state_size": 8},
     "mamba2": {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
-    "mimo_v2_flash": {**GROUPS, **SHORT_WINDOW, "v_head_dim": 8, "n_group": 1},
     "minimax": {**EXPERTS, **ALTERNATING, "head_dim": 16, "block_size": 8},
     "minimax_m3_vl_text": {
         **EXPERTS, "head_dim": 16, "rotary_dim": 8, "index_n_heads": 4, "index_head_dim": 16, "index_block_size": 4,
@@ -101,8 +96,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "zaya": {**EXPERTS, "num_experts_per_tok": 1},
 }  # fmt: skip
 OTHERWISE_NAMED = ("bloom", "codegen", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm")  # sizes have names of their own
-ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, sinks, ALiBi
-    "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "gpt_oss", "bloom",
+ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, ALiBi
+    "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "bloom",
 )  # fmt: skip
 
 

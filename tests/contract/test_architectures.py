@@ -35,6 +35,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
+FEW_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**GROUPED, "tie_word_embeddings": True}),
@@ -61,8 +62,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "cohere": ("Cohere", {**GROUPED, "logit_scale": 1.0}),
     "smollm3": ("SmolLM3", {**GROUPED, "no_rope_layers": [1, 1, 0]}),
+    "gpt-oss": ("GptOss", {**GROUPED, **FEW_EXPERTS, "head_dim": 8, "sliding_window": WINDOW}),
+    "mimo-v2": ("MiMoV2Flash", {
+        **GROUPED, "head_dim": 8, "v_head_dim": 4, "sliding_window": WINDOW, "mlp_layer_types": ["dense"] * 3, "layer_types": [
+            "sliding_attention", "full_attention", "sliding_attention"]}),
+    "granite-swa": ("GraniteSWA", {**GROUPED, "attention_multiplier": 0.2, "sliding_window": WINDOW}),
 }  # fmt: skip
-IN_FP64 = ("llama", "mistral", "gpt2", "gemma3", "gpt-neox")
+IN_FP64 = ("llama", "mistral", "gpt2", "gemma3", "gpt-neox", "mimo-v2")
 CASES = [(name, torch.float32, 2e-4) for name in CONFIGS] + [(name, torch.float64, 1e-9) for name in IN_FP64]
 TEXTS = (3, 11, 26)  # committed tokens of the ragged rows
 PARENTS = [-1, -1, 0, 1, 0, 3, 4]  # paths 0-2, 0-4-6, 1-3-5, their nodes interleaved
@@ -89,7 +95,8 @@ class Subject:
         attention.register()
         family, options = CONFIGS[name]
         self.plain_module = make_module(family, options, dtype)
-        self.plain_module.set_attn_implementation("eager" if "gemma2" in name else "sdpa")
+        has_sdpa = type(self.plain_module)._supports_sdpa and "gemma2" not in name
+        self.plain_module.set_attn_implementation("sdpa" if has_sdpa else "eager")
         self.lm: LM = build_lm(make_module(family, options, dtype), name, dtype, torch.device("cpu"))
         self.tolerance = tolerance
 
@@ -191,14 +198,13 @@ def test_going_on_after_a_scattered_path(subject: Subject) -> None:
 # ---------------------------------------------------------------- held to what is exact
 
 REACH = 16
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LLAMA4 = {**GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 1,
           "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
 HELD: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": ("Qwen2Moe", {
         **GROUPED, "use_sliding_window": True, "sliding_window": REACH, "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
-    "phimoe": ("Phimoe", {**GROUPED, **EXPERTS, "sliding_window": REACH}),
+    "phimoe": ("Phimoe", {**GROUPED, **FEW_EXPERTS, "sliding_window": REACH}),
     "llama4-chunks": ("Llama4", {**LLAMA4, "attention_chunk_size": REACH, "attn_temperature_tuning": False}),
     "llama4-scales": ("Llama4", {**LLAMA4, "attention_chunk_size": 128, "floor_scale": REACH, "attn_scale": 2.0}),
 }  # fmt: skip

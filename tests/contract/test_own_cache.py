@@ -28,12 +28,10 @@ from outrider.models.signals import decoder_layers
 from outrider.models.stateful import lm as stateful_lm
 from outrider.models.stateful.lm import StateLM
 from outrider.models.stateful.state import OwnState
-from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
-from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.contract.own_cache_families import FAMILIES, ONE_OF_EACH_KIND, VOCAB, make
-from tests.helpers import make_row, run_to_end
+from tests.helpers import OracleThatErrs, make_row, run_to_end
 
 EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.nightly) for name in FAMILIES]
 ONE_AT_A_TIME = {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}  # several tokens would forget the state
@@ -241,24 +239,6 @@ PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]  # of
 def length_of(name: str) -> int:
     """Tokens to write: few where a pass is as many passes as it has tokens."""
     return 24 if name in ONE_AT_A_TIME else 100
-
-
-class OracleThatErrs(Drafter):
-    """Knows what will be said, but for a wrong token at a place that wanders from step to step."""
-
-    def __init__(self, said: list[list[int]]) -> None:
-        self._said = said
-
-    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        width = max(gamma)
-        tokens = torch.zeros(len(rows), width, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            done = len(row.output)
-            known = self._said[row.request][done : done + width]
-            tokens[index, : len(known)] = torch.tensor(known)
-            if (wrong := done * 7 % (width + 2)) < width:
-                tokens[index, wrong] = (tokens[index, wrong] + 1 + done) % rows.vocab_size
-        return Draft(tokens, torch.tensor(gamma))
 
 
 def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:

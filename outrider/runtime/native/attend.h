@@ -6,7 +6,8 @@
 //
 // Keys are taken by the position they stand at on the query's own path, 64 at a time. Within a span of 512 positions, weights are
 // relative to the largest score so far, and sums run on; spans are put together in order. Threads divide spans among each other, or
-// blocks of queries; the order is the same. In a chain the key of position p lies at place p; on a tree's path behind the prefix it lies
+// blocks of queries; the order is the same. A sink, a score of each head whose weight no value gets, joins the total at the very end.
+// In a chain the key of position p lies at place p; on a tree's path behind the prefix it lies
 // where the path says, so a path has the bits that it has alone.
 
 #pragma once
@@ -63,6 +64,7 @@ template <typename Number>
 struct Block {
   const Op& op;
   const Pass& pass;
+  const char* sinks;                // a score for each head; null: none
   int64_t row, head, first, count;  // queries [first, first + count) of the row's tokens x heads of this KV head
   const Number *keys, *values;      // of this row and KV head
   Number *queries, *weights;        // (count, size), (count, RANGE)
@@ -78,8 +80,9 @@ struct Block {
   int64_t lowest() const { return int64_t(*std::min_element(low, low + count)); }
   int64_t end() const { return int64_t(*std::max_element(high, high + count)) + 1; }
 
-  Block(const Op& op, const Pass& pass, int64_t row, int64_t head, int64_t first, int64_t count, const char* block0)
-      : op(op), pass(pass), row(row), head(head), first(first), count(count) {
+  Block(const Op& op, const Pass& pass, const char* sinks, int64_t row, int64_t head, int64_t first, int64_t count,
+        const char* block0)
+      : op(op), pass(pass), sinks(sinks), row(row), head(head), first(first), count(count) {
     const int64_t slot = row * pass.capacity, width = rounded_up(op.value_size, WIDTH);
     keys = static_cast<const Number*>(pass.keys[op.layer]) + (slot * op.kv_heads + head) * op.size;
     values = static_cast<const Number*>(pass.values[op.layer]) + (slot * op.kv_heads + head) * op.value_size;
@@ -231,11 +234,29 @@ struct Block {
     }
   }
 
+  float sink_of(int64_t h) const {
+    const int64_t number = op.in[1].offset + h * op.in[1].col_step;
+    alignas(64) float found[LANES];
+    if (op.in[1].is_bf16) store(found, load_some(1, reinterpret_cast<const bf16*>(sinks) + number));
+    else found[0] = reinterpret_cast<const float*>(sinks)[number];
+    return found[0];
+  }
+
+  // What a query's sums of values are multiplied by.
+  Floats part_of(const State& state, int64_t query, int64_t h) const {
+    const float total = sum_of(load(state.totals + query * LANES));
+    if (!sinks) return floats(1.f / total);
+    const Floats most = floats(state.most[query]), sink = floats(sink_of(h) * LOG2_E), base = larger(most, sink);
+    const Floats kept = power_of_two(most - base), apart = sink - base;
+    const Floats all = multiply_add(floats(total), kept, power_of_two(apart));
+    return choose(is_no_number(apart), apart, kept / all);
+  }
+
   void write(const State& state, char* out) const {
     for (int64_t query = 0; query < count; ++query) {
       const int64_t t = token(query), h = head * group() + (first + query) % group();
       Number* to = reinterpret_cast<Number*>(out + (row * pass.tokens + t) * op.out.token_step) + h * op.value_size;
-      const Floats part = floats(1.f / sum_of(load(state.totals + query * LANES)));
+      const Floats part = part_of(state, query, h);
       for (int64_t d = 0; d < op.value_size; d += LANES)
         store_some(first16(op.value_size - d), to + d, load(state.sums + query * state.step + d) * part);
     }
@@ -243,7 +264,8 @@ struct Block {
 };
 
 template <typename Number>
-void run(const Op& op, const Pass& pass, const char* queries, char* out, Pool& pool, std::vector<char>& found) {
+void run(const Op& op, const Pass& pass, const char* queries, const char* sinks, char* out, Pool& pool,
+         std::vector<char>& found) {
   const int64_t all = pass.tokens * (op.heads / op.kv_heads), blocks = (all + QUERIES - 1) / QUERIES;
   const int64_t units = pass.rows * op.kv_heads * blocks, size = State::floats(op) * sizeof(float);
   int64_t longest = 0;
@@ -251,7 +273,7 @@ void run(const Op& op, const Pass& pass, const char* queries, char* out, Pool& p
   const int64_t spans = (longest + SPAN - 1) / SPAN;
   const auto block = [&](int64_t unit) {  // those of one row and block follow one another by KV head, as the cache does
     const int64_t b = unit / op.kv_heads / blocks, n = unit / op.kv_heads % blocks, begin = all * n / blocks;
-    return Block<Number>(op, pass, b, unit % op.kv_heads, begin, all * (n + 1) / blocks - begin, queries);
+    return Block<Number>(op, pass, sinks, b, unit % op.kv_heads, begin, all * (n + 1) / blocks - begin, queries);
   };
   const auto whole = [&](int64_t unit) {
     thread_local std::vector<char> room;

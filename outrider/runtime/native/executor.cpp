@@ -109,9 +109,9 @@ class Execution {
   }
 
   void attention(const Op& op) const {
-    const char* queries = block(op.in[0], 0);
-    if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, block(op.out, 0), pool_, room_.attention);
-    else attend::run<float>(op, pass_, queries, block(op.out, 0), pool_, room_.attention);
+    const char *queries = block(op.in[0], 0), *sinks = block(op.in[1], 0);
+    if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, sinks, block(op.out, 0), pool_, room_.attention);
+    else attend::run<float>(op, pass_, queries, sinks, block(op.out, 0), pool_, room_.attention);
   }
 
   void expert_linear(const Op& op, int64_t count) const {

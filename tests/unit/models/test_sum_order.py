@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from outrider.models.load import build_lm, finish
 from outrider.models.pass_limits import WIDTHS, find_pass_limits
 from outrider.models.sum_order import (
     AttentionKind,
-    attention_kinds,
     attention_samples,
     linear_samples,
     same_bits,
@@ -24,6 +22,7 @@ from outrider.models.sum_order import (
 )
 from tests.contract.test_architectures import GROUPED, make_module
 from tests.helpers import tiny_llama
+from tests.unit.runtime.families import make
 
 CPU = torch.device("cpu")
 HALVES = [torch.bfloat16, torch.float16]
@@ -32,6 +31,7 @@ KINDS = [
     AttentionKind(4, LayerShape(2, 16, 16), None),
     AttentionKind(4, LayerShape(4, 16, 8), None),
     AttentionKind(4, LayerShape(2, 16, 16), 30.0),
+    AttentionKind(4, LayerShape(2, 16, 16), None, has_sinks=True),
 ]
 Attend = Callable[..., tuple[Tensor, None]]
 
@@ -170,8 +170,11 @@ def test_experts_that_are_called_otherwise_are_not_exact() -> None:
     assert find_pass_limits(lm, module).exact_rows
 
 
-@pytest.mark.parametrize(("named", "expected"), [(8, 8), (2, 2), (3, 2), (None, 2), ([8, 4], 2)])
-def test_query_heads_of_unusual_configs(named: Any, expected: int) -> None:
-    """Catches a model that cannot be loaded because its config counts heads in another way."""
-    config = SimpleNamespace(**({} if named is None else {"num_attention_heads": named}))
-    assert [kind.num_heads for kind in attention_kinds(config, (LayerShape(2, 16, 16),))] == [expected]
+def test_every_kind_of_attention_that_a_model_has_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches heads, caps and sinks that are taken from a config, which counts otherwise or does not name them."""
+    attention.register()
+    module = make("mimo_v2_flash")
+    lm, sampled = build_lm(module, "mimo", torch.float32, CPU), []
+    monkeypatch.setattr(pass_limits, "attention_samples", lambda kind, lm, widths: sampled.append(kind) or iter(()))
+    find_pass_limits(lm, module)
+    assert sampled == [AttentionKind(4, LayerShape(2, 16, 8), None), AttentionKind(4, LayerShape(4, 16, 8), None, has_sinks=True)]

@@ -20,6 +20,8 @@ LATENT = {  # attention over compressed keys and values
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }  # fmt: skip
+SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
+HALF_WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "afmoe": EXPERTS,
     "apertus": {},
@@ -38,6 +40,9 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2},
     "exaone_moe": GROUPS,
     "flex_olmo": EXPERTS,
+    "flint": {
+        **EXPERTS, **SHORT_WINDOW, "mlp_only_layers": [0], "shared_expert_intermediate_size": 32,
+        "layer_types": ["full_attention", "sliding_attention"]},
     "gemma": {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
@@ -51,8 +56,11 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
     "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
     "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.25},
+    "gpt_oss": {**EXPERTS, **SHORT_WINDOW},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    "granite_swa": {**HALF_WINDOWED, "attention_multiplier": 0.1},
     "granitemoe": EXPERTS,
+    "granitemoe_swa": {**EXPERTS, **HALF_WINDOWED, "attention_multiplier": 0.1},
     "granitemoeshared": {**EXPERTS, "shared_intermediate_size": 32},
     "helium": {"head_dim": 16},
     "hunyuan_v1_dense": {"head_dim": 16},
@@ -66,6 +74,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "kolibri1": EXPERTS,
     "laguna": EXPERTS,
     "mellum": EXPERTS,
+    "mimo_v2_flash": {**GROUPS, **SHORT_WINDOW, "v_head_dim": 8, "n_group": 1},
     "minicpm3": LATENT,
     "minimax_m2": EXPERTS,
     "ministral": {"sliding_window": 16, "head_dim": 16},
@@ -78,7 +87,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "nanochat": {},
     "olmo": {},
     "olmo2": {},
-    "olmo3": {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo3": HALF_WINDOWED,
     "olmoe": EXPERTS,
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True},
     "persimmon": {},
@@ -97,7 +106,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
 }
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
     "cohere_compass_text": ("rotary embeddings of something else", {
-        "head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+        **HALF_WINDOWED, "head_dim": 16, "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}}),
     "deepseek_v2": ("rotary", {**GROUPS, **LATENT}),
     "gemma3n_text": ("hidden states are no", {

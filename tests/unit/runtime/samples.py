@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.kv import KVCache, LayerShape
 from outrider.models.plan import plan_pass
 from outrider.models.sum_order import FEW_NUMBERS, NUMBERS, TREE_NODES, AttentionKind, Sample
-from outrider.runtime.ops import Code, Op, Program, Value, View
+from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 from outrider.runtime.run import Executor
 
 UNIT_SHAPE = LayerShape(1, 2, 2)  # of a cache that nobody reads
@@ -78,25 +78,30 @@ class NativeAttention:
             shape.num_kv_heads * shape.value_size,
         )
         self._tables = {name: torch.zeros(rows, size, dtype=dtype) for name, size in zip("qkv", sizes, strict=True)}
+        sinks = kind.sinks()
         out = kind.num_heads * shape.value_size
         query = View(0, kind.num_heads, shape.key_size, 0, shape.key_size)
         key = View(1, shape.num_kv_heads, shape.key_size, 0, shape.key_size)
         value = View(2, shape.num_kv_heads, shape.value_size, 0, shape.value_size)
         program = Program(
-            values=[Value(size, dtype) for size in (*sizes, out, out)],
+            values=[
+                *(Value(size, dtype) for size in (*sizes, out, out)),
+                Value(kind.num_heads, torch.float32, Source.CONSTANT, "sinks"),
+            ],
             body=[
                 *(Op(Code.EMBED, (), View(i, 1, size, 0, size), weight="qkv"[i]) for i, size in enumerate(sizes)),
                 Op(Code.STORE, (key,), None),
                 Op(Code.STORE, (value,), None, is_value=True),
                 Op(
-                    Code.ATTENTION, (query,), View(3, kind.num_heads, shape.value_size, 0, shape.value_size),
+                    Code.ATTENTION, (query,) if sinks is None else (query, View(5, 1, kind.num_heads)),
+                    View(3, kind.num_heads, shape.value_size, 0, shape.value_size),
                     heads=kind.num_heads, softcap=kind.softcap or 0.0, window=window,
                 ),
             ],
             head=[Op(Code.GATHER, (View(3, 1, out, 0, out),), View(4, 1, out, 0, out))],
             logits=View(4, 1, out, 0, out),
         )  # fmt: skip
-        self._executor = Executor(program, self._tables, [shape], dtype, path)
+        self._executor = Executor(program, self._tables | ({} if sinks is None else {"sinks": sinks}), [shape], dtype, path)
 
     def __call__(self, kv: KVCache, query: Tensor, key: Tensor, value: Tensor, parents: Tensor | None) -> Tensor:
         """query, key, value (1, heads, tokens, size) -> (tokens, heads * value size), fp32."""
@@ -106,3 +111,9 @@ class NativeAttention:
         plan, positions = plan_pass(kv, 1, width, parents, last_position=1 << 20)
         columns = torch.arange(width)
         return self._executor.run(columns[None], positions, plan, columns)[0][0]
+
+
+def with_sinks(scores: Tensor, kind: AttentionKind) -> Tensor:
+    """Scores (heads, tokens, keys) with the kind's sinks as one more key, the last."""
+    sinks = kind.sinks()
+    return scores if sinks is None else torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:2], 1)], dim=-1)

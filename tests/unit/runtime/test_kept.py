@@ -153,9 +153,9 @@ def test_a_command_imports_no_transformers(model: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"HEAVY {absent}", done.stderr
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "cohere", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "cohere", "gpt_neox", "gpt2", "gpt_oss", "mimo_v2_flash"])
 def test_programs_and_rotary_tables_are_read_back(name: str) -> None:
-    """Rotary numbers of several kinds: beside one another, of a part of the head, several tables, none at all."""
+    """Rotary numbers of several kinds: beside one another, of a part of the head, several tables, none; attention sinks."""
     module = family(name)
     program = lower(module)
     again = program_text.read(json.loads(json.dumps(program_text.written(program))))

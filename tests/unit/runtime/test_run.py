@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from outrider.runtime.ops import Code
 from outrider.runtime.run import NativeRun
 from tests.unit.runtime.families import FAMILIES, make
 from tests.unit.runtime.passes import differences, every_pass
-from tests.unit.runtime.samples import NativeAttention
+from tests.unit.runtime.samples import NativeAttention, with_sinks
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
@@ -89,15 +89,16 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "size", "value_size", "softcap"), [
-    (9, 3, 64, 64, None), (8, 1, 128, 96, None), (4, 4, 80, 80, 20.0), (32, 2, 18, 34, None),
-])  # fmt: skip
+@pytest.mark.parametrize("kind", [
+    AttentionKind(9, LayerShape(3, 64, 64), None), AttentionKind(8, LayerShape(1, 128, 96), None),
+    AttentionKind(4, LayerShape(4, 80, 80), 20.0), AttentionKind(32, LayerShape(2, 18, 34), None),
+    AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), AttentionKind(8, LayerShape(2, 18, 34), 20.0, has_sinks=True),
+], ids=str)  # fmt: skip
 @torch.inference_mode()
-def test_attention_is_torchs(
-    heads: int, kv_heads: int, size: int, value_size: int, softcap: float | None, dtype: torch.dtype, library_path: Path
-) -> None:
-    """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes on both sides of ends."""
-    kind = AttentionKind(heads, LayerShape(kv_heads, size, value_size), softcap)
+def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_path: Path) -> None:
+    """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes on both sides of ends; a sink
+    that is left out of the total, put to it once a span, or taken from another head."""
+    heads, (kv_heads, size, value_size), softcap = kind.num_heads, astuple(kind.shape), kind.softcap
     attend, kv = NativeAttention(kind, dtype, library_path), KVCache([kind.shape], dtype, CPU)
     kv.add_row()
     kv.reserve(1, 1600)
@@ -118,7 +119,8 @@ def test_attention_is_torchs(
         )
         scores = query[0].float() @ keys.transpose(1, 2)
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-        expected = F.softmax(scores + plan.mask[0, :, :width].float(), -1) @ values
+        scores = with_sinks(scores + plan.mask[0, :, :width].float(), kind)
+        expected = F.softmax(scores, -1)[..., : keys.shape[1]] @ values
         assert (found.transpose(0, 1) - expected).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)
 
 

@@ -13,13 +13,15 @@ from outrider.instructions import of_this_cpu
 from outrider.kv import KVCache, LayerShape
 from outrider.models.sum_order import AttentionKind
 from outrider.runtime import building, library
-from tests.unit.runtime.samples import NativeAttention
+from tests.unit.runtime.samples import NativeAttention, with_sinks
 
 TOTAL = 2048
 CUTS = ((2048,), (73, 128, 500, 1347), (64, 1, 1983), (1024, 1024))
 KINDS = [
     (AttentionKind(9, LayerShape(3, 64, 64), None), 0), (AttentionKind(4, LayerShape(2, 34, 18), 20.0), 0),
     (AttentionKind(8, LayerShape(1, 128, 96), None), 0), (AttentionKind(9, LayerShape(3, 64, 64), None), 300),
+    (AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), 300),
+    (AttentionKind(4, LayerShape(2, 34, 18), 20.0, has_sinks=True), 0),
 ]  # fmt: skip
 
 
@@ -88,7 +90,8 @@ def test_a_wide_pass_is_torchs(kind: AttentionKind, window: int, dtype: torch.dt
         scores = kind.softcap * torch.tanh(scores / kind.softcap)
     apart = torch.arange(TOTAL)[:, None] - torch.arange(TOTAL)
     unseen = (apart < 0) | (apart >= (window or TOTAL))
-    expected = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ value.repeat_interleave(group, 0)
+    scores = with_sinks(scores.masked_fill(unseen, -torch.inf), kind)
+    expected = scores.softmax(-1)[..., :TOTAL] @ value.repeat_interleave(group, 0)
     assert (found.transpose(0, 1) - expected).abs().max() < (1e-4 if dtype == torch.float32 else 3e-2)
 
 
