@@ -19,9 +19,9 @@ from outrider.lab.certify.enumerate import (
     bias,
     emitted_tokens,
     enumerate_step,
-    expected_accepted,
     select_rows,
     step_law,
+    target_laws,
 )
 from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key, interval_law
 from outrider.lab.certify.proposals import (
@@ -63,3 +63,9 @@ __all__ = [
     "step_law",
     "total_variation",
 ]
+
+
+def expected_accepted(verify: Verify, target: TableModel, proposals: Proposals) -> float:
+    """Mean number of kept draft tokens of one step."""
+    outcomes = enumerate_step(verify, proposals, target_laws(target, proposals))
+    return float((outcomes.weights * outcomes.verdict.num_accepted).sum())

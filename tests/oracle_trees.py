@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.lab.certify.enumerate import bias, expected_accepted
+from outrider.lab.certify.enumerate import bias
 from outrider.lab.certify.proposals import Growth, Nodes, shape, tree_drafts
 from outrider.lab.certify.tables import TableModel
 from outrider.types import Draft
+from tests.oracle import expected_accepted
 
 __all__ = ["Growth", "Nodes", "laws_on", "shape", "tree_accepted", "tree_bias", "tree_drafts"]
 

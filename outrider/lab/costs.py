@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -19,7 +18,6 @@ import torch
 from outrider.lab.runner import Contender, Trace
 from outrider.models.lm import LM
 from outrider.rows import Rows
-from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict
 
 SKIPPED = 2  # first steps of a run, which touch new memory
@@ -54,20 +52,6 @@ def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[Sweep]:
         yield sweep
     finally:
         contender.recorder.control = own
-
-
-def measure_steps(
-    contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, lengths: Sequence[int], *,
-    batch_size: int = 1, repeats: int = 5,
-) -> dict[int, float]:  # fmt: skip
-    """Nodes drafted in the widest row -> median seconds of a step. `params.max_tokens` is set so that every length comes up
-    `repeats` times or more; drafters that offer fewer than asked are filed under what they offered."""
-    num_steps = SKIPPED + repeats * len(lengths)
-    long = replace(params, max_tokens=num_steps * (max(lengths) + 1), ignore_eos=True, stop=[])
-    room = long.limit(contender.built.context - max(map(len, prompts)))
-    with sweeping(contender, lengths):
-        traces = contender.run(prompts, replace(long, max_tokens=max(room, 1)), batch_size)
-    return step_seconds(traces, rows=min(batch_size, len(prompts)))
 
 
 def step_seconds(traces: Sequence[Trace], rows: int = 1) -> dict[int, float]:

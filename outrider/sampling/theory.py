@@ -14,15 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from outrider.errors import ConfigError
-
-
-def acceptance_rate(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """alpha of one position, sum_v min(p, q) = 1 - TV(p, q): (..., V) x (..., V) -> (...). Theorem 3.5."""
-    return torch.minimum(target_probs, draft_probs).sum(dim=-1)
 
 
 def tau(alpha: float, gamma: int) -> float:
@@ -35,13 +27,6 @@ def predicted_speedup(alpha: float, gamma: int, c: float) -> float:
     """Wall-clock gain over gamma = 0, tau / (gamma c + 1). Theorem 3.8."""
     _check_cost(c)
     return tau(alpha, gamma) / (gamma * c + 1)
-
-
-def best_gamma(alpha: float, c: float, max_gamma: int = 16) -> int:
-    """The number of draft tokens with the largest predicted speedup; 0 = do not speculate. Ties: fewer
-    tokens.
-    """
-    return max(range(max_gamma + 1), key=lambda gamma: (predicted_speedup(alpha, gamma, c), -gamma))
 
 
 def break_even_alpha(gamma: int, c: float) -> float | None:

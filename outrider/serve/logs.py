@@ -11,7 +11,7 @@ import logging
 import sys
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import structlog
 
@@ -19,7 +19,6 @@ from outrider.engine.observer import Silent
 from outrider.engine.request import Finish, Request
 from outrider.errors import ConfigError, did_you_mean
 
-LogStyle = Literal["human", "json"]
 STYLES = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
 QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "opentelemetry")  # libraries whose info lines say nothing about requests

@@ -54,11 +54,3 @@ def _splits(acceptance: Sequence[float], num_nodes: int, max_depth: int) -> list
         below = share
         splits.append(np.array(split[::-1]))
     return splits
-
-
-def expected_accepted(shape: TreeShape, acceptance: Sequence[float]) -> float:
-    """Expected number of accepted draft tokens of a shape under these sibling probabilities."""
-    value = [1.0]
-    for parent, rank in zip(shape.parents, shape.ranks, strict=True):
-        value.append(value[parent + 1] * (acceptance[rank] if rank < len(acceptance) else 0.0))
-    return sum(value[1:])

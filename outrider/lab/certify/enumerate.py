@@ -160,12 +160,6 @@ def bias(verify: Verify, target: TableModel, proposals: Proposals) -> float:
     return total_variation(step_law(verify, target, proposals), target.joint(horizon_of(proposals)))
 
 
-def expected_accepted(verify: Verify, target: TableModel, proposals: Proposals) -> float:
-    """Mean number of kept draft tokens of one step."""
-    outcomes = enumerate_step(verify, proposals, target_laws(target, proposals))
-    return float((outcomes.weights * outcomes.verdict.num_accepted).sum())
-
-
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise UnsoundError(what)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.result import Interval
-from outrider.lab.tune.confirm import ALL, Confirmed
+from outrider.lab.tune.confirm import ALL
 from outrider.lab.tune.load import WORTH
 from outrider.lab.tune.options import options_of
 from outrider.lab.tune.result import Recommendation
@@ -96,9 +96,3 @@ def _plain(task: str, reason: str, speedup: Interval | None, forecast: float) ->
 
 def _words(gain: Interval) -> str:
     return f"{gain.value:.2f}x plain decoding [{gain.low:.2f}, {gain.high:.2f}]"
-
-
-def overtaken(confirmed: Sequence[Confirmed]) -> list[str]:
-    """Finalists that retired before the end, for the report."""
-    most = max((one.groups for one in confirmed), default=0)
-    return [one.configuration for one in confirmed if one.groups < most]

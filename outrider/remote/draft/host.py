@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -20,29 +19,6 @@ from outrider.verifiers.coupled import CoupledVerifier
 
 LOOKUP_BYTES = 1024  # that a token of a text takes in the tables of a look-up drafter, about
 NO_END = 1 << 62
-
-
-class Host(Protocol):
-    """Rows of a drafter, known by the uids of their texts."""
-
-    has_outcomes: bool  # whether drafts for likely outcomes can be made
-
-    @property
-    def uids(self) -> list[int]: ...
-
-    def start(self, text: Text, tokens: list[int]) -> None: ...
-
-    def change(self, uid: int, start: int, tail: list[int]) -> None: ...
-
-    def stop(self, uid: int) -> None: ...
-
-    def length(self, uid: int) -> int: ...
-
-    def tokens(self, uid: int) -> list[int]: ...
-
-    def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool: ...
-
-    def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]: ...
 
 
 def row_of(text: Text, tokens: list[int]) -> Row:

@@ -62,10 +62,6 @@ class ModelHost:
         """Its text."""
         return self._rows[uid].tokens
 
-    def num_cached(self, uid: int) -> int:
-        """Positions in the cache: of the text, and of what was drafted behind it."""
-        return self.lm.kv.lengths[self._slots.index(uid)]
-
     def start(self, text: Text, tokens: list[int]) -> None:
         """A new row. Raises ConfigError where its sampling names unknown ids."""
         row = row_of(text, tokens)

@@ -6,16 +6,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
 from outrider.sampling.theory import (
-    acceptance_rate,
     alpha_of,
     alpha_of_tau,
-    best_gamma,
     break_even_alpha,
     envelope_speedup,
     predicted_speedup,
@@ -39,20 +36,13 @@ def test_speedups_of_leviathans_table() -> None:
         assert predicted_speedup(alpha, gamma, 0.0) == pytest.approx(speedup, abs=0.005)
 
 
-def test_best_gamma_and_break_even() -> None:
-    assert best_gamma(0.05, 0.2) == 0
-    assert best_gamma(0.9, 0.01) > best_gamma(0.6, 0.01) > 0
+def test_break_even() -> None:
     assert break_even_alpha(1, 0.3) == pytest.approx(0.3)
     edge = break_even_alpha(4, 0.1)
     assert edge is not None
     assert predicted_speedup(edge, 4, 0.1) == pytest.approx(1)
     assert break_even_alpha(4, 1.2) is None
     assert break_even_alpha(0, 0.1) is None
-
-
-def test_acceptance_rate_is_one_minus_tv() -> None:
-    p, q = torch.rand(3, 7).softmax(-1), torch.rand(3, 7).softmax(-1)
-    torch.testing.assert_close(acceptance_rate(p, q), 1 - 0.5 * (p - q).abs().sum(-1))
 
 
 @pytest.mark.parametrize(("alpha", "gamma", "c"), [(1.1, 3, 0.1), (-0.1, 3, 0.1), (0.5, -1, 0.1), (0.5, 3, -0.1)])

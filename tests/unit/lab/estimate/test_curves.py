@@ -155,7 +155,7 @@ def test_the_best_length_is_the_best_and_ties_are_short() -> None:
 
 
 def test_whole_steps_need_nothing_beside() -> None:
-    """Seconds by drafted tokens, as `outrider.lab.costs.measure_steps` returns them."""
+    """Seconds by drafted tokens, as a sweep over lengths times them."""
     costs = StepCosts.of_steps({0: 0.020, 2: 0.030, 4: 0.040}, num_rows=2)
     assert costs.step_s(3) == (pytest.approx(0.035), False)
     assert predict([0.5, 0.25], costs, 2).speedup == pytest.approx(1.75 * 0.020 / 0.030)

@@ -15,7 +15,7 @@ from outrider.lab.estimate.estimate import estimate
 from outrider.lab.estimate.result import EstimateInput, EstimateResult, ModelEstimate
 from outrider.lab.estimate.roofline import Machine, ModelSize, size_of
 from outrider.lab.result import read_result
-from outrider.sampling.theory import best_gamma, predicted_speedup, survival_of, tau
+from outrider.sampling.theory import predicted_speedup, survival_of, tau
 
 BENT = StepCosts(target=CostPoints.of({1: 0.020, 6: 0.024, 9: 0.035}), draft_s_per_token=0.002, overhead_s=0.001)
 EIGHT, ONE = size_of("8B", 8 * 10**9, "bfloat16"), size_of("1B", 10**9, "bfloat16")
@@ -46,7 +46,7 @@ def test_alpha_and_c_are_leviathan(alpha: float, c: float) -> None:
         assert curve == pytest.approx(leviathan)
         assert envelope == pytest.approx(leviathan - (one.num_draft_tokens > 0) / (one.num_draft_tokens * c + 1))
     assert predicted_speedup(alpha, model(result, "leviathan").best_num_draft_tokens, c) == pytest.approx(
-        predicted_speedup(alpha, best_gamma(alpha, c, 12), c)
+        max(predicted_speedup(alpha, length, c) for length in range(13))
     )
     assert result.pays == (model(result, "curve").speedup > 1)
     assert not result.is_timed
