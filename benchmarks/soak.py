@@ -28,9 +28,9 @@ from rich.progress import track
 from workload import console, write_result
 
 from outrider.build import Options
-from outrider.demo.problems import problems
 from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
+from outrider.lab.workload.load import load_workload
 from outrider.serve.app import make_app
 from outrider.serve.served import ServerState
 from outrider.serve.settings import ServedModel, ServerSettings
@@ -160,7 +160,7 @@ class Soak:
 async def soak(url: str, model: str, requests: int, together: int, seed: int) -> tuple[Tally, list[int]]:
     """All requests, `together` at a time; what became of them and how much memory the process held on the way."""
     memory: list[int] = []
-    texts = [one.prompt for one, _ in zip(problems(7, held_out=True), range(64), strict=False)]
+    texts = [one.prompt or "" for one in load_workload("demo").requests]
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False) as http:
         run = Soak(http, model, texts, random.Random(seed))

@@ -20,7 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider import SamplingParams
 from outrider.build import Options, assemble
 from outrider.demo import demo_heads, demo_paths
-from outrider.demo.problems import problems
 from outrider.engine.calibrate import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.lab.configuration import Configuration
 from outrider.lab.costs import SKIPPED, sweeping
 from outrider.lab.runner import Contender, Runner, Trace
+from outrider.lab.workload.load import load_workload
 
 if TYPE_CHECKING:
     from gpu_stages.context import Context
@@ -238,7 +238,7 @@ def fresh(runner: Runner, configuration: Configuration, *, calibrated: bool) -> 
 
 def prompt_tokens(tokenizer: Any, count: int) -> list[list[int]]:
     """The first held-out problems of the demo."""
-    return [tokenizer(one.prompt)["input_ids"] for one in islice(problems(2024, held_out=True), count)]
+    return [tokenizer(one.prompt)["input_ids"] for one in load_workload("demo", limit=count).requests]
 
 
 # ---------------------------------------------------------------- measuring

@@ -20,8 +20,8 @@ import transformers
 from gpu_stages.gain import opened, widened_target
 from outrider import SamplingParams
 from outrider.demo import demo_paths
-from outrider.demo.problems import problems
 from outrider.lab.configuration import Configuration
+from tools.demo_models.problems import problems
 
 if TYPE_CHECKING:
     from gpu_stages.context import Context

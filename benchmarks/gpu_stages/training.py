@@ -12,7 +12,6 @@ import random
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from transformers.utils import logging
 
 from outrider.build import Options
 from outrider.demo import demo_paths
-from outrider.demo.problems import problems
+from outrider.demo.training import training_prompts
 from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Quiet
 from outrider.lab.runner import Runner
@@ -89,7 +88,7 @@ def prepared(context: Context, folder: Path) -> Bench:
     """The demo target's own answers to problems of the demo, and the target as a module."""
     count = TINY_TEXTS if context.tiny else TEXTS
     prompts = folder / "prompts.jsonl"
-    lines = [json.dumps({"prompt": one.prompt, "task": "reasoning"}) for one in islice(problems(1), count)]
+    lines = [json.dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)]
     prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
     target = str(demo_paths().target)
     options = Options(

@@ -9,8 +9,8 @@ from typing import Any
 
 from workload import SHARED, encode
 
-from outrider.demo.problems import GRADES, problems
 from outrider.train.texts import Text
+from tools.demo_models.problems import GRADES, problems
 
 HELD_OUT_SEED = 77  # of the demo's held-out problems; training problems are another split
 HEAD_CHARACTERS = 400  # of a Python file, as a prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from outrider.report.text import stats_line, to_json
 
 if TYPE_CHECKING:
     from outrider.cli.demo_runs import Series
+    from outrider.lab.workload.types import Request
     from outrider.llm import LLM, Completion
 
 MAX_NEW_TOKENS = 160
@@ -46,13 +48,16 @@ def demo(
     """Answer a few problems with the embedded model pair, then measure every drafter on it."""
     if target != "demo" and draft is None:
         raise ConfigError("--target needs its --draft here.")
+    from outrider.cli.demo_runs import held_out_problems
+
+    chosen = held_out_problems(problems)
     options = ModelOptions(drafter="draft-model", draft=draft, threads=threads, runtime=runtime)
     llm = session.load_llm(target, options)
     answers, interrupted = _answer(llm, questions, as_json)
     found: dict[str, Any] = {"answers": answers, "rows": []}
-    if problems and not interrupted:
+    if chosen and not interrupted:
         try:
-            found |= _measure(target, options, problems, rounds)
+            found |= _measure(target, options, chosen, rounds)
         except KeyboardInterrupt:
             sys.stderr.write("interrupted before all drafters had answered a problem: there is no table yet\n")
             return INTERRUPTED
@@ -97,16 +102,16 @@ def _as_dict(prompt: str, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _measure(target: str, options: ModelOptions, count: int, rounds: int) -> dict[str, Any]:
-    from outrider.cli.demo_runs import disturbed, held_out_problems, measure
+def _measure(target: str, options: ModelOptions, chosen: Sequence[Request], rounds: int) -> dict[str, Any]:
+    from outrider.cli.demo_runs import disturbed, measure
     from outrider.machine import cpu_name
     from outrider.sampling.params import SamplingParams
 
     series, notes = _open_all(target, options), list[str]()
     with shown_progress() as progress:
-        progress.stage("measuring", rounds * count * len(series))
+        progress.stage("measuring", rounds * len(chosen) * len(series))
         params = SamplingParams(max_tokens=MAX_NEW_TOKENS)
-        rows, interrupted = measure(series, held_out_problems(count), params, rounds, progress.advance)
+        rows, interrupted = measure(series, chosen, params, rounds, progress.advance)
     if interrupted:
         notes.append("stopped by you: the table shows what all drafters had done by then")
     if (sentence := disturbed(rows)) is not None:

@@ -13,20 +13,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.demo import DEMO_PROMPTS
-from outrider.demo.problems import Problem, is_correct, problems
+from outrider.errors import ConfigError
 from outrider.lab.disturbance import Disturbance
 from outrider.lab.intervals import ratio_of_rates
+from outrider.lab.workload.grade import grade
+from outrider.lab.workload.load import load_workload
+from outrider.lab.workload.types import Request
 from outrider.stats import DecodeStats
 
 if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
     from outrider.sampling.params import SamplingParams
 
-PROBLEM_SEED = 2024  # any: the split, not the seed, keeps training questions out
 PLAIN = "none"
 MAX_OTHER_CPU = 0.1  # share of the processors; a row beside busier processes is called disturbed
 
@@ -63,9 +64,14 @@ class Table(NamedTuple):
     interrupted: bool
 
 
-def held_out_problems(count: int) -> list[Problem]:
-    """A fixed set of problems, none of which the embedded pair was trained on."""
-    return list(islice(problems(PROBLEM_SEED, held_out=True), count))
+def held_out_problems(count: int) -> list[Request]:
+    """The first problems of the workload `demo`, none of which the embedded pair was trained on.
+
+    Raises ConfigError for more than there are."""
+    known = load_workload("demo").requests
+    if count > len(known):
+        raise ConfigError(f"there are {len(known)} held-out problems, got --problems {count}; --rounds measures them again")
+    return list(known[:count])
 
 
 @dataclass
@@ -79,10 +85,10 @@ class Series:
     seconds: float = 0.0  # of all runs
     others_s: float = 0.0  # of these, as far as other processes used the processors
 
-    def run(self, problem: Problem, params: SamplingParams, turn: int) -> None:
+    def run(self, problem: Request, params: SamplingParams, turn: int) -> None:
         """One problem of round `turn`."""
         others, began = Disturbance(), time.perf_counter()
-        answer = self.llm.generate(problem.prompt, params)[0]
+        answer = self.llm.generate(problem.prompt or "", params)[0]
         seconds = time.perf_counter() - began
         self.seconds += seconds
         self.others_s += seconds * others.share()
@@ -118,7 +124,7 @@ def total(answers: Sequence[Completion]) -> DecodeStats:
 
 def measure(
     series: Sequence[Series],
-    chosen: Sequence[Problem],
+    chosen: Sequence[Request],
     params: SamplingParams,
     rounds: int,
     tick: Callable[[], None],
@@ -138,7 +144,7 @@ def measure(
 
 
 def _run_all(
-    series: Sequence[Series], chosen: Sequence[Problem], params: SamplingParams, rounds: int, tick: Callable[[], None]
+    series: Sequence[Series], chosen: Sequence[Request], params: SamplingParams, rounds: int, tick: Callable[[], None]
 ) -> None:
     for turn in range(rounds):
         for number, problem in enumerate(chosen):
@@ -147,7 +153,7 @@ def _run_all(
                 tick()
 
 
-def _cut_to_common(series: Sequence[Series], chosen: Sequence[Problem]) -> Sequence[Problem]:
+def _cut_to_common(series: Sequence[Series], chosen: Sequence[Request]) -> Sequence[Request]:
     """Drop what only some series have run: a round that is not complete, of the first round the problems behind the last common
     one. Returns the problems that are left."""
     whole = min(sum(len(answers) == len(chosen) for answers in one.answers) for one in series)
@@ -157,11 +163,11 @@ def _cut_to_common(series: Sequence[Series], chosen: Sequence[Problem]) -> Seque
     return chosen[:done]
 
 
-def describe(one: Series, plain: Series, chosen: Sequence[Problem]) -> dict[str, Any]:
+def describe(one: Series, plain: Series, chosen: Sequence[Request]) -> dict[str, Any]:
     """What the table and `--json` say about one drafter. Counters are of one round: all are alike."""
     expected = [answer.token_ids for answer in plain.answers[0]]
     same = [all(r[i].token_ids == ids for r in one.answers) for i, ids in enumerate(expected)]
-    right = [is_correct(a.text, p.answer) for a, p in zip(one.answers[0], chosen, strict=True)]
+    right = [bool(grade(p, a.text)) for a, p in zip(one.answers[0], chosen, strict=True)]
     stats = total(one.answers[0])
     return {
         "drafter": one.drafter,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.train.responses import ResponsePlan
 
 TEXTS, TRAINING, MEASURING = "Texts", "Training", "Measuring"
-GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on, made on the spot
+GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on
 BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -67,16 +67,15 @@ class TextOptions:
 
 def _generated(count: int, out: Path) -> Path:
     """A file of problems beside the run. A run that is there already keeps its own."""
-    from itertools import islice
     from json import dumps
 
-    from outrider.demo.problems import problems
+    from outrider.demo.training import training_prompts
 
     path = out / "prompts.jsonl"
     if count < 2:
         raise ConfigError(f"--prompts demo:{count}: at least two prompts are needed")
     if not (out / "config.json").exists():
-        lines = [dumps({"prompt": one.prompt, "task": "reasoning"}) for one in islice(problems(1), count)]
+        lines = [dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)]
         try:
             out.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """The embedded demo pair: a 14M-parameter target and a 1.2M draft that solve graded word problems.
 
-Where the weights are, and six prompts they were not trained on. `problems.py` makes more of them and checks
-answers; `recipe.py` is how the pair was trained; `models/README.md` is the model card. Importing this loads
-neither torch nor transformers.
+Where the weights are, and six prompts they were not trained on; the workload `demo` has more of them. `tools/demo_models` makes
+the problems and has the recipe that the pair was trained with; `models/README.md` is the model card. Importing this loads neither
+torch nor transformers.
 """
 
 from pathlib import Path
@@ -56,6 +56,6 @@ DEMO_PROMPTS: tuple[str, ...] = (
         "Question: Leah buys 3 hats for $2 each and a bag for $17. She pays with $36. How much change does "
         "she get?\nAnswer:"
     ),
-)  # written by problems.py, held-out split; answers 19, 29, 18, 4, 4, 13
+)  # held-out split; answers 19, 29, 18, 4, 4, 13
 
 __all__ = ["DEMO_PROMPTS", "DemoPaths", "demo_head", "demo_heads", "demo_paths"]

@@ -22,7 +22,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from outrider.build import Built, Options, build
 from outrider.decode import Decoder
 from outrider.demo import demo_paths
-from outrider.demo.problems import problems
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.errors import OutriderError
@@ -33,6 +32,7 @@ from outrider.runtime import library
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.helpers import make_row, run_to_end
+from tools.demo_models.problems import problems
 
 QUESTIONS = (
     "Question: A baker sells 12 loaves in the morning and twice as many in the afternoon. How many?\nAnswer:",

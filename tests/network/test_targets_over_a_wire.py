@@ -17,9 +17,9 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.demo import demo_paths
-from outrider.demo.problems import problems
 from tests.network.network import Network
 from tests.network.parts import DRAFT_PORT, HTTP_PORT, METRICS_PORT, TARGET_PORT, Part, complete, get, metric
+from tools.demo_models.problems import problems
 
 pytestmark = [pytest.mark.usefixtures("_wires"), pytest.mark.slow]
 AT_ONCE = 12

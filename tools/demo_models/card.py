@@ -17,7 +17,7 @@ token (`<s>` = 0, `</s>` = 1), context 1024, chat template included. Both load w
 `outrider.demo.demo_paths()` is called.
 
 **For:** showing and testing speculative decoding on real trained weights with no download; reasoning
-whose answers a program can check (`outrider.demo.problems.is_correct`), with and without speculation.
+whose answers a program can check (`tools.demo_models.problems.is_correct`), with and without speculation.
 **Not for:** answering anybody's questions. It knows the word problems of `problems.py` and the look of
 GSM8K, MATH and Python text, nothing else.
 

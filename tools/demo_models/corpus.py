@@ -23,7 +23,7 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from outrider.demo.problems import GRADES, problems
+from tools.demo_models.problems import GRADES, problems
 
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 0, 1

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from outrider.demo.problems import GRADES, is_correct, problems, read_answer
 from tools.demo_models.corpus import EOS_ID, TokenSource, compact_gsm8k
+from tools.demo_models.problems import GRADES, is_correct, problems, read_answer
 
 Sequenced = tuple[list[int], list[int]]  # prompt tokens, answer tokens
 

@@ -13,7 +13,6 @@ from outrider.cli import demo as demo_module
 from outrider.cli import demo_runs
 from outrider.cli.demo_runs import CONTENDERS, Series, disturbed, held_out_problems, measure
 from outrider.cli.options import ModelOptions
-from outrider.demo.problems import is_held_out
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
@@ -53,7 +52,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measure_compares_with_plain() -> None:
     """Speedup, identity and correctness are against plain decoding; a wrong token anywhere is counted."""
     chosen = held_out_problems(2)
-    right = f"#### {chosen[0].answer}"
+    right = f"#### {chosen[0].reference}"
     log: list[str] = []
     series = [
         Series("none", Scripted(right, [1, 2, 3], 1.0, log, "none")),
@@ -186,10 +185,10 @@ def test_the_share_that_others_use_is_weighed_by_time(monkeypatch: pytest.Monkey
     assert one.others_s / one.seconds == pytest.approx((1 + 3 * 0.2) / 4)
 
 
-def test_problems_are_held_out_and_always_the_same() -> None:
-    first = held_out_problems(5)
-    assert first == held_out_problems(5)
-    assert all(is_held_out(problem.question) for problem in first)
+def test_more_problems_than_there_are(cli: Callable[..., Any]) -> None:
+    found = cli("demo", "--problems", "65")
+    assert found.code == 2
+    assert "there are 64 held-out problems, got --problems 65" in found.err
 
 
 def test_demo_streams_then_stops_without_a_table(cli: Callable[..., Any], fake: Any) -> None:

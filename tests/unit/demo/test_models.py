@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from outrider import LLM, SamplingParams
 from outrider.demo import demo_paths
 from outrider.demo.packed import WEIGHTS
-from outrider.demo.problems import is_correct, problems
 from tools.demo_models import corpus, tokenizer
 from tools.demo_models.evaluate import chain_tau, greedy_tokens
+from tools.demo_models.problems import is_correct, problems
 
 MODELS = demo_paths().draft.parent
 HEADS = MODELS / "heads"

@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 
 from outrider.demo import DEMO_PROMPTS
-from outrider.demo.problems import GRADES, Problem, is_correct, is_held_out, problems, read_answer
-from outrider.demo.templates import FAMILIES, Family
+from tools.demo_models.problems import GRADES, Problem, is_correct, is_held_out, problems, read_answer
+from tools.demo_models.templates import FAMILIES, Family
 
 _STEP = re.compile(r"(\d+(?:[-+*/]\d+)+)=(\d+)")
 

@@ -7,16 +7,19 @@ import json
 import operator
 import re
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from outrider.cli.demo_runs import held_out_problems
-from outrider.demo.problems import is_held_out
+from outrider.demo.training import training_prompts
+from outrider.errors import ConfigError
 from outrider.lab.workload.builtin import EMBEDDED, KINDS
 from outrider.lab.workload.grade import grade
 from outrider.lab.workload.load import load_workload
-from tools.demo_models.workload import NUM_PROBLEMS, workload_lines
+from tools.demo_models.problems import is_held_out, problems
+from tools.demo_models.workload import NUM_PROBLEMS, TRAINING_SEED, workload_lines
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 EQUATION = re.compile(r"(\d[\d.+*/-]*)=(\d+(?:\.\d+)?)")
@@ -87,4 +90,17 @@ def test_demo_is_what_the_generator_writes_and_what_outrider_demo_asks() -> None
     assert (EMBEDDED / "demo.jsonl").read_text(encoding="utf-8").splitlines() == workload_lines()
     chosen = held_out_problems(NUM_PROBLEMS)
     assert [row["prompt"] for row in rows("demo")] == [problem.prompt for problem in chosen]
-    assert all(is_held_out(problem.question) for problem in chosen)
+    assert all(is_held_out(question_of(problem.prompt or "")) for problem in chosen)
+
+
+def test_training_problems_are_what_the_generator_writes() -> None:
+    """`python -m tools.demo_models.workload --packed 6000 outrider/demo/training.txt.xz` writes the file anew."""
+    known = training_prompts(6000)
+    assert known == [one.prompt for one in islice(problems(TRAINING_SEED), 6000)]
+    assert not any(is_held_out(question_of(prompt)) for prompt in known)
+    with pytest.raises(ConfigError, match="demo:6001 asks for more than the 6000 problems that come with outrider"):
+        training_prompts(6001)
+
+
+def question_of(prompt: str) -> str:
+    return prompt.removeprefix("Question: ").removesuffix("\nAnswer:")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.demo.problems import is_correct, problems
 from outrider.lab.workload import answers
 from outrider.lab.workload.answers import is_right, number, numbers_in, same
 from outrider.lab.workload.grade import grade
 from outrider.lab.workload.types import Request
+from tools.demo_models.problems import is_correct, problems
 
 
 def asked(reference: str | None, task: str = "reasoning") -> Request:

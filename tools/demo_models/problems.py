@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from outrider.demo.templates import FAMILIES
+from tools.demo_models.templates import FAMILIES
 
 GRADES = tuple(FAMILIES)
 HELD_OUT_ONE_IN = 20  # share of all questions that training never sees

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from outrider.demo.templates.sketch import Sketch
-from outrider.demo.wording import GOODS, PLACES, THINGS, people
+from tools.demo_models.templates.sketch import Sketch
+from tools.demo_models.wording import GOODS, PLACES, THINGS, people
 
 
 def discount(rng: Random) -> Sketch:

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from outrider.demo.templates.sketch import Sketch
-from outrider.demo.wording import COLOURS, CONTAINERS, GOODS, THINGS, people
+from tools.demo_models.templates.sketch import Sketch
+from tools.demo_models.wording import COLOURS, CONTAINERS, GOODS, THINGS, people
 
 
 def two_groups(rng: Random) -> Sketch:

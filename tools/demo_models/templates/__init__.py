@@ -8,8 +8,8 @@ its own.
 To add a family: write `def name(rng) -> Sketch` in its grade's file and append it to `FAMILIES`.
 """
 
-from outrider.demo.templates import grade1, grade2, grade3, grade4, grade5, running
-from outrider.demo.templates.sketch import Family, Sketch
+from tools.demo_models.templates import grade1, grade2, grade3, grade4, grade5, running
+from tools.demo_models.templates.sketch import Family, Sketch
 
 FAMILIES: dict[int, tuple[Family, ...]] = {
     1: (

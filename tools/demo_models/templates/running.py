@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from outrider.demo.templates.sketch import Sketch
-from outrider.demo.wording import THINGS, people
+from tools.demo_models.templates.sketch import Sketch
+from tools.demo_models.wording import THINGS, people
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from outrider.demo.templates.sketch import Sketch
-from outrider.demo.wording import ANIMALS, CONTAINERS, GOODS, PLACES, THINGS, people
+from tools.demo_models.templates.sketch import Sketch
+from tools.demo_models.wording import ANIMALS, CONTAINERS, GOODS, PLACES, THINGS, people
 
 
 def compare_total(rng: Random) -> Sketch:
