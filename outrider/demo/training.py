@@ -11,7 +11,7 @@ QUESTIONS = Path(__file__).with_name("training.txt.xz")  # one a line; written b
 
 
 def training_prompts(count: int) -> list[str]:
-    """As many prompts. Raises ConfigError for more than there are."""
+    """Returns the prompts of the first `count` problems. Raises ConfigError for more than there are."""
     questions = lzma.decompress(QUESTIONS.read_bytes()).decode().splitlines()
     if count > len(questions):
         raise ConfigError(
