@@ -25,6 +25,7 @@ from outrider.models.adapter import adapters
 from outrider.models.context import shorter_draft
 from outrider.models.gguf.names import fetched_gguf
 from outrider.models.heads.kinds import head_kind, how_to_draft
+from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.load import LoadedModel, load_config, resolve_device
 from outrider.models.memory import MemoryReport
 from outrider.models.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
@@ -205,7 +206,7 @@ def _with_head(options: Options, drafter: str) -> Options:
         return options
     named = kind.head_of(settings)
     if options.draft is None:
-        embedded = demo_head(part) if options.target == DEMO and named is None else None
+        embedded = _head_that_comes(options.target, part) if named is None else None
         if embedded is None:
             return options
         return replaced(options, drafter_options=kind.with_head(options.drafter_options, part, str(embedded)))
@@ -214,12 +215,21 @@ def _with_head(options: Options, drafter: str) -> Options:
     return replaced(options, draft=None, drafter_options=kind.with_head(options.drafter_options, part, options.draft))
 
 
+def _head_that_comes(target: str, part: str) -> Path | str | None:
+    """The place of the head for drafter `part` that comes with a target; None: none does."""
+    if DRAFTERS.load(part).head_in_target:
+        return demo_paths().target if target == DEMO else target
+    return demo_head(part) if target == DEMO else None
+
+
 def _best_drafter(options: Options, head: str | None) -> str:
-    """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, else n-gram
-    lookup."""
+    """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, the MTP head
+    in the target's checkpoint, else n-gram lookup."""
     if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).needs_head:
         return head
-    return "draft-model" if options.draft is not None or options.target == DEMO else "ngram"
+    if options.draft is not None or options.target == DEMO:
+        return "draft-model"
+    return "mtp" if ships_mtp(options.target) else "ngram"
 
 
 def head_in(draft: str | None) -> str | None:

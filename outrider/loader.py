@@ -124,7 +124,7 @@ class ModelLoader:
             lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
         asked = asked_of(getattr(module, "generation_config", None))
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
-        loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=asked)
+        loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=asked, revision=revision)
         runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
         if runtime == NATIVE and known is None:
             checked.keep(key, checked.Checked(lm.shape, lm.limits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import default_signals, save_eagle
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.models.heads.medusa_files import save_medusa
+from tests.mtp_heads import save_with_mtp
 
 
 def random_eagle(kind: Kind, target: Any, *, draft_vocab: int | None = None, seed: int = 3, **changes: Any) -> EagleHead:
@@ -80,6 +82,17 @@ def eagle_head(kind: Kind, draft_vocab: int | None) -> Callable[[Any, Path], Non
     return lambda target, folder: save_eagle(random_eagle(kind, target.config, draft_vocab=draft_vocab), folder)
 
 
+def mtp_head(target: Any, folder: Path) -> None:
+    """A random head alone, in Qwen's layout."""
+
+    def make(seed: int) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return type(target)(copy.deepcopy(target.config)).eval() if seed else target
+
+    save_with_mtp(folder, make, "qwen", alone=True)
+
+
 def acceptance_head(target: Any, folder: Path) -> None:
     """A random head that lets drafts be short and long: its estimates lie on both sides of any threshold."""
     with torch.random.fork_rng():
@@ -96,6 +109,7 @@ HEADS: dict[str, Callable[[Any, Path], None]] = {
     "eagle": eagle_head("eagle", None),
     "eagle3": eagle_head("eagle3", 200),
     "medusa": medusa_heads,
+    "mtp": mtp_head,
 }
 # The same for stop=acceptance of drafter draft-model.
 ACCEPTANCE: dict[str, Callable[[Any, Path], None]] = {"acceptance": acceptance_head}

@@ -107,7 +107,7 @@ class ModelOptions(MachineOptions):
     draft: Annotated[
         str | None,
         option(
-            DRAFTING, "A smaller model that drafts, or the folder of a trained head (eagle, eagle3, medusa, block).",
+            DRAFTING, "A smaller model that drafts, or the folder of a trained head (eagle, eagle3, mtp, medusa, block).",
             show_default=False,
         ),
     ] = None  # fmt: skip

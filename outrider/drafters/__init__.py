@@ -14,6 +14,7 @@ DRAFTERS = Registry(
         "early-exit": Entry("outrider.drafters.early_exit:EarlyExitDrafter", "the target's own first layers, or all but a few"),
         "eagle": Entry("outrider.drafters.eagle:EagleDrafter", "an EAGLE head: one layer that continues the target's last state"),
         "eagle3": Entry("outrider.drafters.eagle:Eagle3Drafter", "an EAGLE-3 head: one layer on three of the target's states"),
+        "mtp": Entry("outrider.drafters.mtp:MtpDrafter", "the multi-token-prediction head in the target's own checkpoint"),
         "lookahead": Entry("outrider.drafters.lookahead:LookaheadDrafter", "Jacobi guesses in the target's own passes"),
         "ngram-cache": Entry("outrider.drafters.ngram_cache:NgramCacheDrafter", "what followed the same words in any text yet"),
         "recycling": Entry("outrider.drafters.recycling:RecyclingDrafter", "the target's favourites when it last saw a token"),

@@ -63,6 +63,7 @@ class Drafter(ABC):
     needs: ClassVar[str] = "nothing"  # in words, for `outrider ls`
     needs_draft: ClassVar[bool] = False  # whether --draft must name a model
     needs_head: ClassVar[bool] = False  # whether --draft, or the setting `head`, must name a head trained for this target
+    head_in_target: ClassVar[bool] = False  # whether that head is in the target's own checkpoint, where none is named
     needs_module: ClassVar[bool] = False  # whether it runs on the target's own weights (`LoadedModel.module`)
     needs_logits: ClassVar[bool] = False  # whether it learns from `TargetOutput.logits`, which another engine may not show
     needs_tokenizer: ClassVar[bool] = False  # whether it reads `LoadedModel.tokenizer` of the target

@@ -84,6 +84,7 @@ class LoadedModel:
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # `generation_config.Asked`
+    revision: str | None = None  # of a model on the hub
     _bad_words: dict[tuple[tuple[str, ...], bool], BadWords] = field(default_factory=dict, repr=False)
 
     @cached_property

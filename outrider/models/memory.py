@@ -240,6 +240,11 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     return int(numbers * dtype.itemsize)
 
 
+def layer_kv_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Keys and values of one token in one layer of full attention."""
+    return _kv_numbers(config.get_text_config()) * dtype.itemsize
+
+
 def _num_with_keys(text: Any, num_layers: int) -> int:
     """Layers that keep keys and values of every token: not those with a running state, nor those without attention."""
     kinds = getattr(text, "layer_types", None) or ()

@@ -9,7 +9,7 @@ tables, the others are operations of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -59,6 +59,10 @@ class RecordedCache:
         own = _Layer(layer)
         return _attention(self._events, self._recorder, own, query, key, value, None, sees_all=sees_all)[0]
 
+    def attending(self, module: Any) -> AbstractContextManager[None]:
+        """A module of transformers attends over this cache inside."""
+        return attending(module, partial(_attention, self._events, self._recorder))
+
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keys and values that this pass does not attend to."""
         self._events.append(Event("store", (key, value), {"layer": layer}, ()))
@@ -75,19 +79,25 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
     found = Recording(ids, positions)
     recorder = Recorder(found.events)
-    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = partial(_attention, found.events, recorder)
+    with attending(module, partial(_attention, found.events, recorder)), _written_down(module, recorder), ExitStack() as stack:
+        if signals:
+            stack.enter_context(Listening(module, signals).during(found.signals))
+        stack.enter_context(recorder)
+        found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
+    return found
+
+
+@contextmanager
+def attending(module: Any, attention: Callable[..., Any]) -> Iterator[None]:
+    """A module of transformers attends by this function inside, then by ours."""
+    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = attention
     transformers.AttentionMaskInterface.register(RECORDING, without_mask)
     try:
         module.set_attn_implementation(RECORDING)
-        with _written_down(module, recorder), ExitStack() as stack:
-            if signals:
-                stack.enter_context(Listening(module, signals).during(found.signals))
-            stack.enter_context(recorder)
-            found.logits = module(input_ids=ids, position_ids=positions, use_cache=False).logits
+        yield
     finally:
         module.set_attn_implementation(NAME)
         del transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING]  # or what was recorded, weights and all, would stay
-    return found
 
 
 @contextmanager

@@ -75,6 +75,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
                {"stop": "product", "stop_below": 0.1}],
     "medusa": [{"tree": "medusa"}, {"tree": "best-first"}, {"tree": "2x2x1"}, {"tree": "parallel:2"},
                {"stop": "product", "stop_below": 0.01}],
+    "mtp": [{"tree": "2x2x1"}, {"tree": "best-first", "min_gain": 0.0}, {"stop": "product", "stop_below": 0.1}],
     "lookahead": [{"ngram": 4, "window": 2, "guesses": 1}],
     "ngram-cache": [{"branches": 1}],
     "recycling": [{"top_k": 1}],

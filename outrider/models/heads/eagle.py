@@ -29,6 +29,9 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from outrider.errors import CapabilityError
+from outrider.kv import LayerShape
+from outrider.models import attention
+from outrider.models.attention import PassPlan
 from outrider.models.signals import AFTER_NORM
 from outrider.models.vocabulary import OUTSIDE
 
@@ -154,6 +157,7 @@ class EagleHead(nn.Module):
     """
 
     draft_ids: Tensor | None  # (Vd,) int64: the target's id of every token the head knows; None: all
+    window: int | None = None  # it sees all of a text
 
     def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None) -> None:
         super().__init__()
@@ -204,6 +208,12 @@ class EagleHead(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.layers.parameters()).dtype
 
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What its cache keeps of a token, for each layer."""
+        config = self.config
+        return [LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)] * config.num_layers
+
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
         """g, (..., H), from the target's hidden states (..., target H) by signal."""
         return self.fuse(self.join(hidden))
@@ -226,6 +236,10 @@ class EagleHead(nn.Module):
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """States o (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
         return self.states(F.embedding(tokens, self.embedding), features, positions, attend)
+
+    def on_cache(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+        """What a pass gives (see `forward`), attending over a cache."""
+        return self(tokens, features, positions, _cached(plan))
 
     def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states of pairs whose tokens are embedded already, (B, T, H)."""
@@ -255,6 +269,22 @@ class EagleHead(nn.Module):
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), OUTSIDE)
         return full.index_copy_(-1, self.draft_ids, logits)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What our attention reads of a layer."""
+
+    layer_idx: int
+
+
+def _cached(plan: PassPlan) -> Attend:
+    """Attention over the cache."""
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention.attention(_Layer(layer), query, key, value, None, outrider_plan=plan)[0]
+
+    return attend
 
 
 def _rope_config(config: EagleConfig) -> LlamaConfig:

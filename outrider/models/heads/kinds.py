@@ -1,7 +1,7 @@
 """Which kind of trained head a folder holds: told by its files, of weights by the headers, not by what it is called.
 
-    medusa, eagle, eagle3, block    by the names of their tensors
-    early-exit, acceptance          by the config: ours alone
+    medusa, eagle, eagle3, block, mtp    by the names of their tensors
+    early-exit, acceptance               by the config: ours alone
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
 from outrider.models.heads.exit import KIND as EXIT_FILES
+from outrider.models.heads.mtp_layout import find_layout
 from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
 
 ACCEPTANCE, EARLY_EXIT = "acceptance", "early-exit"
@@ -46,6 +47,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _kind_by_names(files: HeadTensors) -> str | None:
+    if _is_mtp_alone(files.names):
+        return "mtp"
     files.rename("model.")
     files.rename("midlayer.", "layers.0.")
     if any(name.startswith(MEDUSA) for name in files.names):
@@ -55,6 +58,12 @@ def _kind_by_names(files: HeadTensors) -> str | None:
     if "layers.0.hidden_norm.weight" in files:
         return "eagle3"
     return "block" if "hidden_norm.weight" in files else "eagle"
+
+
+def _is_mtp_alone(names: list[str]) -> bool:
+    """Whether all that there is makes an MTP head: a whole model may have one, too."""
+    layout = find_layout(names, 0)
+    return layout is not None and set(names) <= {*layout.tensors, *layout.copies}
 
 
 def _claimed(config: dict[str, Any]) -> str | None:

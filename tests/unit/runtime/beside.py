@@ -11,7 +11,7 @@ from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.block import BlockDrafter
-from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM
 from outrider.models.load import build_lm
 from outrider.rows import Row, Rows
@@ -30,13 +30,13 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tuple[LM, EagleLM]:
+def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tuple[LM, HeadLM]:
     """A target and a random head for it, in fp64: some processors make fp32 products of bf16's, too coarse to compare."""
     module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False).to(dtype)
     lm = build_lm(module, "tiny", dtype, torch.device("cpu"))
     made = random_eagle(target=module.config, **HEADS[head], **changes).to(dtype)
     made.bind(module.get_input_embeddings().weight, module.get_output_embeddings())
-    return lm, EagleLM(made, VOCAB, lm.shape.context_length)
+    return lm, HeadLM(made, VOCAB, lm.shape.context_length)
 
 
 class Beside(Drafter):

@@ -12,15 +12,15 @@ import torch
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.eagle import EagleChain
+from outrider.drafters.feature_fed import FedChain
 from outrider.drafters.programs import bans_bite, programs_serve
 from outrider.grammar import Grammars, choice
-from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM, PassLimits
 from outrider.models.load import build_lm
 from outrider.rows import Row, Rows
 from outrider.runtime.drafting import ChainLoop
-from outrider.runtime.eagle import EagleChains, EagleRun
+from outrider.runtime.fed import FedChains, FedRun
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
 from outrider.sampling.bans import Bans
@@ -83,11 +83,11 @@ def draft_models(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
 def eagles(path: Path) -> tuple[LM, ModelDrafter, ModelDrafter, Counted]:
     """The same of an EAGLE-3 head."""
     target, lm = models("eagle3", torch.float32)
-    stepwise = EagleLM(lm.head, VOCAB, lm.shape.context_length)
-    lm.run = run = EagleRun(lm, path)
-    stepwise.run = EagleRun(stepwise, path)
-    program = Counted(EagleChains(lm, run))
-    return target, EagleChain(lm, program), EagleChain(stepwise), program
+    stepwise = HeadLM(lm.head, VOCAB, lm.shape.context_length)
+    lm.run = run = FedRun(lm, path)
+    stepwise.run = FedRun(stepwise, path)
+    program = Counted(FedChains(lm, run))
+    return target, FedChain(lm, program), FedChain(stepwise), program
 
 
 @pytest.mark.parametrize("parts", [draft_models, eagles])

@@ -11,14 +11,15 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
-from outrider.drafters.eagle import EagleChain, EagleDrafter
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.feature_fed import FedChain
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle import Kind
 from outrider.models.heads.eagle_files import save_eagle
-from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM
 from outrider.models.quantised_linear import QuantisedPanels
-from outrider.runtime.eagle import EagleChains, EagleRun
+from outrider.runtime.fed import FedChains, FedRun
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.heads import random_eagle
@@ -37,12 +38,12 @@ from tests.unit.runtime.beside import (
 )
 
 
-def on_runtime(head: str, path: Path) -> tuple[LM, EagleLM, EagleChains, EagleLM]:
+def on_runtime(head: str, path: Path) -> tuple[LM, HeadLM, FedChains, HeadLM]:
     """A target; its head on the runtime with whole chains; the same head as a module."""
     target, lm = models(head, torch.float32)
-    plain = EagleLM(lm.head, VOCAB, lm.shape.context_length)
-    lm.run = run = EagleRun(lm, path)
-    return target, lm, EagleChains(lm, run), plain
+    plain = HeadLM(lm.head, VOCAB, lm.shape.context_length)
+    lm.run = run = FedRun(lm, path)
+    return target, lm, FedChains(lm, run), plain
 
 
 @pytest.mark.parametrize(("head", "which", "racing"), [
@@ -55,7 +56,7 @@ def test_whole_chains_are_those_of_the_module(
     """Catches a pair at the wrong place, a state that is not the last pair's, a token in the head's own numbering, laws of
     another vocabulary, a pair kept after a rejection."""
     target, lm, chains, plain = on_runtime(head, library_path)
-    both = Beside(EagleChain(lm, chains), EagleChain(plain), tolerance=2e-4)
+    both = Beside(FedChain(lm, chains), FedChain(plain), tolerance=2e-4)
     draft_side_by_side(target, both, Ragged(NODES), which, racing)
     assert both.compared > 30
     assert both.drawn > 5 or len(racing) == len(which)
@@ -65,9 +66,9 @@ def test_whole_chains_are_those_of_the_module(
 def test_a_chain_in_one_call_is_the_chain_token_by_token(head: str, library_path: Path) -> None:
     """Both on the runtime, to the last bits of a softmax."""
     target, lm, chains, _ = on_runtime(head, library_path)
-    stepwise = EagleLM(lm.head, VOCAB, lm.shape.context_length)
-    stepwise.run = EagleRun(stepwise, library_path)
-    both = Beside(EagleChain(lm, chains), EagleChain(stepwise), tolerance=2e-5)
+    stepwise = HeadLM(lm.head, VOCAB, lm.shape.context_length)
+    stepwise.run = FedRun(stepwise, library_path)
+    both = Beside(FedChain(lm, chains), FedChain(stepwise), tolerance=2e-5)
     draft_side_by_side(target, both, Ragged(NODES), FILTERED)
     assert both.drawn > 30
 
@@ -77,7 +78,7 @@ def test_trees_are_those_of_the_module(head: str, library_path: Path) -> None:
     """Catches a node beside another's parent, or one that sees what is not on its path."""
     target, lm, _, plain = on_runtime(head, library_path)
 
-    def drafter(own: EagleLM) -> Any:
+    def drafter(own: HeadLM) -> Any:
         return EagleDrafter(own, TreePlan(TreeSettings(tree="best-first")))  # type: ignore[arg-type]
 
     both = Beside(drafter(lm), drafter(plain), tolerance=2e-4)
@@ -99,8 +100,8 @@ def test_greedy_text_is_that_of_plain_decoding(kind: Kind, tree: str, tmp_path: 
     plain = LLM(target, drafter="none", **same).generate(prompts, params)
     llm = LLM(target, draft=tmp_path / "head", drafter=kind, drafter_options={"tree": tree}, **same)
     drafter: Any = llm._built.decoder.drafter
-    assert isinstance(drafter.lm.run, EagleRun)
-    assert tree != "chain" or isinstance(drafter._whole, EagleChains)
+    assert isinstance(drafter.lm.run, FedRun)
+    assert tree != "chain" or isinstance(drafter._whole, FedChains)
     assert not llm._built.notes
     assert [one.token_ids for one in llm.generate(prompts, params)] == [one.token_ids for one in plain]
     assert llm.generate(prompts[:1], params)[0].token_ids == plain[0].token_ids
@@ -118,7 +119,7 @@ def test_a_rounded_head_drafts_for_the_same_text(bits: int, tmp_path: Path, libr
     llm = LLM(target, draft=tmp_path / "head", drafter="eagle3", drafter_options={"bits": bits}, **same)
     drafter: Any = llm._built.decoder.drafter
     head = drafter.lm.head
-    assert isinstance(drafter._whole, EagleChains)
+    assert isinstance(drafter._whole, FedChains)
     assert not llm._built.notes
     assert {type(part) for part in (head.lm_head, head.fc, head.layers[0].mlp.up_proj)} == {QuantisedPanels}
     assert head.lm_head.bits == bits

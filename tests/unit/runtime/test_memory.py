@@ -42,7 +42,7 @@ def test_a_heads_weights_are_not_kept_beside_its_panels(kind: str, tmp_path: Pat
     target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
     llm = LLM(target, draft=tmp_path / "head", drafter=kind, dtype="bfloat16", runtime="native", threads=1)
     drafter: Any = llm._built.decoder.drafter
-    head = drafter.lm.head if kind.startswith("eagle") else drafter.heads if kind == "medusa" else drafter.head
+    head = drafter.lm.head if kind.startswith(("eagle", "mtp")) else drafter.heads if kind == "medusa" else drafter.head
     left = [name for name, part in head.named_modules() if isinstance(part, nn.Linear)]
     assert left == (["confidence_head.proj"] if kind == "block" else [])
     assert llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))[0].stats.drafted > 0

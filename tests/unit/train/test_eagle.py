@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
-from outrider.models.heads.eagle_lm import EagleLM
 from outrider.models.heads.eagle_unroll import unrolled
+from outrider.models.heads.head_lm import HeadLM
 from outrider.models.signals import Listening
 from outrider.settings import parse_settings
 from outrider.train import eagle
@@ -82,7 +82,7 @@ def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]
     checked = 0
     for row in range(2):
         for start in range(tokens.shape[1] - 2):  # the last known feature is that of position `start`
-            lm = EagleLM(head, VOCAB, 128)
+            lm = HeadLM(head, VOCAB, 128)
             lm.kv.add_row()
             lm.give([features[row, : start + 1]])
             logits = lm.forward(tokens[row : row + 1, 1 : start + 2])[:, start]

@@ -1,4 +1,4 @@
-"""An EAGLE head on a cache of its own, in the place of a draft model: the drafters of chains and trees run it as they run an LM.
+"""A head that is fed the target's hidden states, on a cache of its own: drafters of chains and trees run it as they run an LM.
 
 To them it is a language model over a text without its first token: token x_{t+1} stands at place t, beside feature g_t. Places
 whose feature the target gave (`give`) may be committed; behind them a token takes the state of the token it follows, from the
@@ -14,18 +14,16 @@ Positions are places in the cache: rotary embeddings see only differences, so a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
-from outrider.models import attention
 from outrider.models.attention import PassPlan
-from outrider.models.heads.eagle import Attend, EagleHead
 from outrider.models.plan import plan_pass
 
 
@@ -35,13 +33,63 @@ class HeadShape:
 
     vocab_size: int
     context_length: int
+    sliding_window: int | None = None
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """What our attention reads of a layer."""
+class FedConfig(Protocol):
+    """What drafters ask of a head's config."""
 
-    layer_idx: int
+    @property
+    def signals(self) -> tuple[int, ...]:
+        """The target's hidden states that make a feature, by the keys of `models/signals.py`."""
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the hidden states that a feature is made of, side by side."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of features and states."""
+
+
+class FedHead(Protocol):
+    """A head that continues what the target thinks, one token at a time: an EAGLE head, or an MTP head of one layer."""
+
+    draft_ids: Tensor | None  # (Vd,) int64: the target's id of every token the head knows; None: all
+
+    @property
+    def config(self) -> FedConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What its cache keeps of a token, for each layer."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that its attention sees back; None: all."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def join(self, hidden: dict[int, Tensor]) -> Tensor:
+        """The target's hidden states that make a feature, side by side: (..., F)."""
+
+    def fuse(self, joined: Tensor) -> Tensor:
+        """Features (..., H) of what `join` gives."""
+
+    def on_cache(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+        """States (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
+
+    def carry(self, states: Tensor) -> Tensor:
+        """The features of the pairs that follow, as far as the head can tell."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(..., H) -> (..., Vd)."""
+
+    def in_full(self, logits: Tensor) -> Tensor:
+        """(..., Vd) -> (..., V), over the target's vocabulary."""
 
 
 class HeadRun(Protocol):
@@ -56,17 +104,15 @@ class HeadRun(Protocol):
         """What the pairs that follow are given (B, T, H), and logits (B, K, Vd) of these columns."""
 
 
-class EagleLM:
-    """An EAGLE head as a language model on a cache of its own. `run`: in place of the module's own passes."""
+class HeadLM:
+    """A head as a language model on a cache of its own. `run`: in place of the module's own passes."""
 
-    def __init__(self, head: EagleHead, vocab_size: int, context_length: int) -> None:
-        config = head.config
+    def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
         self.head = head
         self.device = next(parameter.device for parameter in head.parameters())
         self.dtype = head.dtype
-        self.shape = HeadShape(vocab_size, context_length)
-        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
-        self.kv = KVCache([shape] * config.num_layers, head.dtype, self.device)
+        self.shape = HeadShape(vocab_size, context_length, head.window)
+        self.kv = KVCache(head.layer_shapes, head.dtype, self.device)
         self._given: list[Tensor] = []  # per row (k, H)
         self.run: HeadRun | None = None
         self._carried: Tensor | None = None  # (B, T, H) of the last pass: what the pairs that follow are given
@@ -77,7 +123,7 @@ class EagleLM:
         self._carried = None
 
     def fused(self, joined: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The features (k, H) of the target's hidden states (k, F) side by side (`EagleHead.join`), of several rows in one go."""
+        """The features (k, H) of the target's hidden states (k, F) side by side (`FedHead.join`), of several rows in one go."""
         sizes = [len(part) for part in joined]
         if self.run is not None:
             return self.run.fuse(torch.cat(list(joined))).split(sizes)
@@ -134,19 +180,11 @@ class EagleLM:
             parents = F.pad(parents, (0, width - num_tokens), value=-1)
         self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
         plan, positions = plan_pass(
-            self.kv, num_rows, width, parents, first_row, last_position=self.shape.context_length - 1
-        )
+            self.kv, num_rows, width, parents, first_row,
+            window=self.shape.sliding_window, last_position=self.shape.context_length - 1,
+        )  # fmt: skip
         if self.run is not None:
             nobody = torch.empty(0, dtype=torch.int64)
             return self.run(tokens, features, positions, plan, nobody if columns is None else columns)
-        states = self.head(tokens, features, positions, cached(plan))[:, :num_tokens]
+        states = self.head.on_cache(tokens, features, positions, plan)[:, :num_tokens]
         return self.head.carry(states), states if columns is None else self.head.logits(states[:, columns])
-
-
-def cached(plan: PassPlan) -> Attend:
-    """Attention over the cache."""
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention.attention(_Layer(layer), query, key, value, None, outrider_plan=plan)[0]
-
-    return attend

@@ -1,4 +1,4 @@
-"""EAGLE heads (`models/heads/eagle.py`) on the native runtime: their passes, and their whole chains in one call."""
+"""Heads that are fed hidden states (EAGLE's, MTP's) on the native runtime: their passes, and their whole chains in one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError
 from outrider.models.attention import PassPlan
 from outrider.models.heads.eagle import EagleHead
-from outrider.models.heads.eagle_lm import EagleLM
+from outrider.models.heads.head_lm import FedHead, HeadLM
+from outrider.models.heads.mtp import MtpHead
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
@@ -25,20 +26,18 @@ from outrider.runtime.run import Bound, FirstPass, bind
 CARRIED = -2  # the key of what the pair that follows is given
 
 
-class EagleRun:
-    """A head's passes: a `HeadRun` (`models/heads/eagle_lm.py`)."""
+class FedRun:
+    """A head's passes: a `HeadRun` (`models/heads/head_lm.py`)."""
 
-    def __init__(self, lm: EagleLM, path: Path) -> None:
+    def __init__(self, lm: HeadLM, path: Path) -> None:
         """The head is bound to its target, its linear layers plain. Raises NotLoweredError where it cannot run there."""
         head, self.kv = lm.head, lm.kv
-        if not isinstance(head.output, nn.Module):
-            raise NotLoweredError("an output head that is no module")
-        parts = _Parts(head)
+        parts = _parts_of(head)
 
         def states(
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
         ) -> tuple[dict[int, Tensor], Tensor]:
-            found = head.states(F.embedding(ids, head.embedding), inputs[0], positions, cache.attend)
+            found = parts.states(ids, inputs[0], positions, cache)
             return {CARRIED: head.carry(found), AFTER_NORM: found}, head.logits(found)
 
         def fused(
@@ -51,16 +50,16 @@ class EagleRun:
 
         def lowered(size: int, part: Part) -> Bound:
             try:
-                recording = record_part(parts, config.vocab_size, [(size, dtype)], part)
+                recording = record_part(parts, lm.shape.vocab_size, [(size, dtype)], part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
             return bind(Lowering(parts, recording).program(), parts, lm.kv.layers, dtype, path)
 
-        self.bound = lowered(config.hidden_size if config.kind == "eagle3" else config.feature_size, states)
-        self._fuse = lowered(config.feature_size, fused).executor if config.kind == "eagle3" else None
+        self.bound = lowered(config.hidden_size if parts.fuses else config.feature_size, states)
+        self._fuse = lowered(config.feature_size, fused).executor if parts.fuses else None
 
     def fuse(self, joined: Tensor) -> Tensor:
-        """`EagleHead.fuse` of (N, F)."""
+        """`FedHead.fuse` of (N, F)."""
         return joined if self._fuse is None else self._fuse.map(joined.contiguous())
 
     def __call__(
@@ -74,10 +73,10 @@ class EagleRun:
         return carried, logits
 
 
-class EagleChains:
-    """Whole chains of a head: what `drafters/eagle.py` does token by token."""
+class FedChains:
+    """Whole chains of a head: what `drafters/feature_fed.py` does token by token."""
 
-    def __init__(self, lm: EagleLM, run: EagleRun) -> None:
+    def __init__(self, lm: HeadLM, run: FedRun) -> None:
         self._lm, self._run = lm, run
         self._vocabulary = Vocabulary.of(lm.shape.vocab_size, lm.head.draft_ids)
 
@@ -99,13 +98,41 @@ class EagleChains:
         return draft_chains(self._run.bound, kv, Picks.of(rows, num_tokens), first, num_tokens, self._vocabulary, last)
 
 
-class _Parts(nn.Module):
+class _EagleParts(nn.Module):
     """A head with what it shares with its target, so that every tensor has a name."""
 
     def __init__(self, head: EagleHead) -> None:
         super().__init__()
-        self.head, self.output = head, head.output
+        if not isinstance(head.output, nn.Module):
+            raise NotLoweredError("an output head that is no module")
+        self.head, self.output, self.fuses = head, head.output, head.config.kind == "eagle3"
         if isinstance(head.embedding, nn.Parameter):
             self.embedding = head.embedding
         else:
             self.register_buffer("embedding", head.embedding)
+
+    def states(self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache) -> Tensor:
+        return self.head.states(F.embedding(ids, self.head.embedding), features, positions, cache.attend)
+
+
+class _MtpParts(nn.Module):
+    """An MTP head with what it shares with its target; its layer attends by transformers' interface."""
+
+    fuses = False
+
+    def __init__(self, head: MtpHead) -> None:
+        super().__init__()
+        if len(head.layers) > 1:
+            raise NotLoweredError("it has several layers, which are run in turn")
+        self.head, self.embedding, self.output = head, *head.shared
+
+    def states(self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache) -> Tensor:
+        with cache.attending(self.head.layer(0).body):
+            return self.head.on_cache(ids, features, positions)
+
+
+def _parts_of(head: FedHead) -> _EagleParts | _MtpParts:
+    if isinstance(head, MtpHead):
+        return _MtpParts(head)
+    assert isinstance(head, EagleHead)
+    return _EagleParts(head)

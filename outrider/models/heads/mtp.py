@@ -1,0 +1,141 @@
+"""The MTP head of a checkpoint: a projection and one decoder layer of the target's own kind, applied again and again.
+
+    pair t of a text:  (token x_{t+1}, the target's state h_t)  ->  state o_t  ->  logits of x_{t+2}
+
+    o_t = layer(projection [norm(embedding of x_{t+1}) ; norm(h_t)])        logits = the target's output head (norm(o_t))
+
+When drafting, the pair behind the last known state takes the head's own state in its place, as the state was trained to be read:
+normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the state of
+layer k - 1 at t). Embedding and output head are the target's. The layer is transformers' code for the target's family
+(`mtp_body.py`), so its attention, rotary embedding and experts are the family's, too; it attends over a cache of the head's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.kv import LayerShape
+from outrider.models.attention import PassPlan
+
+
+@dataclass(frozen=True)
+class MtpConfig:
+    """What a head is, as far as its layer's own config does not say it."""
+
+    layout: str
+    hidden_size: int
+    signals: tuple[int, ...]  # the target's hidden state that a pair reads, by its key of `models/signals.py`
+    hidden_first: bool = False  # the projection's input begins with the hidden state
+    carries_normed: bool = True  # the pair that follows takes the state behind the final norm
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the hidden states that a pair reads."""
+        return self.hidden_size
+
+
+class MtpLayer(nn.Module):
+    """One layer with its norms and its projection."""
+
+    def __init__(self, body: Any, norm: nn.Module, shape: LayerShape, window: int | None, size: int, *, bias: bool) -> None:
+        """`body`: a decoder of one layer that ends without a norm; `norm`: its own; `shape`, `window`: of its attention."""
+        super().__init__()
+        self.shape, self.window = shape, window
+        weight: Any = norm.weight
+        self.embed_norm, self.hidden_norm, self.norm = copy.deepcopy(norm), copy.deepcopy(norm), norm
+        self.projection = nn.Linear(2 * size, size, bias=bias, dtype=weight.dtype, device=weight.device)
+        self.body = body
+
+    def forward(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, plan: PassPlan | None, *, hidden_first: bool = False
+    ) -> Tensor:
+        """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T)."""
+        pair = [self.embed_norm(embeds), self.hidden_norm(features)]
+        inputs = self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
+        return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False, outrider_plan=plan).last_hidden_state
+
+    def number(self, index: int) -> None:
+        """Its place in the head's cache."""
+        for part in self.body.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = index
+
+
+class MtpHead(nn.Module):
+    """An MTP head. `bind` must name the target's tables before the first pass."""
+
+    draft_ids: Tensor | None = None  # it knows every token of the target
+
+    def __init__(self, config: MtpConfig, layers: Sequence[MtpLayer]) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(layers)
+        for index, layer in enumerate(layers):
+            layer.number(index)
+        self._shared: tuple[nn.Module, ...] = ()  # the target's, so no children of ours
+
+    def bind(self, embedding: nn.Module, output: nn.Module) -> MtpHead:
+        """The target's embedding, tokens to (..., H), and output head, (..., H) to (..., V)."""
+        self._shared = (embedding, output)
+        return self
+
+    @property
+    def shared(self) -> tuple[nn.Module, nn.Module]:
+        """The target's embedding and output head."""
+        embedding, output = self._shared
+        return embedding, output
+
+    @property
+    def dtype(self) -> torch.dtype:
+        weight = self.layer(0).norm.weight
+        assert isinstance(weight, Tensor)
+        return weight.dtype
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What its cache keeps of a token, for each layer."""
+        return [self.layer(index).shape for index in range(len(self.layers))]
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that attention sees back; None: all."""
+        return next((layer.window for layer in map(self.layer, range(len(self.layers))) if layer.window is not None), None)
+
+    def layer(self, index: int) -> MtpLayer:
+        found = self.layers[index]
+        assert isinstance(found, MtpLayer)
+        return found
+
+    def join(self, hidden: dict[int, Tensor]) -> Tensor:
+        """The target's state that a pair reads, (..., H)."""
+        (signal,) = self.config.signals
+        return hidden[signal].to(self.dtype)
+
+    def fuse(self, joined: Tensor) -> Tensor:
+        """What `join` gives is the feature."""
+        return joined
+
+    def on_cache(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan | None = None, layer: int = 0
+    ) -> Tensor:
+        """States o (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
+        embeds = self.shared[0](tokens).to(features.dtype)
+        return self.layer(layer)(embeds, features, positions, plan, hidden_first=self.config.hidden_first)
+
+    def carry(self, states: Tensor, layer: int = 0) -> Tensor:
+        """The features of the pairs that follow, as far as the head can tell: (..., H) -> (..., H)."""
+        return self.layer(layer).norm(states) if self.config.carries_normed else states
+
+    def logits(self, states: Tensor, layer: int = 0) -> Tensor:
+        """(..., H) -> (..., V)."""
+        return self.shared[1](self.layer(layer).norm(states))
+
+    def in_full(self, logits: Tensor) -> Tensor:
+        """The logits are over the target's whole vocabulary."""
+        return logits

@@ -1,0 +1,121 @@
+"""The decoder layer of an MTP head, made by transformers' code for the target's family.
+
+It is a whole language model of one layer, without its tables: so weights are named and converted as that family's are (experts
+that are stored one by one, for instance), and a pass goes the way that a pass of the target goes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.kv import LayerShape
+from outrider.lazy import transformers
+from outrider.models import attention
+from outrider.models.heads.mtp_layout import BLOCK, NORM
+from outrider.models.probe import find_layers
+
+TABLE = 8  # rows of its tables, which nobody reads
+# Fields by which families say which layers have experts, and what they must be for a single layer with and without.
+EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
+    "first_k_dense_replace": (0, 1), "mlp_only_layers": ([], [0]), "decoder_sparse_step": (1, 1), "moe_layer_start_index": (0, 1),
+    "moe_layer_end_index": (0, 0), "moe_layer_interval": (1, 1), "mlp_layer_types": (["sparse"], ["dense"]),
+}  # fmt: skip
+FULL = "full_attention"
+
+
+def one_layer_config(config: Any, *, has_experts: bool) -> Any:
+    """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layers."""
+    text = copy.deepcopy(config.get_text_config(decoder=True))
+    kinds, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
+    text.num_hidden_layers = 1
+    if kinds:
+        text.layer_types = [own[0] if own else FULL if FULL in kinds else kinds[-1]]
+    for name, (with_experts, without) in EXPERT_FIELDS.items():
+        if getattr(text, name, None) is not None:
+            setattr(text, name, with_experts if has_experts else without)
+    text.vocab_size, text.pad_token_id, text.bos_token_id, text.eos_token_id = TABLE, None, None, None
+    if hasattr(text, "quantization_config"):
+        del text.quantization_config  # its weights are plain by now
+    return text
+
+
+def make_body(
+    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> tuple[nn.Module, nn.Module, LayerShape, int | None]:
+    """A decoder of one layer that ends without a norm; that norm; what its cache keeps of a token; its window.
+
+    `tensors`: of the layer (`block.*`) and the norm. Raises CheckpointError, beginning with `what`, where they are not what a
+    layer of this family has, CapabilityError for a layer that our cache cannot serve.
+    """
+    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors))
+    code = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    if code is None:
+        raise CapabilityError(f"{what}: its layer is of {type(text).__name__}, a family that transformers has no code for")
+    base = code.base_model_prefix
+    norm = _norm_name(code, text)
+    inner = f"{base}.layers.0."
+    state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
+    state[f"{base}.{norm}.weight"] = tensors[f"{NORM}.weight"]
+    with _in_silence():
+        module, report = code.from_pretrained(
+            None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    _check(what, code, report, inner)
+    module = module.eval().requires_grad_(False).to(device)
+    attention.register()
+    try:
+        (seen,) = find_layers(module, 1)
+    except CapabilityError as error:
+        raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}") from error
+    decoder = getattr(module, base)
+    last = getattr(decoder, norm)
+    setattr(decoder, norm, nn.Identity())
+    return decoder, last, seen.shape, text.sliding_window if seen.is_windowed else None
+
+
+def _norm_name(code: Any, text: Any) -> str:
+    """What a family's decoder calls its final norm."""
+    with torch.device("meta"):
+        decoder = getattr(code(copy.deepcopy(text)), code.base_model_prefix)
+    found = [name for name, part in decoder.named_children() if "norm" in name and getattr(part, "weight", None) is not None]
+    if len(found) != 1 or not hasattr(decoder, "layers"):
+        raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers cannot be told")
+    return found[0]
+
+
+def _check(what: str, code: Any, report: Mapping[str, Any], inner: str) -> None:
+    """Raises CheckpointError where tensors are missing, left over, or of another shape."""
+    missing = sorted(name.removeprefix(inner) for name in report["missing_keys"] if name.startswith(inner))
+    left = sorted(name.removeprefix(inner) for name in report["unexpected_keys"])
+    if missing or left:
+        problems = [*(f"lacks '{name}'" for name in missing[:1]), *(f"has '{name}', which is no part of it" for name in left[:1])]
+        raise CheckpointError(f"{what} is no layer of {code.__name__}: it {' and '.join(problems)}.")
+    own = [each for each in report["mismatched_keys"] if "embed" not in each[0] and "lm_head" not in each[0]]
+    if own:
+        name, found, wanted = sorted(own)[0]
+        raise CheckpointError(
+            f"{what}: tensor '{name.removeprefix(inner)}' has shape {list(found)}, expected {list(wanted)}: it was made for "
+            "another target."
+        )
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """transformers says nothing of tables that are not there, and shows no bars."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

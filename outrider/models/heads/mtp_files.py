@@ -1,0 +1,226 @@
+"""MTP heads on disk: found in the target's own checkpoint, or in a folder of their own, by the names of tensors.
+
+transformers drops these tensors when it loads the target, so they are read from the safetensors files here. Weights in fp8 are
+widened by their scales; without them a head would draft, and nothing of it would ever be kept, so it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from outrider.errors import CapabilityError, CheckpointError, OutriderError
+from outrider.lazy import huggingface_hub
+from outrider.models import hub
+from outrider.models.adapter import adapter_in
+from outrider.models.gguf.names import SUFFIX
+from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
+from outrider.models.heads.mtp_body import make_body
+from outrider.models.heads.mtp_layout import (
+    EMBED_NORM,
+    HIDDEN_NORM,
+    LOOKED_FOR,
+    PROJECTION,
+    MtpLayout,
+    find_layout,
+    strangers,
+)
+from outrider.models.memory import ModelMemory, layer_kv_bytes, safetensors_header, weight_files
+from outrider.models.signals import AFTER_NORM
+
+INSTEAD = "Use --drafter ngram, or train a head: outrider train eagle3"
+FLOATS = ("F64", "F32", "F16", "BF16")
+FP8 = "F8_E4M3"
+OTHER_ATTENTION = (".sinks", ".indexer.")  # in names: what Outrider's attention does not compute
+SCALES = ("weight_scale_inv", "weight_scale")  # of weights in fp8, in blocks or whole
+
+
+@dataclass(frozen=True)
+class MtpFiles:
+    """The tensors of a folder that make an MTP head, by their headers."""
+
+    folder: Path
+    layout: MtpLayout
+    entries: Mapping[str, Mapping[str, Any]]  # of every tensor of the folder: dtype, shape
+    files: Mapping[str, Path]
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the head's weights."""
+        shapes = (self.entries[name]["shape"] for name in self.layout.tensors if not name.endswith(SCALES))
+        return sum(int(torch.Size(shape).numel()) for shape in shapes)
+
+
+def find_mtp(folder: Path, num_layers: int) -> MtpFiles | None:
+    """The head in a folder of a target with `num_layers` layers; None where there is none of a known layout.
+
+    Raises CheckpointError for damaged files.
+    """
+    files = [file for file in weight_files(folder) if file.suffix == ".safetensors"]
+    headers = {file: safetensors_header(file) for file in files}
+    entries = {name: entry for header in headers.values() for name, entry in header.items()}
+    layout = find_layout(entries, num_layers)
+    return None if layout is None else MtpFiles(folder, layout, entries, {n: f for f, header in headers.items() for n in header})
+
+
+def ships_mtp(name: str) -> bool:
+    """Whether a local checkpoint, or one in the hub's cache, has an MTP head that can draft. Damaged files have none."""
+    try:
+        folder = _folder(name, None, fetches=False)
+        config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        layers = (config.get("text_config") or config).get("num_hidden_layers")
+        found = None if folder is None or not isinstance(layers, int) else find_mtp(folder, layers)
+        if found is not None:
+            _check_whole(found)
+    except (OSError, ValueError, AttributeError, OutriderError):
+        return False
+    return found is not None and not any(part in name for name in found.layout.tensors for part in OTHER_ATTENTION)
+
+
+def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
+    """What the head in a checkpoint or folder takes in memory; nothing is known of one that is still on the hub. Raises as
+    `load_mtp`."""
+    folder = _folder(name, None, fetches=False)
+    if folder is None:
+        return ModelMemory(name, 0, 0)
+    files = _found(folder, config)
+    return ModelMemory(name, files.num_weights * dtype.itemsize, layer_kv_bytes(config, dtype) * len(files.layout.layers))
+
+
+def load_mtp(
+    name: str, config: Any, dtype: torch.dtype, device: torch.device, revision: str | None = None
+) -> MtpHead:
+    """The head for a target with this config, still to be bound to its tables.
+
+    `name`: the target's checkpoint, or a folder with a head alone. Raises CheckpointError where there is no head, or it does not
+    fit, CapabilityError for one whose layer cannot run here.
+    """
+    folder = _folder(name, revision, fetches=True)
+    assert folder is not None
+    files = _found(folder, config)
+    layout, text = files.layout, config.get_text_config()
+    signal = AFTER_NORM if layout.reads_normed else text.num_hidden_layers
+    made = MtpConfig(layout.name, text.hidden_size, (signal,), layout.hidden_first, layout.reads_normed)
+    return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
+
+
+def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device: torch.device) -> MtpLayer:
+    what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index},"
+    tensors = _read(files, index)
+    size, bias = config.get_text_config().hidden_size, f"{PROJECTION}.bias" in tensors
+    layer = MtpLayer(*make_body(what, config, tensors, dtype, device), size, bias=bias)
+    with torch.no_grad():
+        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION):
+            for name, own in getattr(layer, part).named_parameters():
+                stored = tensors.get(f"{part}.{name}")
+                if stored is None or stored.shape != own.shape:
+                    found = "is missing" if stored is None else f"has shape {list(stored.shape)}, expected {list(own.shape)}"
+                    raise CheckpointError(f"{what} does not fit: tensor '{part}.{name}' {found}: it was made for another target.")
+                own.copy_(stored)
+    return layer.requires_grad_(False)
+
+
+def _found(folder: Path, config: Any) -> MtpFiles:
+    """Raises CheckpointError, saying what was looked for, where there is no head."""
+    num_layers = config.get_text_config().num_hidden_layers
+    files = find_mtp(folder, num_layers)
+    if files is None:
+        names = [name for file in weight_files(folder) if file.suffix == ".safetensors" for name in safetensors_header(file)]
+        others = strangers(names)
+        if others:
+            raise CheckpointError(f"'{folder}' has an MTP head of a layout that is not read (tensor '{others[0]}'). {INSTEAD}.")
+        looked_for = LOOKED_FOR.format(next=num_layers)
+        raise CheckpointError(f"'{folder}' has no MTP head: none of its tensors is {looked_for}. {INSTEAD}.")
+    _check_whole(files)
+    return files
+
+
+def _check_whole(files: MtpFiles) -> None:
+    """Raises CheckpointError for lacking parts and weights in fp8 without scales, CapabilityError for other kinds of numbers."""
+    if lacking := files.layout.lacking:
+        which = f"the MTP head in '{files.folder}' ({files.layout.name} layout)"
+        raise CheckpointError(f"{which} is incomplete: it lacks the {', the '.join(lacking[:3])}. {INSTEAD}.")
+    for name in files.layout.tensors:
+        kind = files.entries[name]["dtype"]
+        if kind == FP8 and name.endswith(".weight") and _scale_of(files, name) is None:
+            missing = name.removesuffix("weight") + SCALES[0]
+            raise CheckpointError(
+                f"the MTP head in '{files.folder}' is damaged: '{name}' is in fp8 and its scales '{missing}' are missing, so "
+                f"none of its drafts would be kept. {INSTEAD}."
+            )
+        if kind not in (*FLOATS, FP8):
+            raise CapabilityError(
+                f"the MTP head in '{files.folder}' is quantised: '{name}' is stored as {kind}; floats and fp8 with scales are "
+                f"read. {INSTEAD}."
+            )
+
+
+def _read(files: MtpFiles, index: int) -> dict[str, Tensor]:
+    """A layer's tensors by our names, in plain numbers."""
+    found: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for own, there in files.layout.layers[index].items():
+            if own.endswith(SCALES):
+                continue
+            scale = _scale_of(files, there)
+            parts = []
+            for name in [there] if scale is None else [there, scale]:
+                file = files.files[name]
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(file, "pt"))
+                parts.append(opened[file].get_tensor(name))
+            found[own] = parts[0] if scale is None else _widened(*parts)
+            if not found[own].isfinite().all():
+                raise CheckpointError(f"the MTP head in '{files.folder}' is damaged: '{there}' has NaN or infinite values.")
+    return found
+
+
+def _scale_of(files: MtpFiles, name: str) -> str | None:
+    """The tensor with the scales of one in fp8."""
+    if files.entries[name]["dtype"] != FP8:
+        return None
+    return next((there for each in SCALES if (there := name.removesuffix("weight") + each) in files.entries), None)
+
+
+def _widened(weight: Tensor, scale: Tensor) -> Tensor:
+    """Weights (out, in) in fp8 times their scales: one, one a row, or one for each block."""
+    values = weight.float()
+    if scale.dim() == 2:
+        sizes = [-(-whole // parts) for whole, parts in zip(values.shape, scale.shape, strict=True)]
+        sizes = [1 << (size - 1).bit_length() for size in sizes]  # blocks at the edge are cut
+        scale = scale.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)[: values.shape[0], : values.shape[1]]
+    return values * scale.float()
+
+
+def _folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
+    """The folder of a checkpoint: an adapter's is its base's. None for one on the hub that is not here yet.
+
+    Raises CheckpointError where `name` is none, or of a kind whose heads are not read.
+    """
+    adapter = adapter_in(name)
+    if adapter is not None:
+        return _folder(adapter.base, adapter.revision, fetches=fetches)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file() or name.lower().endswith(SUFFIX):
+        raise CheckpointError(f"'{name}' is a single file, and MTP heads are read from folders of safetensors. {INSTEAD}.")
+    try:
+        patterns = ["*.json", "*.safetensors"]
+        local = not fetches or hub.only_cached(name)
+        found = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=local)
+        weight_files(Path(found))
+    except Exception as error:
+        if fetches:
+            raise CheckpointError(f"cannot read the MTP head of '{name}': {error}") from error
+        return None
+    return Path(found)

@@ -1,0 +1,157 @@
+"""Tiny random checkpoints with an MTP head, in every published layout, and what such a head drafts, worked out plainly.
+
+A head's decoder layer is one of a second random model of the target's family, so its tensors have the names that checkpoints give
+them. `MtpReference` applies it without any cache: each draft token is read off a pass over the whole text.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie")
+WEIGHTS = "model.safetensors"
+
+
+@dataclass
+class MtpReference:
+    """A head as the papers write it down, for one text at a time."""
+
+    target: Any
+    layers: list[dict[str, Any]]  # block, rotary, embed_norm, hidden_norm, projection, norm
+    layout: str
+
+    @torch.no_grad()
+    def draft(self, text: list[int], count: int) -> tuple[list[int], Tensor]:
+        """The greedy tokens behind a text, and the logits (count, V) they are the best of."""
+        model = self.target.get_decoder()
+        heard: list[Tensor] = []
+        hook = model.layers[-1].register_forward_hook(lambda part, args, made: heard.append(_first(made)))
+        normed = model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
+        hook.remove()
+        features = (heard[0] if self.layout == "ernie" else normed)[:, :-1]
+        tokens, drafted, scores = text[1:], [], []
+        for step in range(count):
+            layer = self.layers[step % len(self.layers)]
+            states = self._states(layer, tokens, features)
+            logits = self.target.get_output_embeddings()(layer["norm"](states[:, -1:]))[0, 0]
+            drafted.append(int(logits.argmax()))
+            scores.append(logits)
+            carried = states if self.layout == "ernie" else layer["norm"](states)
+            if len(self.layers) == 1:  # the same layer goes on one place further
+                tokens, features = tokens + drafted[-1:], torch.cat([features, carried[:, -1:]], dim=1)
+            else:  # the next layer reads what this one made of the same places
+                tokens, features = tokens[1:] + drafted[-1:], carried
+        return drafted, torch.stack(scores)
+
+    def _states(self, layer: dict[str, Any], tokens: list[int], features: Tensor) -> Tensor:
+        embeds = layer["embed_norm"](self.target.get_input_embeddings()(torch.tensor([tokens])))
+        pair = [embeds, layer["hidden_norm"](features)]
+        x = layer["projection"](torch.cat(pair[::-1] if self.layout == "mimo" else pair, dim=-1))
+        count = x.shape[1]
+        positions = torch.arange(count)[None]
+        mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
+        rotation = layer["rotary"](x, positions)
+        made = layer["block"](x, position_embeddings=rotation, attention_mask=mask, position_ids=positions, use_cache=False)
+        return _first(made)
+
+
+def _first(made: Any) -> Tensor:
+    return made if torch.is_tensor(made) else made[0]
+
+
+def save_with_mtp(
+    folder: Path, make: Callable[[int], Any], layout: str, *, num_layers: int = 1, echoes: bool = False, alone: bool = False
+) -> MtpReference:
+    """A checkpoint of `make(0)` with a head; `make(seed)` gives random models of one family.
+
+    `echoes`: the projection hands the embedding on, so that the head is another first layer of the target. `alone`: the folder
+    holds nothing but the head.
+    """
+    target = make(0)
+    if not alone:
+        target.save_pretrained(folder)
+    tensors: dict[str, Tensor] = {} if alone else load_file(folder / WEIGHTS)
+    shared: dict[str, Any] = {}
+    reference = MtpReference(target, [], layout)
+    for index in range(num_layers):
+        donor = make(11 + index)
+        parts = _parts(donor, target, layout, shared, seed=index, echoes=echoes)
+        reference.layers.append(parts)
+        tensors |= _named(layout, index, target.config.get_text_config().num_hidden_layers, parts, _block_tensors(donor, folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    save_file(copies, folder / WEIGHTS, metadata={"format": "pt"})
+    field = "mtp_num_hidden_layers" if layout == "qwen" else "num_nextn_predict_layers"
+    config = {"outrider": {"head": "mtp"}} if alone else json.loads((folder / "config.json").read_text()) | {field: num_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    return reference
+
+
+def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed: int, echoes: bool) -> dict[str, Any]:
+    """A layer's modules; in Qwen's layout all layers share all but the block."""
+    decoder, size = donor.get_decoder(), target.config.get_text_config().hidden_size
+    block = {"block": decoder.layers[-1], "rotary": decoder.rotary_emb}
+    donor.set_attn_implementation("eager")
+    if layout == "qwen" and shared:
+        return {**shared, **block}
+    generator = torch.Generator().manual_seed(seed)
+    norms = {}
+    for name in ("embed_norm", "hidden_norm", "norm"):
+        norms[name] = copy.deepcopy(decoder.norm)
+        norms[name].weight.data.copy_(decoder.norm.weight + 0.2 * (not echoes) * torch.randn(size, generator=generator))
+    if layout == "ernie":
+        norms["norm"] = target.get_decoder().norm
+    projection = nn.Linear(2 * size, size, bias=False)
+    projection.weight.data.copy_(
+        torch.eye(size, 2 * size) if echoes else torch.randn(size, 2 * size, generator=generator) * size**-0.5
+    )
+    made = {**norms, "projection": projection}
+    if layout == "qwen":
+        shared |= made
+    return {**made, **block}
+
+
+def _block_tensors(donor: Any, folder: Path) -> dict[str, Tensor]:
+    """A donor's last layer as checkpoints have it (experts one by one)."""
+    donor.save_pretrained(folder / "donor")
+    last = f"layers.{donor.config.get_text_config().num_hidden_layers - 1}."
+    with safe_open(folder / "donor" / WEIGHTS, "pt") as file:
+        found = {name.partition(last)[2]: file.get_tensor(name) for name in file.keys() if last in name}  # noqa: SIM118
+    for file_made in (folder / "donor").iterdir():
+        file_made.unlink()
+    (folder / "donor").rmdir()
+    return found
+
+
+BESIDE = ("embed_norm", "hidden_norm", "projection", "norm")  # the parts beside the block, named in each layout:
+NAMES = {
+    "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+    "deepseek": tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+    "mimo": tuple(
+        f"model.mtp_layers.{{k}}.{part}" for part in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    ),
+    "ernie": (*(f"model.mtp_{part}.{{k}}" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm"),
+}
+BLOCKS = {
+    "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "ernie": "model.mtp_block.{k}.",
+}  # fmt: skip
+
+
+def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], block: dict[str, Tensor]) -> dict[str, Tensor]:
+    numbers = {"k": index, "n": num_layers + index}
+    beside = zip(BESIDE, NAMES[layout], strict=True)
+    found = {f"{name.format(**numbers)}.weight": parts[part].weight.detach() for part, name in beside}
+    found |= {BLOCKS[layout].format(**numbers) + name: tensor for name, tensor in block.items()}
+    if layout == "deepseek":  # copies of the target's tables, as DeepSeek V3 has them
+        found[f"model.layers.{num_layers + index}.embed_tokens.weight"] = torch.zeros(3, 3)
+    return found

@@ -1,0 +1,120 @@
+"""MTP heads at work: their drafts are those of the head applied to the whole text, whatever the layout, cache and runtime."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.build import Built, Options, build
+from outrider.errors import CapabilityError
+from outrider.rows import Rows
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
+from tests.contract.own_cache_families import FAMILIES as ON_THEIR_OWN
+from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
+from tests.mtp_heads import MtpReference, save_with_mtp
+from tests.unit.runtime.families import FAMILIES, SIZES
+
+VOCAB = SIZES["vocab_size"]
+PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
+PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
+ON_OUR_CACHE = [  # latent attention, experts, grouped heads
+    ("deepseek_v3", "deepseek"), ("glm4_moe", "deepseek"), ("qwen2", "mimo"), ("ernie4_5_moe", "ernie"), ("qwen3", "qwen"),
+]  # fmt: skip
+ON_TRANSFORMERS_CACHE = [("qwen3_5_text", "qwen"), ("qwen3_next", "qwen")]
+
+
+def random_model(family: str, seed: int) -> Any:
+    named = {**SIZES, **(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), "eos_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model(family, **copy.deepcopy(named))
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def echoing_llama(seed: int, *, noise: float = 0.0) -> Any:
+    """A target of one layer over embeddings of length 1, which a head with the same layer follows nearly always."""
+    model = tiny_llama(VOCAB, sharpness=1.5, num_hidden_layers=1).requires_grad_(False)
+    table = model.get_input_embeddings().weight
+    table.copy_(table / table.pow(2).mean(-1, keepdim=True).sqrt())
+    if seed and noise:
+        generator = torch.Generator().manual_seed(seed)
+        for weight in model.model.layers.parameters():
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator) if weight.dim() > 1 else 0
+    return model
+
+
+def built(folder: Path, runtime: str = "eager", **options: Any) -> Built:
+    return build(Options(target=str(folder), dtype="float32", threads=1, num_draft_tokens=3, runtime=runtime, **options))
+
+
+def saved(folder: Path, make: Callable[[int], Any], layout: str, **options: Any) -> MtpReference:
+    reference = save_with_mtp(folder, make, layout, **options)
+    word_tokenizer(VOCAB).save_pretrained(folder)
+    return reference
+
+
+def watched(made: Built) -> list[tuple[list[int], list[int]]]:
+    """(text, draft) of every chain that is proposed from now on."""
+    seen: list[tuple[list[int], list[int]]] = []
+    propose = made.decoder.drafter.propose
+
+    def watching(rows: Rows, gamma: list[int]) -> Draft:
+        draft = propose(rows, gamma)
+        for row, tokens, length in zip(rows, *draft.lists[:2], strict=True):
+            seen.append((list(row.tokens), tokens[:length]))
+        return draft
+
+    made.decoder.drafter.propose = watching  # type: ignore[method-assign]
+    return seen
+
+
+def write(made: Built, params: SamplingParams = PARAMS) -> list[Any]:
+    """All prompts in one batch, which they join one by one."""
+    for number, prompt in enumerate(PROMPTS):
+        made.decoder.add(make_row(prompt, params, number=number, seed=number))
+        made.decoder.step()
+    return run_to_end(made.decoder)
+
+
+def check(folder: Path, reference: MtpReference, runtime: str) -> None:
+    """Every draft of a batch is the reference's; the texts are plain decoding's."""
+    made = built(folder, runtime, drafter="mtp")
+    seen = watched(made)
+    rows = write(made)
+    assert sum(len(draft) for _, draft in seen) > 60
+    for text, draft in seen:
+        assert not draft or draft == reference.draft(text, len(draft))[0], text
+    assert [row.output for row in rows] == [row.output for row in write(built(folder, runtime, drafter="none"))]
+
+
+@pytest.mark.parametrize(("family", "layout"), ON_OUR_CACHE)
+def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> None:
+    """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm where it is read behind it, a
+    rejected draft that stays in the cache, a row fed another row's states. On the native runtime, where every pass is lowered."""
+    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
+
+
+@pytest.mark.parametrize(("family", "layout"), ON_TRANSFORMERS_CACHE)
+def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
+    """The target keeps states on transformers' cache; the head keeps its own keys and values."""
+    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "auto")
+    with pytest.raises(CapabilityError, match="states cannot branch"):
+        built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
+
+
+@pytest.mark.parametrize("runtime", ["eager", "native"])
+def test_a_good_head_is_followed(tmp_path: Path, runtime: str) -> None:
+    """Catches a head that is fed one token too late: most drafts are kept, and some are rejected at every depth."""
+    reference = saved(tmp_path, partial(echoing_llama, noise=0.05), "qwen", echoes=True)
+    check(tmp_path, reference, runtime)
+    stats = [row.stats for row in write(built(tmp_path, runtime))]  # auto
+    accepted, tested = sum(one.accepted for one in stats), sum(one.tested for one in stats)
+    assert 0.5 * tested < accepted < tested
