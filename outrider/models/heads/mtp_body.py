@@ -77,7 +77,7 @@ def make_body(
     decoder = getattr(module, base)
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
-    return decoder, last, seen.shape, text.sliding_window if seen.is_windowed else None
+    return decoder, last, seen.kind.shape, text.sliding_window if seen.is_windowed else None
 
 
 def _norm_name(code: Any, text: Any) -> str:

@@ -39,7 +39,7 @@ from outrider.models.signals import AFTER_NORM
 INSTEAD = "Use --drafter ngram, or train a head: outrider train eagle3"
 FLOATS = ("F64", "F32", "F16", "BF16")
 FP8 = "F8_E4M3"
-OTHER_ATTENTION = (".sinks", ".indexer.")  # in names: what Outrider's attention does not compute
+OTHER_ATTENTION = (".indexer.",)  # in names: what Outrider's attention does not compute
 SCALES = ("weight_scale_inv", "weight_scale")  # of weights in fp8, in blocks or whole
 
 
