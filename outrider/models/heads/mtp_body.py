@@ -77,6 +77,7 @@ def make_body(
     decoder = getattr(module, base)
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
+    decoder.set_input_embeddings(nn.Identity())
     return decoder, last, seen.kind.shape, text.sliding_window if seen.is_windowed else None
 
 
@@ -101,8 +102,8 @@ def _check(what: str, code: Any, report: Mapping[str, Any], inner: str) -> None:
     if own:
         name, found, wanted = sorted(own)[0]
         raise CheckpointError(
-            f"{what}: tensor '{name.removeprefix(inner)}' has shape {list(found)}, expected {list(wanted)}: it was made for "
-            "another target."
+            f"{what}: tensor '{name.removeprefix(inner)}' has shape {list(found)}, expected {list(wanted)}: it was trained "
+            "for another target."
         )
 
 

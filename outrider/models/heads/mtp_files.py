@@ -123,7 +123,7 @@ def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device:
                 stored = tensors.get(f"{part}.{name}")
                 if stored is None or stored.shape != own.shape:
                     found = "is missing" if stored is None else f"has shape {list(stored.shape)}, expected {list(own.shape)}"
-                    raise CheckpointError(f"{what} does not fit: tensor '{part}.{name}' {found}: it was made for another target.")
+                    raise CheckpointError(f"{what} tensor '{part}.{name}' {found}: it was trained for another target.")
                 own.copy_(stored)
     return layer.requires_grad_(False)
 
@@ -140,6 +140,12 @@ def _found(folder: Path, config: Any) -> MtpFiles:
         looked_for = LOOKED_FOR.format(next=num_layers)
         raise CheckpointError(f"'{folder}' has no MTP head: none of its tensors is {looked_for}. {INSTEAD}.")
     _check_whole(files)
+    size, name = config.get_text_config().hidden_size, files.layout.layers[0][f"{PROJECTION}.weight"]
+    if (shape := list(files.entries[name]["shape"])) != [size, 2 * size]:
+        raise CheckpointError(
+            f"the MTP head in '{folder}': tensor '{name}' has shape {shape}, expected {[size, 2 * size]}: it was trained for "
+            "another target."
+        )
     return files
 
 

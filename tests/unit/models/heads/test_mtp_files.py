@@ -70,7 +70,7 @@ def test_every_layout_is_read(checkpoints: Path, layout: str) -> None:
     found = find_layout(tensors, 2)
     assert found is not None
     assert found.name == head.config.layout == layout
-    own = {name: part for name, part in head.named_parameters() if "embed_tokens" not in name}
+    own = dict(head.named_parameters())
     weighed = weigh_mtp(str(folder), AutoConfig.from_pretrained(folder), torch.float32)
     assert weighed.weights_bytes == 4 * sum(part.numel() for part in own.values())
     assert weighed.kv_bytes_per_token == 4 * 2 * 2 * 16
@@ -139,7 +139,7 @@ def test_integers_are_refused(checkpoints: Path, tmp_path: Path) -> None:
 
 MLP = "mtp.layers.0.mlp"
 MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
-    "wider projection": (lambda t: t.update({"mtp.fc.weight": torch.zeros(64, 256)}), "made for another target"),
+    "wider projection": (lambda t: t.update({"mtp.fc.weight": torch.zeros(64, 256)}), "trained for another target"),
     "wider layer": (lambda t: t.update({f"{MLP}.up_proj.weight": torch.zeros(96, 128)}), r"shape \[96, 128\], expected \[96, 64"),
     "no up_proj": (lambda t: t.pop(f"{MLP}.up_proj.weight"), "no layer of LlamaForCausalLM: it lacks 'mlp.up_proj.weight'"),
     "more than a layer": (lambda t: t.update({"mtp.layers.0.sinks": torch.zeros(4)}), "has 'sinks', which is no part"),
