@@ -10,9 +10,8 @@ from outrider.build import Built, Models, assemble
 from outrider.decode import Control, Decoder
 from outrider.draft_length import AutoLength
 from outrider.drafters.base import SMALL_TREE, Drafter
-from outrider.engine.predicted import FOLLOWER, Predicted
 from outrider.engine.request import Request
-from outrider.engine.switch import Switch
+from outrider.engine.switch import FOLLOWER, Switch
 from outrider.engine.watch import WatchedControl
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
 from outrider.parts import Parts, choose_parts
@@ -68,19 +67,17 @@ class Lineup:
             for name, parts in list(self._parts.items())[1:]
         }
         given, drafter = built.decoder, built.decoder.drafter
-        if others:
-            drafter = Switch({self.names[0]: drafter, **others})
-            built.notes.extend(note for other in others.values() for note in other.notes)
-        drafter = Predicted(drafter, self._follower.make_drafter(models.target, None))
+        built.notes.extend(note for other in others.values() for note in other.notes)
+        members = {self.names[0]: drafter, **others}
+        drafter = Switch({FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0])
         control = WatchedControl(self._each(given.control), drafter)
         built.decoder = Decoder(given.target, drafter, given.verifier, control)
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:
         """The row that joins next is drafted for by `name`, or follows its prediction."""
-        usual = drafter.usual if isinstance(drafter, Predicted) else drafter
-        if isinstance(usual, Switch):
-            usual.next_owner = name if name in self._parts else self.names[0]
+        if isinstance(drafter, Switch):
+            drafter.next_owner = name if name in self._parts else self.names[0]
 
     def rules_of(self, request: Request) -> tuple[str, Verifier | None]:
         """The drafter of a request, and its verifier where that is not the decoder's. Raises ConfigError or

@@ -1,7 +1,8 @@
-"""Several drafters in one batch, each drafting for the rows that asked for it.
+"""Several drafters in one batch, each drafting for the rows that asked for it, `prediction` for rows that carry one.
 
 Every drafter sees every row (so its state is right whenever a row is its own), but is asked for nodes only where the row
-is its own. The drafts are put side by side into one: row by row, whole, never merged within a row.
+is its own. The drafts are put side by side into one: row by row, whole, never merged within a row. While one drafter owns all
+rows and no other needs to see them, it is asked alone, and this costs nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from outrider.kv import KVCache
 from outrider.rows import Row, Rows
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
+FOLLOWER = "prediction"  # the drafter of rows that carry one; it needs to see no others
+
 
 class Switch(Drafter):
-    """`drafters`: by name, the first one for rows that name none."""
+    """`drafters`: by name, `usual` for rows that name none; among them FOLLOWER where rows may carry a prediction."""
 
     shape = "chain or tree"
 
-    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+    def __init__(self, drafters: Mapping[str, Drafter], usual: str) -> None:
         self._drafters = dict(drafters)
         self._owners: list[str] = []  # per row
-        self._drafts: list[Draft] = []  # of this step, one a drafter
-        self.next_owner = next(iter(self._drafters))  # of the row that starts next
+        self._drafts: dict[str, Draft] = {}  # of this step, one a drafter that was asked; none where one was asked alone
+        self.next_owner = usual  # of the row that starts next
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -52,7 +55,7 @@ class Switch(Drafter):
         return [line for drafter in self._drafters.values() for line in drafter.summary]
 
     def start(self, row: Row) -> None:
-        self._owners.append(self.next_owner)
+        self._owners.append(FOLLOWER if row.prediction and FOLLOWER in self._drafters else self.next_owner)
         for drafter in self._drafters.values():
             drafter.start(row)
 
@@ -70,15 +73,24 @@ class Switch(Drafter):
         return [sum(counts) for counts in zip(*each, strict=True)]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        self._drafts = [drafter.propose(rows, self._own(gamma, name)) for name, drafter in self._drafters.items()]
-        return side_by_side(self._drafts, self._numbers())
+        asked = self._asked()
+        if len(asked) == 1:
+            (alone,) = asked.values()
+            return alone.propose(rows, gamma)
+        self._drafts = {name: drafter.propose(rows, self._own(gamma, name)) for name, drafter in asked.items()}
+        names = list(self._drafts)
+        return side_by_side(list(self._drafts.values()), [names.index(owner) for owner in self._owners])
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        for (name, drafter), own in zip(self._drafters.items(), self._drafts, strict=True):
+        if not self._drafts:
+            (alone,) = self._asked().values()
+            alone.commit(rows, draft, verdict, output)
+            return
+        for name, own in self._drafts.items():
             mine = [owner == name for owner in self._owners]
             seen = TargetOutput(output.logits[:, : own.num_nodes + 1], output.hidden, output.kept)
-            drafter.commit(rows, own, verdict_for(own, mine, draft, verdict), seen)
-        self._drafts = []
+            self._drafters[name].commit(rows, own, verdict_for(own, mine, draft, verdict), seen)
+        self._drafts = {}
 
     def stop(self, index: int) -> None:
         self._owners[index] = self._owners[-1]
@@ -88,7 +100,8 @@ class Switch(Drafter):
 
     def pack(self, index: int) -> dict[str, Any] | None:
         states = {name: drafter.pack(index) for name, drafter in self._drafters.items()}
-        return states if all(states[name] is not None or not one.signals for name, one in self._drafters.items()) else None
+        lost = any(states[name] is None and one.signals for name, one in self._drafters.items())
+        return None if lost or not any(state is not None for state in states.values()) else states
 
     def unpack(self, state: dict[str, Any]) -> None:
         for name, own in state.items():
@@ -107,9 +120,9 @@ class Switch(Drafter):
         """What is asked of one drafter."""
         return [g if owner == name else 0 for g, owner in zip(gamma, self._owners, strict=True)]
 
-    def _numbers(self) -> list[int]:
-        names = list(self._drafters)
-        return [names.index(owner) for owner in self._owners]
+    def _asked(self) -> dict[str, Drafter]:
+        """The drafters that take part in a step."""
+        return {name: one for name, one in self._drafters.items() if name != FOLLOWER or FOLLOWER in self._owners}
 
 
 def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:

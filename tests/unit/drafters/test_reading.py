@@ -15,7 +15,6 @@ from outrider.drafters.ngram import NgramDrafter, NgramSettings
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.reading import Turns, read_together
 from outrider.drafters.universal import UniversalDrafter, UniversalSettings
-from outrider.engine.predicted import Predicted
 from outrider.engine.switch import Switch
 from outrider.engine.watch import WatchedControl
 from outrider.models.lm import LM
@@ -164,13 +163,13 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
     """Beside a look-up, and in a batch where one row follows a prediction."""
     for model in pair:
         model.lm.kv.lengths.clear()
-    switch = Switch({"model": drafter_of("chain", pair), "copy": NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))})
-    drafter = Predicted(switch, PredictionDrafter())
+    copies = NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))
+    drafter = Switch({"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()}, "model")
     decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), WatchedControl(FixedLength(NODES), drafter))
     rows = [make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number) for number in range(3)]
     rows[2].prediction = [1, 2, 3]
     for owner, row in zip(("model", "copy", "model"), rows, strict=True):
-        switch.next_owner = owner
+        drafter.next_owner = owner
         decoder.add(row)
     assert drafter.unread(decoder.rows) == [SHORT - 1, 0, 0]
     run_to_end(decoder)
