@@ -122,11 +122,13 @@ class FeatureFed(ModelDrafter):
         counts, lengths, kv = self._counts, self._lengths, self.lm.kv
         self._close(verdict, draft)
         if counts is not None:
+            self.lm.settle()
             for index, (fed, count, length) in enumerate(zip(self._fed, counts, lengths, strict=True)):
+                true = max(0, count - self.lm.lag)
                 kv.truncate(index, length)  # all that was drafted
-                kv.advance(index, count)  # but the target's features stay
+                kv.advance(index, true)  # but the target's features stay
                 if count:
-                    fed.waiting = []
+                    fed.waiting = [fed.joined()[true:].clone()] if self.lm.lag else []
         joined = self.lm.head.join(output.hidden)  # (B, N+1, F)
         for index, (fed, columns) in enumerate(zip(self._fed, output.kept, strict=True)):
             fed.waiting.append(_chosen(joined[index], columns))
@@ -144,8 +146,9 @@ class FeatureFed(ModelDrafter):
         self._counts, self._lengths = None, []
 
     def _askable(self, gamma: list[int]) -> list[int]:
-        """Nodes asked for of rows with features."""
-        return [g if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
+        """Nodes asked for of rows with features, as many as the head can draft."""
+        most = max(gamma) if self.lm.most is None else self.lm.most
+        return [min(g, most) if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
 
     def _open(self, rows: Rows) -> list[tuple[list[int], Tensor]]:
         """A proposal begins. Per row, the tokens that wait with their hidden states (k, F), the last one pending. A row without
@@ -168,13 +171,13 @@ class FeatureFed(ModelDrafter):
 
     def _feed_most(self, index: int) -> None:
         """Feed what waits but the last one, whose token may be the pending one: the next draft begins with it."""
-        fed = self._fed[index]
+        fed, lag = self._fed[index], self.lm.lag
         joined = fed.joined()
-        first = fed.begin + self.lm.kv.lengths[index] + 1
-        for start in range(0, len(joined) - 1, PREFILL_CHUNK):
-            part = joined[start : min(start + PREFILL_CHUNK, len(joined) - 1)]
-            self.lm.feed(index, fed.row.tokens[first + start : first + start + len(part)], *self.lm.fused([part]))
-        fed.waiting = [joined[-1:].clone()]  # or the whole chunk stays
+        first, end = fed.begin + self.lm.kv.lengths[index] + 1, len(joined) - 1 - lag
+        for start in range(0, end, PREFILL_CHUNK):
+            part = joined[start : min(start + PREFILL_CHUNK, end)]
+            self.lm.feed(index, fed.row.tokens[first + start : first + start + len(part) + lag], *self.lm.fused([part]))
+        fed.waiting = [joined[max(0, end) :].clone()]  # or the whole chunk stays
 
 
 class Chains(Protocol):

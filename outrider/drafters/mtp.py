@@ -2,7 +2,7 @@
 
 It needs no --draft: its tensors are read from the target's own folder, or from another one (`head`). How it is fed the target's
 hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking its own state
-back; one of several layers is not run yet.
+back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider.errors import CapabilityError
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
 from outrider.models.heads.mtp_files import load_mtp, weigh_mtp
+from outrider.models.heads.mtp_turns import MtpTurnsLM
 from outrider.models.lm import LM
 from outrider.models.memory import ModelMemory
 from outrider.models.pack import can_pack, pack_linears
@@ -58,7 +59,11 @@ class MtpDrafter(FedTree):
         if target.tables is None:
             raise CapabilityError(f"{target.name}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
-        own, notes = HeadLM(head, lm.shape.vocab_size, lm.shape.context_length), list[str]()
+        turns = len(head.layers) > 1
+        if turns and cls.drafts_trees(settings):
+            raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
+        own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
+        notes: list[str] = [f"the MTP head has {len(head.layers)} layers and drafts a token with each"] if turns else []
         loop = _on_runtime(own, head, lm, notes)
         if cls.drafts_trees(settings):
             drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels))

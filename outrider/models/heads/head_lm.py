@@ -107,6 +107,9 @@ class HeadRun(Protocol):
 class HeadLM:
     """A head as a language model on a cache of its own. `run`: in place of the module's own passes."""
 
+    most: int | None = None  # tokens of the longest chain
+    lag = 0  # places that are fed again, with `lag` more tokens behind them
+
     def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
         self.head = head
         self.device = next(parameter.device for parameter in head.parameters())
@@ -121,6 +124,9 @@ class HeadLM:
         """The features (k, H) of each row's next places; k >= 1."""
         self._given = list(features)
         self._carried = None
+
+    def settle(self) -> None:
+        """The proposal is over: what it left to do for the places that will be committed."""
 
     def fused(self, joined: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The features (k, H) of the target's hidden states (k, F) side by side (`FedHead.join`), of several rows in one go."""
@@ -186,5 +192,14 @@ class HeadLM:
         if self.run is not None:
             nobody = torch.empty(0, dtype=torch.int64)
             return self.run(tokens, features, positions, plan, nobody if columns is None else columns)
-        states = self.head.on_cache(tokens, features, positions, plan)[:, :num_tokens]
-        return self.head.carry(states), states if columns is None else self.head.logits(states[:, columns])
+        states = self._states(tokens, features, positions, plan)[:, :num_tokens]
+        return self._carry(states), states if columns is None else self._logits(states[:, columns])
+
+    def _states(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+        return self.head.on_cache(tokens, features, positions, plan)
+
+    def _carry(self, states: Tensor) -> Tensor:
+        return self.head.carry(states)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self.head.logits(states)

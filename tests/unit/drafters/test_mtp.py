@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation import candidate_generator
 
 from outrider.build import Built, Options, build
+from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
@@ -49,6 +51,13 @@ def echoing_llama(seed: int, *, noise: float = 0.0) -> Any:
         for weight in model.model.layers.parameters():
             weight += noise * weight.std() * torch.randn(weight.shape, generator=generator) if weight.dim() > 1 else 0
     return model
+
+
+class Ragged(FixedLength):
+    """Another length for every row and step, 0 among them."""
+
+    def choose(self, rows: Rows) -> list[int]:
+        return [row.wish((len(row.tokens) + index) % (self.gamma + 1)) for index, row in enumerate(rows)]
 
 
 def built(folder: Path, runtime: str = "eager", **options: Any) -> Built:
@@ -108,6 +117,51 @@ def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "auto")
     with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
+
+
+@pytest.mark.parametrize(("family", "layout", "num_layers"), [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2)])
+def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num_layers: int) -> None:
+    """Catches a layer at the wrong place, one whose turn did not come before a commit, guesses kept in a deeper layer's cache."""
+    reference = saved(tmp_path, partial(random_model, family), layout, num_layers=num_layers)
+    check(tmp_path, reference, "auto")
+    made = built(tmp_path, drafter="mtp")
+    made.decoder.control = Ragged(num_layers)
+    seen = watched(made)
+    write(made)
+    assert {len(draft) for _, draft in seen} == set(range(num_layers + 1))
+    assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
+
+
+@pytest.mark.skipif(not hasattr(candidate_generator, "MTPCandidateGenerator"), reason="transformers 5.23 has it")
+@pytest.mark.parametrize(("family", "num_layers"), [("deepseek_v3", 1), ("glm4_moe", 1), ("glm4_moe", 2)])
+def test_drafts_are_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, num_layers: int
+) -> None:
+    """Against `generate(use_mtp=True)`, which drafts one token with each layer, from the first pass behind the prompt on."""
+    saved(tmp_path, partial(random_model, family), "deepseek", num_layers=num_layers)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\."]  # by which it finds the head
+    theirs: dict[tuple[int, ...], list[int]] = {}
+    generator: Any = candidate_generator.MTPCandidateGenerator
+    propose = generator.get_candidates
+
+    def recording(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        found, logits = propose(self, input_ids, *args, **kwargs)
+        theirs[tuple(input_ids[0].tolist())] = found[0, input_ids.shape[1] :].tolist()
+        return found, logits
+
+    monkeypatch.setattr(generator, "get_candidates", recording)
+    prompt = torch.tensor([PROMPTS[1]])
+    text = model.generate(prompt, max_new_tokens=14, do_sample=False, use_mtp=True, eos_token_id=None)[0].tolist()
+    made = built(tmp_path, drafter="mtp")
+    made.decoder.control = FixedLength(num_layers)
+    seen = watched(made)
+    made.decoder.add(make_row(PROMPTS[1], SamplingParams(max_tokens=14, ignore_eos=True)))
+    assert run_to_end(made.decoder)[0].tokens == text
+    whole = [(tuple(tokens), draft) for tokens, draft in seen if len(draft) == num_layers]
+    compared = [(theirs[tokens], draft) for tokens, draft in whole if theirs.get(tokens)]
+    assert len(compared) >= 5
+    assert all(one == other for one, other in compared)
 
 
 @pytest.mark.parametrize("runtime", ["eager", "native"])
