@@ -72,8 +72,8 @@ def entry(found: Compared) -> dict[str, Any]:
 def main(
     target: Annotated[str, typer.Argument(help="'demo' or a folder.")],
     drafters: Annotated[list[str], typer.Argument(help="NAME=FOLDER:LAYOUT, several.")],
-    workload: Annotated[str, typer.Option(help="A prompts file or a built-in name.")] = "demo",
-    prompts: Annotated[int, typer.Option(help="Its first prompts.")] = 24,
+    prompts: Annotated[str, typer.Option(help="A prompts file or a built-in name.")] = "demo",
+    limit: Annotated[int, typer.Option(help="Most prompts.")] = 24,
     tokens: Annotated[int, typer.Option(help="Per answer.")] = 64,
     threads: Annotated[int, typer.Option(help="CPU threads of both engines.")] = 2,
     python: Annotated[Path, typer.Option(help="One that has vLLM.")] = PEERS / "vllm" / "bin" / "python",
@@ -84,12 +84,12 @@ def main(
     interpreter = Interpreter.find(str(python))
     folder = Path(demo_paths().target) if target == "demo" else Path(target)
     loaded = Target.load(str(folder), target)
-    material = Prompts(prompt_tokens(load_workload(workload, limit=prompts), loaded, tokens), tokens, threads, timeout)
+    material = Prompts(prompt_tokens(load_workload(prompts, limit=limit), loaded, tokens), tokens, threads, timeout)
     found = {}
     for name, place in (one.split("=", 1) for one in drafters):
         source, layout = place.rsplit(":", 1)
         found[name] = run(name, Path(source), layout, loaded, interpreter, material)
-    content = {"target": model_name(folder), "workload": workload, "drafters": found}
+    content = {"target": model_name(folder), "workload": prompts, "drafters": found}
     console().print_json(json.dumps(content))
     if not dry:
         console().print(f"written to {write_result('head-in-vllm-kinds', content, threads)}")

@@ -51,8 +51,8 @@ def answers(
     if not prompts.exists():
         _run([sys.executable, str(BENCHMARKS / "head_prompts.py"), str(prompts), "--count", str(count)])
     _train(
-        "eagle3", _source(), folder, threads, "--prompts", str(prompts), "--only-responses", "--drafter", "none",
-        "--max-num-seqs", "32", "--max-new-tokens", str(max_tokens), "--max-model-len", "1536", "--on-bad", "skip",
+        "eagle3", _source(), folder, threads, "--prompts", str(prompts), "--set", "only_responses=true", "--drafter", "none",
+        "--max-num-seqs", "32", "--max-new-tokens", str(max_tokens), "--set", "max_model_len=1536", "--set", "on_bad=skip",
     )  # fmt: skip
 
 
@@ -68,12 +68,12 @@ def train(
     """A head from the answers, features of the target kept on disk from the first epoch on."""
     if kind not in SETTINGS:
         raise typer.BadParameter(f"kind must be one of {', '.join(SETTINGS)}, got '{kind}'")
-    options = [word for setting in SETTINGS[kind] for word in ("--option", setting)]
+    options = [word for setting in SETTINGS[kind] for word in ("--kind-option", setting)]
     _train(
-        kind, bf16_folder(_source()), out / kind, threads, "--responses", str(out / "answers" / "responses.jsonl"),
-        *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--lr", str(lr), "--set", "precision=bf16",
+        kind, bf16_folder(_source()), out / kind, threads, "--set", f"responses={out / 'answers' / 'responses.jsonl'}",
+        *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--set", f"lr={lr}", "--set", "precision=bf16",
         "--set", "held_out=0.03", "--set", "max_length=768", "--set", "save_every_s=120",
-        "--feature-cache", "20GB", "--measure-prompts", "0",
+        "--set", "feature_cache=20GB", "--set", "measure_limit=0",
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ class Setup:
     def service(self) -> list[str]:
         """What starts the draft service, behind `outrider`."""
         hosted = ["--drafter", self.drafter, "--model", str(self.target)] if self.draft is None else [str(self.draft)]
-        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--runtime", self.runtime]
+        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--set", f"runtime={self.runtime}"]
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Times that each prompt is decoded.", min=1)] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=16)] = 64,
     round_trips: Annotated[str, typer.Option(help="Milliseconds, with commas.")] = ROUND_TRIPS_MS,
-    runtime: Annotated[str, typer.Option(help="Outrider's --runtime, of every model.")] = "auto",
+    runtime: Annotated[str, typer.Option(help="Outrider's runtime, of every model.")] = "auto",
     out: Annotated[bool, typer.Option("--out/--no-out", help="Write the result file.")] = True,
     render: Annotated[Path | None, typer.Option(help="Print the table of a stored result, and nothing else.")] = None,
 ) -> None:

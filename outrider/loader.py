@@ -191,30 +191,30 @@ class ModelLoader:
         if home != self.device.type:
             where = "on a CPU" if home == "cpu" else "on a CUDA device"
             raise CapabilityError(
-                f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --runtime auto, or "
-                f"--device {home}."
+                f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --set runtime=auto "
+                f"or --device {home}."
             )
 
     def _refuse_rounding(self, config: Any, dtype: torch.dtype) -> None:
         """Raises CapabilityError where the target's weights cannot be rounded on loading, or no kernel multiplies them then."""
         if self.device.type != "cpu":
             raise CapabilityError(
-                f"--quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or use "
-                "--device cpu."
+                f"--set quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or "
+                "use --device cpu."
             )
         method = "GGUF" if gguf_in(self.options.target) is not None else quantisation_of(config)
         if method is not None:
             raise CapabilityError(
-                f"'{self._labels[self.options.target]}' is quantised already ({method}). Leave --quantise out, or give the "
+                f"'{self._labels[self.options.target]}' is quantised already ({method}). Leave --set quantise out, or give the "
                 "checkpoint that it was made from."
             )
         if layer_kernels(self.device, dtype) is None:
             if dtype != torch.bfloat16 and self.options.dtype != AUTO:
                 raise CapabilityError(
-                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was asked for. Leave one of them out."
+                    f"--set quantise multiplies in bfloat16, and --dtype {self.options.dtype} was asked for. Leave one out."
                 )
             why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
-            raise CapabilityError(f"--quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
+            raise CapabilityError(f"--set quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
 
     def _may_differ(self) -> bool:
         """Whether a model may be another one than its files say, or none that a start before this one has checked."""
@@ -240,7 +240,7 @@ class ModelLoader:
         except CapabilityError as error:
             label, reason = self._labels[loaded.name], str(error).rstrip(".")
             if asked != AUTO:
-                raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --runtime eager.") from error
+                raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --set runtime=eager.") from error
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
             return EAGER
         return fast
@@ -250,7 +250,7 @@ class ModelLoader:
         if self.options.runtime not in (AUTO, EAGER):
             raise CapabilityError(
                 f"{label} does not run on runtime '{self.options.runtime}', which needs keys and values in Outrider's cache: "
-                f"{why}. Use --runtime eager."
+                f"{why}. Use --set runtime=eager."
             )
         return EAGER
 

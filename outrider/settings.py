@@ -68,7 +68,7 @@ def _convert(value: Any, wanted: Any) -> Any:
             raise ValueError("none")
         return None
     if wanted is bool:
-        return _to_bool(value)
+        return to_bool(value)
     return _to_scalar(value, wanted)
 
 
@@ -84,7 +84,8 @@ def _first_that_fits(value: Any, options: tuple[Any, ...]) -> Any:
     raise ValueError(" or ".join(expected))
 
 
-def _to_bool(value: Any) -> bool:
+def to_bool(value: Any) -> bool:
+    """Raises ValueError for what is no word for true or false."""
     text = str(value).lower()
     if text not in TRUE + FALSE:
         raise ValueError("true or false")

@@ -35,7 +35,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FOLDERS = ("outrider", "tests", "docs", "benchmarks", "deploy", "examples")
 OUR_FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]+")
 COMMAND = re.compile(r"(?<!from )\boutrider ((?:service )?[a-z]+)\b([^`\n]*)")
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OPTION = re.compile(r"(?<![\w-])--(?:set [a-z]\w*|[a-z][a-z-]*)")  # a setting with its name
 RESULT = re.compile(r"\b[a-z][a-z0-9-]*-\d{4}-\d\d-\d\d\.json(?:\.gz)?")
 SOURCES = sorted(path for folder in ("outrider", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
 
@@ -79,7 +79,7 @@ def known_options() -> dict[str, set[str]]:
     for group, verb in top.commands.items():
         commands |= {f"{group} {name}": command for name, command in getattr(verb, "commands", {}).items()}
     return {
-        name: {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        name: {option for parameter in verb.params for option in parameter.opts} | {"--help", "--set"}
         for name, verb in commands.items()
     }
 
@@ -158,6 +158,19 @@ def test_options_in_passing_exist(page: Path) -> None:
     strangers = {"--num_processes", "--rehearse", "--additional-config"}  # accelerate's; benchmarks/tune.py's; vLLM's
     named = {option for span in spans(page) if span.startswith("--") for option in OPTION.findall(span)}
     unknown = sorted(named - known - strangers)
+    assert not unknown
+
+
+def test_options_that_messages_name_exist() -> None:
+    """In strings, comments and docstrings of the package; other engines' options stand where they are written for."""
+    known = set().union(*known_options().values(), {"--help-all", "--version"})
+    others = ("integrations", "lab/server", "lab/tune/export", "report/server_advice.py", "report/svg.py", "cli/verbs.py", "demo")
+    unknown = {
+        name_of(path): wrong
+        for path in (ROOT / "outrider").rglob("*.py")
+        if not str(path.relative_to(ROOT / "outrider")).startswith(others)
+        and (wrong := sorted(set(OPTION.findall(path.read_text(encoding="utf-8"))) - known))
+    }
     assert not unknown
 
 

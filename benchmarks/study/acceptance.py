@@ -58,7 +58,7 @@ class Workload:
 
 PAIR_THRESHOLDS = {"entropy": (0.3,), "product": (0.5, 0.25), "acceptance": (0.5, 0.35, 0.2)}
 DEMO_THRESHOLDS = {"entropy": (0.5,), "product": (0.6, 0.3), "acceptance": (0.8, 0.6, 0.4, 0.2)}
-DEMO_TRAINING = ("--epochs", 3, "--option", "fixed=8", "--option", "depth=20")  # it is nearly always right: long drafts tell more
+DEMO_TRAINING = ("--epochs", 3, "--kind-option", "fixed=8", "--kind-option", "depth=20")  # nearly always right: make them long
 WORKLOADS = (
     Workload("pair", PAIR, {"gsm8k": 12, "python": 12}, (1, 2, 3, 5, 8, 12), 12, PAIR_THRESHOLDS, ("--epochs", 4)),
     Workload("demo", DEMO, {**demo_tasks(5), "gsm8k": 24}, (1, 2, 3, 5, 8, 12, 16), 16, DEMO_THRESHOLDS, DEMO_TRAINING),
@@ -72,7 +72,7 @@ def run_acceptance(only: Sequence[str] = ()) -> None:
         if only and one.name not in only:
             continue
         head, result = trained_head(one)
-        _, plain = trained_head(one, "-laws", "--option", "token_size=0")
+        _, plain = trained_head(one, "-laws", "--kind-option", "token_size=0")
         found[one.name] = {
             "curve": curve(result), "laws_alone": [point.model_dump() for point in plain.curve], "tasks": one.tasks,
             "most": one.most, "rows": _rows(one, head),
@@ -92,7 +92,8 @@ def trained_head(one: Workload, suffix: str = "", *more: object) -> tuple[Path, 
     """The acceptance head for the workload's own draft model; `more`: words of the command."""
     demo = one.pair == DEMO
     file = _demo_texts() if demo else domain_answers()["both"]
-    words = ("--responses", file, "--option", f"draft={one.pair / 'draft'}", *one.training, "--feature-cache", "3GB")
+    draft = f"draft={one.pair / 'draft'}"
+    words = ("--set", f"responses={file}", "--kind-option", draft, *one.training, "--set", "feature_cache=3GB")
     return train(f"acceptance-{one.name}{suffix}", "acceptance", "demo" if demo else PAIR / "target", *words, *more)
 
 

@@ -52,7 +52,7 @@ class Way:
 
 
 def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max_new_tokens: int, task: str = "other") -> Path:
-    """The target's responses to prompts, made by `outrider train --only-responses`; T = 0 and 1 take turns.
+    """The target's responses to prompts, made by `outrider train --set only_responses=true`; T = 0 and 1 take turns.
 
     `draft` makes it quicker and changes no answer's law.
     """
@@ -64,9 +64,9 @@ def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max
     lines = [json.dumps({"id": f"{name}-{number}", "prompt": text, "task": task}) for number, text in enumerate(prompts)]
     (out / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     outrider(
-        "train", "draft-model", "--target", target, "--prompts", out / "prompts.jsonl", "--out", out, "--only-responses",
-        "--drafter", "draft-model", "--draft", draft, "--runtime", "eager", "--threads", 1, "--max-new-tokens", max_new_tokens,
-        "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
+        "train", "draft-model", "--target", target, "--prompts", out / "prompts.jsonl", "--out", out,
+        "--set", "only_responses=true", "--drafter", "draft-model", "--draft", draft, "--set", "runtime=eager", "--threads", 1,
+        "--max-new-tokens", max_new_tokens, "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
     )  # fmt: skip
     done.touch()
     return path
@@ -88,9 +88,9 @@ def demo_answers() -> Path:
     path, done = out / "responses.jsonl", out / "done"
     if not done.exists():
         outrider(
-            "train", "medusa", "--target", "demo", "--prompts", f"demo:{DEMO_PROBLEMS}", "--out", out, "--only-responses",
-            "--runtime", "eager", "--threads", 1, "--max-new-tokens", 160, "--max-num-seqs", 16,
-            *(["--resume"] if (out / "config.json").exists() else []),
+            "train", "medusa", "--target", "demo", "--prompts", f"demo:{DEMO_PROBLEMS}", "--out", out,
+            "--set", "only_responses=true", "--set", "runtime=eager", "--threads", 1, "--max-new-tokens", 160,
+            "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
         )  # fmt: skip
         done.touch()
     return path
@@ -104,7 +104,7 @@ def train(
     out = WORK / name
     if not (out / "result.json").exists():
         resume = ["--resume"] if (out / "config.json").exists() else []
-        shared = ["--runtime", "eager", "--threads", 1, "--measure-prompts", 0]
+        shared = ["--set", "runtime=eager", "--threads", 1, "--set", "measure_limit=0"]
         outrider("train", kind, "--target", target, "--out", out, *shared, *words, *resume, plugin=plugin)
     result = read_result(out / "result.json")
     assert isinstance(result, TrainResult)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import os
@@ -13,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.verbs import add_verb, join_settings, misspelt
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
@@ -37,7 +37,7 @@ def build_app(only: str | None = None) -> typer.Typer:
     app.callback(invoke_without_command=True)(top_level)
     for verb in VERBS:
         if only in (None, verb):
-            app.command()(getattr(importlib.import_module(f"outrider.cli.{verb}"), verb))
+            add_verb(app, getattr(importlib.import_module(f"outrider.cli.{verb}"), verb))
     if only in (None, SERVICE):
         app.add_typer(importlib.import_module("outrider.cli.service").service_app())
     return app
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Only a bug of ours leaves here as an exception."""
     try:
         only = arguments[0] if arguments and arguments[0] in (*VERBS, SERVICE) else None
-        return build_app(only)(args=list(arguments), prog_name="outrider", standalone_mode=False) or 0
+        return build_app(only)(args=join_settings(arguments), prog_name="outrider", standalone_mode=False) or 0
     except OutriderError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
@@ -93,8 +93,6 @@ def _usage_message(error: typer.TyperException) -> str:
     name = getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)
     if name and message.startswith("No such option"):
-        known = [o for parameter in context.command.params for o in parameter.opts] if context else []
-        close = difflib.get_close_matches(name, [o for o in known if o.startswith("--")], n=1)
-        message = f"unknown option '{name}'" + (f". Did you mean '{close[0]}'?" if close else "")
+        message = misspelt(name, [known for parameter in context.command.params for known in parameter.opts] if context else [])
     where = f"{context.command_path} --help" if context else "outrider --help"
     return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."

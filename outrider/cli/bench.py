@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.bench_options import (
     AnswerOptions,
+    BaselineOptions,
     ComparedOptions,
+    ConversationOptions,
     EnoughOptions,
-    PromptOptions,
-    ServerOptions,
-    changed,
     make_plan,
 )
 from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
-from outrider.cli.options import MachineOptions, ServerTarget, with_groups
+from outrider.cli.options import MachineOptions, ServerTarget
 from outrider.cli.server_study import endpoints_for, is_server, refuse_for_server, refuse_without_server
+from outrider.cli.verbs import changed, with_groups
 
 if TYPE_CHECKING:
     from outrider.lab.bench.result import BenchResult
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 def bench(
     target: ServerTarget,
     compared: ComparedOptions,
-    prompts: PromptOptions,
+    prompts: ConversationOptions,
     answers: AnswerOptions,
     enough: EnoughOptions,
     machine: MachineOptions,
-    servers: ServerOptions,
+    servers: BaselineOptions,
     output: OutputOptions,
     resume: Resume = False,
 ) -> int:
@@ -42,7 +42,7 @@ def bench(
         refuse_for_server(changed(compared, enough, machine))
     else:
         refuse_without_server(servers)
-    path = journal_for(output.out, "bench", resume=resume)
+    path = journal_for(output, "bench", resume=resume)
     try:
         if is_server(target):
             result, journal, complete = _bench_server(target, prompts, answers, servers, path, resume)
@@ -62,7 +62,7 @@ def bench(
 
 
 def _bench_model(
-    target: str, compared: ComparedOptions, prompts: PromptOptions, answers: AnswerOptions, enough: EnoughOptions,
+    target: str, compared: ComparedOptions, prompts: ConversationOptions, answers: AnswerOptions, enough: EnoughOptions,
     machine: MachineOptions, path: Path, resume: bool,
 ) -> tuple[BenchResult, Journal]:  # fmt: skip
     from outrider.cli.session import quieten_libraries
@@ -80,7 +80,7 @@ def _bench_model(
 
 
 def _bench_server(
-    url: str, prompts: PromptOptions, answers: AnswerOptions, servers: ServerOptions, path: Path, resume: bool
+    url: str, prompts: ConversationOptions, answers: AnswerOptions, servers: BaselineOptions, path: Path, resume: bool
 ) -> tuple[BenchResult, Journal, bool]:
     from outrider.lab.bench.servers import bench_servers
 
@@ -88,5 +88,5 @@ def _bench_server(
     workload = prompts.load(url)
     with shown_progress() as progress:
         return bench_servers(
-            endpoints, workload, servers.load_options(answers), path, prompts=prompts.prompts, resume=resume, progress=progress
+            endpoints, workload, servers.load_options(answers), path, prompts=prompts.limit, resume=resume, progress=progress
         )

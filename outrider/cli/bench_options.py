@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from outrider.cli.options import SAMPLING, MachineOptions, MinP, TopK, TopP, option
+from outrider.cli.options import SAMPLING, MachineOptions, MinP, TopK, TopP
+from outrider.cli.quantities import numbers
+from outrider.cli.verbs import option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ class ComparedOptions:
         str | None,
         option(COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local", show_default=False),
     ] = None
-    lossy: Annotated[bool, option(COMPARED, "Allow verifiers that change the text.", "--lossy")] = False
-    batch_sizes: Annotated[str, option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
+    lossy: Annotated[bool, option(COMPARED, "Allow verifiers that change the text.")] = False
+    batch_size: Annotated[str, option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
     context_lengths: Annotated[
         str | None,
         option(
@@ -43,40 +45,45 @@ class ComparedOptions:
             show_default="prompts as they are",
         ),
     ] = None  # fmt: skip
-    grid: Annotated[
-        bool, option(COMPARED, "Each context length at each batch size, not at the first one only.", "--grid")
-    ] = False
+    grid: Annotated[bool, option(COMPARED, "Each context length at each batch size, not at the first one only.")] = False
+
+
+def source(otherwise: str) -> Any:
+    """The option `--prompts`; `otherwise`: which prompts are taken without it, where the target is not the demo's."""
+    return option(
+        PROMPTS, "A prompts file, a built-in name (docs/workloads.md), several with + between.", metavar="FILE_OR_NAME",
+        show_default=f"demo for the demo target, else {otherwise}",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """The workload."""
+    """Which prompts."""
 
-    workload: Annotated[
-        str | None,
-        option(
-            PROMPTS, "A prompts file, a built-in name (docs/workloads.md), several with + between.", metavar="FILE_OR_NAME",
-            show_default="demo for the demo target, else embedded:reasoning",
-        ),
-    ] = None  # fmt: skip
+    otherwise: ClassVar[str] = "embedded:reasoning"
+
+    prompts: Annotated[str | None, source(otherwise)] = None
+    limit: Annotated[int, option(PROMPTS, "Most prompts of each task.", min=1)] = 16
     data: Annotated[Path | None, option(PROMPTS, "Folder with the files of named workloads.", show_default=False)] = None
     on_bad: Annotated[Literal["refuse", "skip"], option(PROMPTS, "Bad lines, and prompts that do not fit.")] = "refuse"
-    prompts: Annotated[int, option(PROMPTS, "Most prompts of each task.", min=1)] = 16
-    chat_template: Annotated[
-        bool,
-        option(PROMPTS, "Wrap conversations in the model's chat template, or send them as plain text.", "--chat-template/--raw"),
-    ] = True
 
-    def load(self, target: str) -> Workload:
-        """All of it. Raises ConfigError."""
-        return self.load_first(target, None)
-
-    def load_first(self, target: str, limit: int | None) -> Workload:
-        """At most `limit` requests. Raises ConfigError."""
+    def load(self, target: str, limit: int | None = None) -> Workload:
+        """All of them, or at most `limit`. Raises ConfigError."""
         from outrider.lab.workload.load import load_workload
 
-        name = self.workload or ("demo" if target == "demo" else "embedded:reasoning")
+        if self.prompts is not None and self.prompts.isdigit():
+            raise ConfigError(f"--prompts takes a file or a name; a number of prompts is --limit {self.prompts}")
+        name = self.prompts or ("demo" if target == "demo" else self.otherwise)
         return load_workload(name, limit=limit, on_bad=self.on_bad, data=self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationOptions(PromptOptions):
+    """Which prompts, and how conversations are sent."""
+
+    chat_template: Annotated[
+        bool, option(PROMPTS, "Wrap conversations in the model's chat template; false: send them as plain text.")
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +95,7 @@ class AnswerOptions:
     top_k: TopK = 0
     top_p: TopP = 1.0
     min_p: MinP = 0.0
-    ignore_eos: Annotated[
-        bool, option(SAMPLING, "Go on behind the end of the text: full batches to the end.", "--ignore-eos")
-    ] = False
+    ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text: full batches to the end.")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
 
     def params(self, temperature: float = 0.0) -> SamplingParams:
@@ -107,9 +112,9 @@ class AnswerOptions:
 class EnoughOptions:
     """When to stop."""
 
-    precision: Annotated[float, option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
+    interval: Annotated[float, option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
     budget: Annotated[float, option(ENOUGH, "Minutes of measuring, loading aside.")] = 20.0
-    rounds: Annotated[int, option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
+    min_rounds: Annotated[int, option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
     max_rounds: Annotated[int, option(ENOUGH, "At most as many.")] = 10
     max_other_cpu: Annotated[
         float, option(ENOUGH, "Repeat a run while others used more than this share of the processors.")
@@ -120,10 +125,7 @@ class EnoughOptions:
 class ServerOptions:
     """For targets that are the URL of an OpenAI-compatible server."""
 
-    baseline_url: Annotated[
-        str | None, option(SERVERS, "The same model without speculation, to compare with.", show_default=False)
-    ] = None
-    model: Annotated[str | None, option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
+    server_model: Annotated[str | None, option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
     concurrency: Annotated[str, option(SERVERS, "Requests in flight; several with commas.", metavar="N,...")] = "1,4,16"
     request_rate: Annotated[
         str | None, option(SERVERS, "Further levels: requests per second, as they come.", metavar="R,...", show_default=False)
@@ -132,11 +134,7 @@ class ServerOptions:
     api_key_env: Annotated[
         str | None, option(SERVERS, "Environment variable with the API key.", metavar="NAME", show_default=False)
     ] = None
-    baseline_api_key_env: Annotated[
-        str | None,
-        option(SERVERS, "The same for --baseline-url; '' sends it no key.", metavar="NAME", show_default="that of --api-key-env"),
-    ] = None
-    timeout: Annotated[float, option(SERVERS, "Seconds without a sign of life.")] = 300.0
+    stall_timeout: Annotated[float, option(SERVERS, "Seconds without a sign of life.")] = 300.0
 
     def load_options(self, answers: AnswerOptions) -> LoadOptions:
         """Raises ConfigError."""
@@ -147,9 +145,22 @@ class ServerOptions:
             raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
         return LoadOptions(
             concurrency=tuple(numbers("--concurrency", self.concurrency, int)),
-            rates_per_s=tuple(numbers("--request-rate", self.request_rate or "", float)),
-            sampling=answers.params(temperatures[0]), api=self.api, timeout_s=self.timeout,
+            rates_per_s=tuple(numbers("--set request_rate", self.request_rate or "", float)),
+            sampling=answers.params(temperatures[0]), api=self.api, timeout_s=self.stall_timeout,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineOptions(ServerOptions):
+    """A server, and the one to compare it with."""
+
+    baseline_url: Annotated[
+        str | None, option(SERVERS, "The same model without speculation, to compare with.", show_default=False)
+    ] = None
+    baseline_api_key_env: Annotated[
+        str | None,
+        option(SERVERS, "api_key_env of --baseline-url; '' sends it no key.", metavar="NAME", show_default="api_key_env"),
+    ] = None
 
 
 def make_plan(
@@ -167,11 +178,11 @@ def make_plan(
     return Plan(
         configurations=tuple(named),
         temperatures=tuple(numbers("--temperature", answers.temperature, float)),
-        batch_sizes=tuple(numbers("--batch-sizes", compared.batch_sizes, int)),
+        batch_sizes=tuple(numbers("--batch-size", compared.batch_size, int)),
         context_lengths=tuple(numbers("--context-lengths", compared.context_lengths or "", int)),
         grid=compared.grid,
-        prompts=prompts.prompts, sampling=answers.params(), seed=answers.seed, rounds=enough.rounds,
-        max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.precision,
+        prompts=prompts.limit, sampling=answers.params(), seed=answers.seed, rounds=enough.min_rounds,
+        max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.interval,
         max_other_cpu=enough.max_other_cpu, lossy=compared.lossy,
     )  # fmt: skip
 
@@ -191,23 +202,4 @@ def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool)
     return [
         replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options}) if one.drafter == REMOTE else one
         for one in named
-    ]
-
-
-def numbers(option: str, text: str, kind: type) -> list[Any]:
-    """The numbers of a comma-separated list, without duplicates. Raises ConfigError."""
-    try:
-        return list(dict.fromkeys(kind(word) for word in text.split(",") if text))
-    except ValueError as error:
-        wanted = "whole numbers" if kind is int else "numbers"
-        raise ConfigError(f"{option} takes {wanted} with commas between, got '{text}'") from error
-
-
-def changed(*groups: Any) -> list[str]:
-    """Options that were given, by their names on the command line."""
-    return [
-        f"--{field.name.replace('_', '-')}"
-        for group in groups
-        for field in fields(group)
-        if getattr(group, field.name) != field.default
     ]

@@ -6,11 +6,13 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from outrider.cli import session
+from outrider.cli.bench_options import PromptOptions, source
 from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
-from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target, option, with_groups
+from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
+from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,19 +23,13 @@ if TYPE_CHECKING:
     from outrider.lab.workload.types import Workload
 
 EVIDENCE = "Evidence"
-DEMO = "demo"
-
-
-MaxNewTokens = Annotated[
-    int | None, option(SAMPLING, "Most tokens of a greedy answer.", min=1, show_default="128; 48 with --quick")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifySampling(SamplingOptions):
     """Options of the decoding that is certified; greedy text is always tested as well."""
 
-    max_new_tokens: MaxNewTokens = None  # type: ignore[assignment]
+    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a greedy answer.", min=1)] = 128
     temperature: Annotated[
         float, option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
     ] = 0.0
@@ -58,44 +54,27 @@ class FormOptions:
         from outrider.grammar import json_schema, regex
 
         if self.json_schema is None:
-            return regex(str(self.regex), "--regex")
+            return regex(str(self.regex), "--set regex")
         if self.regex is not None:
-            raise ConfigError("--regex and --json-schema: an answer has one form; give one of them")
-        return json_schema(_json_of(self.json_schema), "--json-schema")
+            raise ConfigError("--set regex and --set json_schema: an answer has one form; give one of them")
+        return json_schema(_json_of(self.json_schema), "--set json_schema")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvidenceOptions:
+class EvidenceOptions(PromptOptions):
     """How much is tested, on which prompts."""
 
-    workload: Annotated[
-        str | None,
-        option(EVIDENCE, "A prompts file or a built-in name; see docs/workloads.md.", show_default="demo or embedded"),
-    ] = None
-    prompts: Annotated[int | None, option(EVIDENCE, "Greedy texts to compare.", min=1, show_default="8; 4 with --quick")] = None
-    samples: Annotated[
-        int | None,
-        option(EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1, show_default="4000; 1000 with --quick"),
-    ] = None
-    quick: Annotated[bool, option(EVIDENCE, "Less evidence, sooner.", "--quick")] = False
-    data: Annotated[Path | None, option(EVIDENCE, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], option(EVIDENCE, "Bad lines of a prompts file.")] = "refuse"
+    otherwise: ClassVar[str] = "embedded"
 
-    def load(self, target: str) -> Workload:
-        """The first prompts. Raises ConfigError."""
-        from outrider.lab.workload.load import load_workload
-
-        count = self.prompts or (4 if self.quick else 8)
-        name = self.workload or (DEMO if target == DEMO else "embedded")
-        return load_workload(name, limit=count, on_bad=self.on_bad, data=self.data)
+    prompts: Annotated[str | None, source(otherwise)] = None
+    limit: Annotated[int, option(EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1)] = 8
+    samples: Annotated[int, option(EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1)] = 4000
 
     def plan(self, sampling: CertifySampling) -> CertifyPlan:
         """Raises ConfigError for sampling options out of range."""
         from outrider.lab.certify.certify import CertifyPlan
 
-        most = sampling.max_new_tokens or (48 if self.quick else 128)
-        params = dataclasses.replace(sampling, max_new_tokens=most).params()
-        return CertifyPlan(self.samples or (1000 if self.quick else 4000), dataclasses.replace(params, seed=None), sampling.seed)
+        return CertifyPlan(self.samples, dataclasses.replace(sampling.params(), seed=None), sampling.seed)
 
 
 @with_groups
@@ -110,8 +89,8 @@ def certify(
 ) -> int:
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
     output.check()
-    plan, workload = evidence.plan(sampling), evidence.load(target)
-    path = journal_for(output.out, "certify", resume=resume)
+    plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
+    path = journal_for(output, "certify", resume=resume)
     try:
         result, journal = _run(target, model, form.grammar(), plan, workload, path, resume)
     except KeyboardInterrupt:
@@ -146,6 +125,6 @@ def _json_of(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read --json-schema {file}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read --set json_schema={file}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigError(f"--json-schema {file} is no JSON: {error}") from error
+        raise ConfigError(f"--set json_schema={file} is no JSON: {error}") from error

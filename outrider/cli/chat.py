@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
-from outrider.cli.options import GenerationConfig, ModelOptions, OpenSamplingOptions, ShowDrafts, Target, with_groups
+from outrider.cli.options import GenerationConfig, ModelOptions, OpenSamplingOptions, ShowDrafts, Target
 from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
+from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from outrider.cli import session
 from outrider.cli.lab import INTERRUPTED, shown_progress
-from outrider.cli.options import AsJson, ModelOptions, RuntimeName
+from outrider.cli.options import Json, ModelOptions, RuntimeName
 from outrider.cli.stream import MarkedText, Printer, Silent, run_stream
+from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError
 from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line, to_json
@@ -27,33 +28,32 @@ FEW_PROBLEMS = 8  # below it an interval is rough
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
 Runtime = Annotated[RuntimeName, typer.Option(help="How passes run; auto takes the fastest that this machine allows.")]
 Questions = Annotated[int, typer.Option(help="Problems answered before the table.", min=0, max=6)]
-Problems = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
+Limit = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
 Rounds = Annotated[int, typer.Option(help="Interleaved rounds; the median is reported.", min=1)]
-TargetPair = Annotated[
-    str, typer.Option("--target", help="Another target than the embedded one.", hidden=True)
-]
-DraftPair = Annotated[str | None, typer.Option("--draft", help="Its draft model.", hidden=True)]
+TargetPair = Annotated[str, typer.Option(help="Another target than the embedded one; it needs --draft.")]
+DraftPair = Annotated[str | None, typer.Option(help="Its draft model.", show_default=False)]
 
 
+@with_groups
 def demo(
     runtime: Runtime = "auto",
     threads: Threads = None,
     questions: Questions = 3,
-    problems: Problems = 12,
+    limit: Limit = 12,
     rounds: Rounds = 3,
     target: TargetPair = "demo",
     draft: DraftPair = None,
-    as_json: AsJson = False,
+    json: Json = False,
 ) -> int:
     """Answer a few problems with the embedded model pair, then measure every drafter on it."""
     if target != "demo" and draft is None:
         raise ConfigError("--target needs its --draft here.")
     from outrider.cli.demo_runs import held_out_problems
 
-    chosen = held_out_problems(problems)
+    chosen = held_out_problems(limit)
     options = ModelOptions(drafter="draft-model", draft=draft, threads=threads, runtime=runtime)
     llm = session.load_llm(target, options)
-    answers, interrupted = _answer(llm, questions, as_json)
+    answers, interrupted = _answer(llm, questions, json)
     found: dict[str, Any] = {"answers": answers, "rows": []}
     if chosen and not interrupted:
         try:
@@ -62,7 +62,7 @@ def demo(
             sys.stderr.write("interrupted before all drafters had answered a problem: there is no table yet\n")
             return INTERRUPTED
         interrupted = found.pop("interrupted")
-    if as_json:
+    if json:
         sys.stdout.write(to_json({**found, "versions": llm.versions}) + "\n")
     elif found["rows"]:
         _show(found)

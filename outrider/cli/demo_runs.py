@@ -70,7 +70,7 @@ def held_out_problems(count: int) -> list[Request]:
     Raises ConfigError for more than there are."""
     known = load_workload("demo").requests
     if count > len(known):
-        raise ConfigError(f"there are {len(known)} held-out problems, got --problems {count}; --rounds measures them again")
+        raise ConfigError(f"there are {len(known)} held-out problems, got --limit {count}; --rounds measures them again")
     return list(known[:count])
 
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.bench_options import changed
-from outrider.cli.options import option, with_groups
+from outrider.cli.verbs import changed, option, refuse_unused, with_groups
 from outrider.cli.writable import check_file, check_folder
-from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.deploy.deployment import Deployment
@@ -134,8 +132,7 @@ def deploy(
         "compose": (host, names, containers), "k8s": (names, containers, replicas, kubernetes),
     }[engine]  # fmt: skip
     groups = (others, host, names, containers, replicas, kubernetes)
-    if unused := changed(*(group for group in groups if group not in takes)):
-        raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing for {engine}")
+    refuse_unused(changed(*(group for group in groups if group not in takes)), f"for {engine}")
     path = None if out is None else Path(out)
     is_folder = path is not None and (path.is_dir() or str(out).endswith("/"))
     if path is not None:

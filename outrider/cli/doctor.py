@@ -6,15 +6,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.cli.options import AsJson
+from outrider.cli.options import Json
+from outrider.cli.verbs import with_groups
 from outrider.errors import CheckpointError
 from outrider.report.text import amount, to_json
 
 
-def doctor(as_json: AsJson = False) -> int:
+@with_groups
+def doctor(json: Json = False) -> int:
     """Say what this machine and installation can do, and what they cannot and why."""
     findings = examine()
-    if as_json:
+    if json:
         sys.stdout.write(to_json(findings) + "\n")
     else:
         _show(findings)

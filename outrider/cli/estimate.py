@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from outrider.cli import quantities
 from outrider.cli.lab import OutputOptions, command_line, deliver
-from outrider.cli.options import option, with_groups
+from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TimeOptions:
     """Costs as they were measured, or their ratio."""
 
     c: Annotated[
-        float | None, option(TIMES, "Seconds of a draft token / seconds of a target pass.", "--c", show_default=False)
+        float | None, option(TIMES, "Seconds of a draft token / seconds of a target pass.", show_default=False)
     ] = None
     draft_ms: Annotated[float | None, option(TIMES, "Milliseconds of one draft token.", show_default=False)] = None
     target_ms: Annotated[float | None, option(TIMES, "Milliseconds of one target pass.", show_default=False)] = None
@@ -87,9 +87,9 @@ class ResultOptions:
         from outrider.lab.estimate.measured import read_known
 
         if self.result is None:
-            for name, value in (("--configuration", self.configuration), ("--cell", self.cell)):
+            for name, value in (("configuration", self.configuration), ("cell", self.cell)):
                 if value is not None:
-                    raise ConfigError(f"{name} means nothing without --result FILE")
+                    raise ConfigError(f"--set {name} means nothing without --result FILE")
             return None
         return read_known(self.result, self.configuration, self.cell)
 
@@ -138,10 +138,10 @@ class SizeOptions:
         if self.bandwidth is None:
             if self.flops is not None:
                 raise ConfigError(
-                    "--flops needs --bandwidth beside it: a pass takes the longer of reading and arithmetic"
+                    "--set flops needs --bandwidth beside it: a pass takes the longer of reading and arithmetic"
                 )
             return None
-        rate = None if self.flops is None else quantities.flops("--flops", self.flops)
+        rate = None if self.flops is None else quantities.flops("--set flops", self.flops)
         return Machine(bandwidth=quantities.bandwidth("--bandwidth", self.bandwidth), flops=rate)
 
 
@@ -202,7 +202,7 @@ def asked(
         )
     if sizes.draft_dtype is not None and draft is None:
         raise ConfigError(
-            "--draft-dtype changes nothing without the draft's size: add --draft-params or --draft FOLDER, or leave it out"
+            "--set draft_dtype changes nothing without the draft's size: add --draft-params or --draft FOLDER, or leave it out"
         )
     if known is not None and times.costs is not None:
         raise ConfigError("--costs and --result both say what steps cost; give one of them")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.bench_options import PROMPTS, PromptOptions, ServerOptions, changed
+from outrider.cli.bench_options import PROMPTS, ConversationOptions, ServerOptions
 from outrider.cli.lab import (
     OUTPUT,
     OutputOptions,
@@ -19,8 +18,9 @@ from outrider.cli.lab import (
     journal_for,
     shown_progress,
 )
-from outrider.cli.options import ModelOptions, PromptFile, SamplingOptions, ServerTarget, option, with_groups
+from outrider.cli.options import ModelOptions, SamplingOptions, ServerTarget
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
+from outrider.cli.verbs import changed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
@@ -31,32 +31,20 @@ if TYPE_CHECKING:
     from outrider.lab.workload.types import Workload
 
 OWN_PROMPT = "your prompt"
+MAX_SHOWN = 4000
 
 
 Prompt = Annotated[
-    str | None, typer.Argument(help="One prompt instead of a workload.", show_default=False)
+    str | None, typer.Argument(help="One prompt instead of --prompts; - is standard input.", show_default=False)
 ]
 Texts = Annotated[int, option(OUTPUT, "Most tokens whose text is shown, with the numbers of each.", min=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions(PromptOptions):
-    """Which prompts."""
+class ExplainedOptions(ConversationOptions):
+    """Which prompts: the first ones of all tasks."""
 
-    prompts: Annotated[int, option(PROMPTS, "Most prompts.", min=1)] = 16
-
-    def load(self, target: str) -> Workload:
-        """The first ones. Raises ConfigError."""
-        return self.load_first(target, self.prompts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompted:
-    """What only a model in this process can be asked."""
-
-    prompt: str | None = None
-    prompt_file: Path | None = None
-    show_tokens: int = 4000
+    limit: Annotated[int, option(PROMPTS, "Most prompts.", min=1)] = 16
 
 
 @with_groups
@@ -64,32 +52,30 @@ def explain(
     target: ServerTarget,
     models: ModelOptions,
     sampling: SamplingOptions,
-    workload: WorkloadOptions,
+    prompts: ExplainedOptions,
     servers: ServerOptions,
     output: OutputOptions,
     prompt: Prompt = None,
-    prompt_file: PromptFile = None,
-    show_tokens: Texts = 4000,
+    show_tokens: Texts = MAX_SHOWN,
     resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     output.check()
     if is_server(target):
-        refuse_for_server(changed(models, Prompted(prompt=prompt, prompt_file=prompt_file, show_tokens=show_tokens)))
-        if servers.baseline_url is not None:
-            raise ConfigError("explain is about one server; 'outrider bench' and 'outrider tune' compare it with --baseline-url")
-        return ask_server("explain", target, servers, sampling.params(), workload, output, resume=resume)
+        named = [*(["PROMPT"] if prompt is not None else []), *(["--set show_tokens"] if show_tokens != MAX_SHOWN else [])]
+        refuse_for_server([*changed(models), *named])
+        return ask_server("explain", target, servers, sampling.params(), prompts, output, resume=resume)
     refuse_without_server(servers)
     from outrider.cli.session import quieten_libraries
     from outrider.lab.explain.explain import explain as run
 
-    asked, params = _asked(target, prompt, prompt_file, workload), sampling.params()
+    asked, params = _asked(target, prompt, prompts), sampling.params()
     options, configuration = _chosen(target, models, greedy=params.is_greedy)
-    path = journal_for(output.out, "explain", resume=resume)
+    path = journal_for(output, "explain", resume=resume)
     quieten_libraries()
 
     def questions(runner: Runner) -> list[Question]:
-        return _questions(runner, asked, workload, params.required_max_tokens)
+        return _questions(runner, asked, prompts, params.required_max_tokens)
 
     try:
         with shown_progress() as progress:
@@ -124,19 +110,19 @@ def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options,
     return options, configuration
 
 
-def _asked(target: str, prompt: str | None, file: Path | None, workload: WorkloadOptions) -> Workload:
-    """The prompt given, or the workload. Raises ConfigError for both."""
+def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Workload:
+    """The prompt given, or those of --prompts. Raises ConfigError for both."""
     from outrider.cli.prompt import read_prompt
     from outrider.lab.workload.types import Request, Workload
 
-    if prompt is None and file is None:
-        return workload.load(target)
-    if workload.workload is not None:
-        raise ConfigError("a prompt and --workload: give one of them")
-    return Workload(OWN_PROMPT, (Request(id=OWN_PROMPT, prompt=read_prompt(prompt, file)),))
+    if prompt is None:
+        return prompts.load(target, prompts.limit)
+    if prompts.prompts is not None:
+        raise ConfigError("a prompt and --prompts: give one of them")
+    return Workload(OWN_PROMPT, (Request(id=OWN_PROMPT, prompt=read_prompt(prompt)),))
 
 
-def _questions(runner: Runner, asked: Workload, workload: WorkloadOptions, max_tokens: int) -> list[Question]:
+def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:
     """The prompts as token ids. One prompt of the user's own may be cut by the context, as in `generate`; a workload's must
     fit."""
     from outrider.lab.explain.recorded import Question
@@ -145,7 +131,7 @@ def _questions(runner: Runner, asked: Workload, workload: WorkloadOptions, max_t
     if asked.name == OWN_PROMPT:
         return [Question(to_tokens(asked.requests[0], runner.tokenizer), OWN_PROMPT)]
     prepared = prepare(
-        asked, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=workload.on_bad,
-        chat_template=workload.chat_template,
+        asked, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=prompts.on_bad,
+        chat_template=prompts.chat_template,
     )  # fmt: skip
     return [Question(one.tokens, one.request.id, one.request.task, one.max_tokens) for one in prepared.prompts]

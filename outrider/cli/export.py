@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from outrider.cli.lab import command_line
-from outrider.cli.options import with_groups
+from outrider.cli.verbs import with_groups
 from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
 TargetOption = Annotated[
-    str, typer.Option("--target", help="Whom it drafts for: 'demo', a local folder, or a hub id.", show_default=False)
+    str, typer.Option(help="Whom it drafts for: 'demo', a local folder, or a hub id.", show_default=False)
 ]
 To = Annotated[str, typer.Option(help="Layout: raw, speculators, medusa, vllm or transformers.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="New folder.", show_default=False)]
-Check = Annotated[bool, typer.Option("--check", help="Load it again, compare every tensor and the config.")]
+Check = Annotated[bool, typer.Option(help="Load it again, compare every tensor and the config.")]
 
 
 @with_groups

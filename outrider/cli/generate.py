@@ -13,18 +13,16 @@ from outrider.cli import session
 from outrider.cli.options import (
     GENERATION_CONFIG,
     SAMPLING,
-    AsJson,
+    Json,
     ModelOptions,
     OpenSamplingOptions,
-    PromptFile,
     ShowDrafts,
     Target,
-    option,
-    with_groups,
 )
 from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
 from outrider.cli.prompt import read_prompt
 from outrider.cli.stream import MarkedText, PlainText, Printer, Silent, run_stream
+from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 from outrider.report.marks import DraftMarks
 from outrider.report.text import printable, stats_line, to_json
@@ -33,15 +31,12 @@ if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
     from outrider.sampling.params import SamplingParams
 
-Prompt = Annotated[
-    str | None, typer.Argument(help="The prompt; default: standard input.", show_default=False)
-]
-NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
+Prompt = Annotated[str | None, typer.Argument(help="The prompt; - and none: standard input.", show_default=False)]
+Stream = Annotated[bool, typer.Option(help="Print the answer while it is made; false: when it is whole.")]
 ChatTemplate = Annotated[
     bool | None,
     typer.Option(
-        "--chat-template/--raw",
-        help="Wrap the prompt in the model's chat template, or send it as it is.",
+        help="Wrap the prompt in the model's chat template; false: send it as it is.",
         show_default="the template, where the model has one",
     ),
 ]
@@ -62,39 +57,38 @@ def generate(
     model: ModelOptions,
     sampling: OpenSamplingOptions,
     prompt: Prompt = None,
-    prompt_file: PromptFile = None,
     prediction: PredictionFile = None,
     chat_template: ChatTemplate = None,
     show_drafts: ShowDrafts = False,
-    no_stream: NoStream = False,
+    stream: Stream = True,
     logprobs: Logprobs = None,
     generation_config: GenerationConfig = None,
-    as_json: AsJson = False,
+    json: Json = False,
 ) -> int:
     """Answer one prompt, greedily unless told otherwise."""
-    if logprobs is not None and not as_json:
-        raise ConfigError("--logprobs needs --json: log-probabilities are only printed there.")
-    if show_drafts and no_stream and not as_json:
-        raise ConfigError("--show-drafts marks the stream: leave --no-stream out, or use --json.")
+    if logprobs is not None and not json:
+        raise ConfigError("--set logprobs needs --json: log-probabilities are only printed there.")
+    if show_drafts and not stream and not json:
+        raise ConfigError("--show-drafts marks the stream: leave --set stream=false out, or use --json.")
     sampling.params(logprobs)  # refuses what is out of range before anything is loaded
-    text = read_prompt(prompt, prompt_file)
+    text = read_prompt(prompt)
     expected = None if prediction is None else read_prediction(prediction)
     if expected is not None:
         model = with_prediction(target, model)
     with session.load_llm(target, model, generation_config or "none") as llm:
         params = sampling.params(logprobs, llm.sampling_defaults.values)
         if generation_config is None and (unused := llm.sampling_defaults.unused):
-            sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
+            sys.stderr.write(f"note: {unused}, which is left aside (--set generation_config=auto takes what is supported)\n")
         is_chat = llm.has_chat_template if chat_template is None else chat_template
         question = llm.chat_prompt([{"role": "user", "content": text}]) if is_chat else text
-        completion = run_stream(llm, question, params, _printer(as_json or no_stream, show_drafts), expected)
+        completion = run_stream(llm, question, params, _printer(json or not stream, show_drafts), expected)
         summary = llm.drafter_summary
     for note in [*full_context(completion, params), *summary]:
         sys.stderr.write(f"note: {note}\n")
-    if as_json:
+    if json:
         sys.stdout.write(to_json(as_object(llm, completion, params, show_drafts, is_chat)) + "\n")
     else:
-        if no_stream:
+        if not stream:
             _print_whole(completion.text)
         sys.stderr.write(stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless) + "\n")
     return 130 if completion.finish_reason == "abort" else 0

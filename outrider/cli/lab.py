@@ -1,7 +1,7 @@
 """What the lab's verbs share: a progress bar with the time left, and where a result goes.
 
-    --out FILE      the result, as JSON          --html FILE    the report, one page that needs no network
-    --markdown FILE the report, as Markdown      --json         the result on standard output, and nothing else there
+    --out FILE.json  the result             --out FILE.html  the report, one page that needs no network
+    --out FILE.md    the report, as text    --json           the result on standard output, and nothing else there
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from outrider.cli.options import option
+from outrider.cli.options import Json
+from outrider.cli.verbs import option
 from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
@@ -32,33 +33,49 @@ if TYPE_CHECKING:
 OUTPUT = "Output"
 INTERRUPTED = 130  # exit code after Ctrl-C
 
-Resume = Annotated[bool, option(OUTPUT, "Go on with an interrupted run.", "--resume")]
-Html = Annotated[Path | None, option(OUTPUT, "Write the report as one HTML page, readable offline.", show_default=False)]
-Markdown = Annotated[Path | None, option(OUTPUT, "Write the report as Markdown.", show_default=False)]
-Json = Annotated[bool, option(OUTPUT, "Print the result as JSON instead of the report.", "--json")]
+REPORTS = (".html", ".md")
+Resume = Annotated[bool, option(OUTPUT, "Go on with an interrupted run.")]
+Reports = Annotated[
+    list[Path] | None,
+    option(
+        OUTPUT, "Write the report as a page to be read offline (.html) or as text (.md); may be given again.",
+        metavar="FILE.{html,md}", show_default=False,
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """Options that say where a result and its reports are written."""
 
-    out: Annotated[Path | None, option(OUTPUT, "Write the result to this JSON file.", show_default=False)] = None
-    html: Html = None
-    markdown: Markdown = None
+    out: Annotated[
+        list[Path] | None,
+        option(
+            OUTPUT, "Write the result (.json) or its report (.html, .md); may be given again.", metavar="FILE.{json,html,md}",
+            show_default=False,
+        ),
+    ] = None  # fmt: skip
     json: Json = False
 
-    def check(self) -> None:
-        """Before hours of work: files that could not be written. Raises ConfigError."""
-        for path in filter(None, (self.out, self.html, self.markdown)):
+    def files(self, *suffixes: str) -> list[Path]:
+        """The files of --out whose names end in one of these suffixes."""
+        return [path for path in self.out or [] if path.suffix in suffixes]
+
+    def check(self, *suffixes: str) -> None:
+        """Before hours of work: files that could not be written, or with another suffix. Raises ConfigError."""
+        allowed = suffixes or (".json", *REPORTS)
+        for path in self.out or []:
             check_file(path)
+            if path.suffix not in allowed:
+                raise ConfigError(f"--out writes {', '.join(allowed[:-1])} or {allowed[-1]}, by the name's end; got '{path}'")
 
 
 def deliver(result: Result, output: OutputOptions) -> None:
     """Write and print everything that was asked for."""
     from outrider.report.render import render
 
-    if output.out is not None:
-        result.write(output.out)
+    for path in output.files(".json"):
+        result.write(path)
     if output.json:
         sys.stdout.write(result.model_dump_json() + "\n")
     show(render(result), output)
@@ -70,26 +87,27 @@ def show(document: Document, output: OutputOptions) -> None:
     from outrider.report.html import to_html
     from outrider.report.markdown import to_markdown
 
-    for path, text_of in ((output.html, to_html), (output.markdown, to_markdown)):
-        if path is not None:
-            try:
-                path.write_text(text_of(document), encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    for path in output.files(*REPORTS):
+        text = to_html(document) if path.suffix == ".html" else to_markdown(document)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     if not output.json:
         print_document(document)
-    for path in filter(None, (output.out, output.html, output.markdown)):
+    for path in output.out or []:
         sys.stderr.write(f"written: {path}\n")
 
 
-def journal_path(out: Path | None, verb: str) -> Path:
+def journal_path(output: OutputOptions, verb: str) -> Path:
     """What an interrupted run leaves: beside the result, else in the current folder."""
-    return Path(f"outrider-{verb}.unfinished.jsonl") if out is None else out.with_name(f"{out.stem}.unfinished.jsonl")
+    result = next(iter(output.files(".json")), None)
+    return Path(f"outrider-{verb}.unfinished.jsonl") if result is None else result.with_name(f"{result.stem}.unfinished.jsonl")
 
 
-def journal_for(out: Path | None, verb: str, *, resume: bool) -> Path:
+def journal_for(output: OutputOptions, verb: str, *, resume: bool) -> Path:
     """`journal_path`; says so when what an interrupted run left there is begun anew."""
-    path = journal_path(out, verb)
+    path = journal_path(output, verb)
     if path.exists() and not resume:
         sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
     return path

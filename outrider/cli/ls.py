@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.options import AsJson
+from outrider.cli.options import Json
+from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, did_you_mean
 from outrider.report.text import to_json
 from outrider.settings import NoSettings, describe_settings
@@ -22,7 +23,8 @@ What = Annotated[
 FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("lossless", "shape")}
 
 
-def ls(what: What = None, as_json: AsJson = False) -> int:
+@with_groups
+def ls(what: What = None, json: Json = False) -> int:
     """List drafters and verifiers, or the settings of one of them."""
     from outrider.report.tables import facts_table, registry_table, show
 
@@ -30,7 +32,7 @@ def ls(what: What = None, as_json: AsJson = False) -> int:
     is_name = what is not None and what not in FACTS
     if is_name:
         found = _only(found, str(what))
-    if as_json:
+    if json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
     for kind, rows in found.items():

@@ -1,21 +1,21 @@
 """Every option that more than one verb has, defined once, grouped as a verb wants them.
 
-A verb takes a whole group as one argument (`model: ModelOptions`); `with_groups` spreads the group's fields
-over the command line and hands the verb the filled-in object. Names follow the field (vLLM, llama.cpp,
-transformers), defaults follow `outrider.LLM` and `outrider.SamplingParams`: a test compares them.
+A verb takes a whole group as one argument (`model: ModelOptions`); `verbs.with_groups` spreads the group's fields over the
+command line and hands the verb the filled-in object. Names follow the field (vLLM, llama.cpp, transformers), defaults follow
+`outrider.LLM` and `outrider.SamplingParams`: a test compares them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from outrider.cli.verbs import name_and_value, option, written
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,22 +34,8 @@ ServerTarget = Annotated[
         help="'demo', a local folder, a .gguf file, a hub id, or the URL of an OpenAI-compatible server.", show_default=False
     ),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
-]
-ShowDrafts = Annotated[
-    bool, typer.Option("--show-drafts", help="Mark the tokens that came from the drafter.")
-]
-PromptFile = Annotated[
-    Path | None, typer.Option(help="Read the prompt from a file; - is standard input.", show_default=False)
-]
-
-
-def option(panel: str, text: str, *names: str, **extra: Any) -> Any:
-    """An option of a verb, listed under `panel` by --help."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **extra)
-
-
+Json = Annotated[bool, typer.Option(help="Standard output is one JSON object, nothing else.")]
+ShowDrafts = Annotated[bool, typer.Option(help="Mark the tokens that came from the drafter.")]
 TopK = Annotated[int, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")]
 TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.")]
 MinP = Annotated[float, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")]
@@ -90,7 +76,7 @@ class MachineOptions:
         str | None, option(MODEL, "The target's branch, tag or commit on the hub.", show_default=False)
     ] = None
     trust_remote_code: Annotated[
-        bool, option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")
+        bool, option(MODEL, "Run code that comes with the checkpoint.")
     ] = False
 
     def options(self, target: str) -> Options:
@@ -140,19 +126,6 @@ class ModelOptions(MachineOptions):
             show_default=False,
         ),
     ] = None  # fmt: skip
-    tree: Annotated[
-        str | None,
-        option(
-            DRAFTING, "Shape of the draft, like best-first, sequoia, 4x2x1; look-ups: true. The drafter's setting 'tree'.",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
-    exit_layer: Annotated[
-        str | None, option(DRAFTING, "For --drafter early-exit: layers that draft, or auto.", show_default=False)
-    ] = None
-    corpus: Annotated[
-        str | None, option(DRAFTING, "For --drafter retrieval: text to copy from.", metavar="FILE", show_default=False)
-    ] = None
     verifier: Annotated[
         str, option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal.")
     ] = "auto"
@@ -163,18 +136,15 @@ class ModelOptions(MachineOptions):
             show_default=False,
         ),
     ] = None  # fmt: skip
-    lossy: Annotated[bool, option(DRAFTING, "Allow a verifier that changes the text.", "--lossy")] = False
+    lossy: Annotated[bool, option(DRAFTING, "Allow a verifier that changes the text.")] = False
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for part in ("drafter", "verifier"):
             values[f"{part}_options"] = dict(
-                name_and_value(f"--{part}-option", text) for text in values.pop(f"{part}_option") or []
+                name_and_value(written(f"{part}_option"), text) for text in values.pop(f"{part}_option") or []
             )
-        for name in ("tree", "exit_layer", "corpus"):
-            if (value := values.pop(name)) is not None:
-                values["drafter_options"][name] = value
         return self._with_file(values, values.pop("settings")) | {"max_num_seqs": 1}
 
     def _with_file(self, values: dict[str, Any], file: Path | None) -> dict[str, Any]:
@@ -273,46 +243,3 @@ def _length(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise ConfigError(f"--max-new-tokens takes a number, or none for the end of the context, got '{text}'") from None
-
-
-def name_and_value(option: str, text: str) -> tuple[str, str]:
-    """'NAME=VALUE' in two. Raises ConfigError."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ConfigError(f"{option} takes NAME=VALUE, got '{text}'")
-    return name, value
-
-
-def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Replace every dataclass parameter of `verb` by its fields, so that typer sees plain options."""
-    hints = get_type_hints(verb, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(verb).parameters.values():
-        if parameter.name in groups:
-            parameters.extend(_field_parameters(groups[parameter.name]))
-        else:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(parameter.replace(kind=kind, annotation=hints[parameter.name]))
-
-    def command(**values: Any) -> int | None:
-        for name, group in groups.items():
-            values[name] = group(
-                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
-            )
-        return verb(**values)
-
-    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _field_parameters(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in dataclasses.fields(group)
-    ]

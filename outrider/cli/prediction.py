@@ -15,7 +15,6 @@ PARTS = ("parts=draft-model,prediction", "mode=best")  # of a composite that goe
 PredictionFile = Annotated[
     Path | None,
     typer.Option(
-        "--prediction",
         help="What the answer is expected to be, like the file to be edited: drafted from where it comes true. The answer does "
         "not depend on it. Drafter: prediction, with --draft a composite of both.",
         metavar="FILE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from outrider.errors import ConfigError
 
@@ -12,7 +13,8 @@ FEWEST = 1000
 PARAMETERS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 BANDWIDTH = {"mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12, "mib/s": 2.0**20, "gib/s": 2.0**30, "tib/s": 2.0**40}
 MEMORY = {
-    "": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
+    "": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10,
+    "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
 }  # fmt: skip
 FLOPS = {
     f"{prefix}flop{end}": factor for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15)) for end in ("s", "/s")
@@ -28,10 +30,10 @@ def parameters(option: str, text: str) -> int:
     return count
 
 
-def memory(option: str, text: str) -> int:
-    """'4GiB' -> bytes. Raises ConfigError."""
-    form = "bytes like 4GiB, 500MiB, 2GB"
-    return round(_positive(option, text, _quantity(option, text, MEMORY, form)))
+def memory(option: str, text: str, *, or_none: bool = False) -> int:
+    """'4GiB' -> bytes; `or_none`: 0 is allowed. Raises ConfigError."""
+    value = _quantity(option, text, MEMORY, "bytes like 4GiB, 500MiB, 2GB")
+    return round(value if or_none and value == 0 else _positive(option, text, value))
 
 
 def bandwidth(option: str, text: str) -> float:
@@ -56,6 +58,15 @@ def probabilities(option: str, text: str) -> list[float]:
         raise ConfigError(
             f"{option} takes probabilities with commas between, like 0.9,0.85,0.8; got '{text}'"
         ) from None
+
+
+def numbers(option: str, text: str, kind: type) -> list[Any]:
+    """The numbers of a comma-separated list, without duplicates. Raises ConfigError."""
+    try:
+        return list(dict.fromkeys(kind(word) for word in text.split(",") if text))
+    except ValueError as error:
+        wanted = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{option} takes {wanted} with commas between, got '{text}'") from error
 
 
 def _quantity(option: str, text: str, units: dict[str, float], form: str) -> float:

@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import session
 from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_path, shown_progress
-from outrider.cli.options import option, with_groups
+from outrider.cli.verbs import option, with_groups
 
 if TYPE_CHECKING:
     from outrider.lab.replay.result import ReplayResult
@@ -35,11 +35,10 @@ class LogOptions:
     data: Annotated[Path | None, option(LOG, "Folder with the files of named workloads.", show_default=False)] = None
     on_bad: Annotated[Literal["refuse", "skip"], option(LOG, "Bad lines, and requests without an answer.")] = "refuse"
     chat_template: Annotated[
-        bool,
-        option(LOG, "Conversations were wrapped in the chat template, or sent as plain text.", "--chat-template/--raw"),
+        bool, option(LOG, "Conversations were wrapped in the chat template; false: sent as plain text.")
     ] = True
     turns: Annotated[Literal["first", "all"], option(LOG, "Of ShareGPT conversations: which answers.")] = "first"
-    trust_remote_code: Annotated[bool, option(LOG, "Run code that comes with the tokenizer.", "--trust-remote-code")] = False
+    trust_remote_code: Annotated[bool, option(LOG, "Run code that comes with the tokenizer.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ class DrafterOptions:
         option(DRAFTERS, "For drafters that learn: in which order they meet the texts, or each text without the others."),
     ] = "logged"
     max_num_seqs: Annotated[int, option(DRAFTERS, "Texts served at the same time.", min=1)] = 1
-    seed: Annotated[int, option(DRAFTERS, "Of the search and of --order shuffled.", min=0)] = 0
+    seed: Annotated[int, option(DRAFTERS, "Of the search and of order=shuffled.", min=0)] = 0
 
     def plan(self) -> ReplayPlan:
         """Raises ConfigError and CapabilityError."""
@@ -98,7 +97,7 @@ def replay(
 ) -> int:
     """Predict acceptance of model-free drafters from logged answers, without a model."""
     output.check()
-    path = journal_path(output.out, "replay")
+    path = journal_path(output, "replay")
     try:
         result = _run(workload, tokenizer, log, drafters.plan(), path, resume)
     except KeyboardInterrupt:

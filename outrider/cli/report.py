@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.lab import Html, Markdown, OutputOptions, show
+from outrider.cli.lab import REPORTS, OutputOptions, Reports, show
+from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError
 
 ResultFile = Annotated[Path, typer.Argument(help="A result: what --out wrote.", show_default=False)]
@@ -20,17 +21,16 @@ FailBelow = Annotated[
 ]
 
 
-def report(
-    result: ResultFile, other: OtherFile = None, html: Html = None, markdown: Markdown = None, fail_below: FailBelow = None
-) -> int:
+@with_groups
+def report(result: ResultFile, other: OtherFile = None, out: Reports = None, fail_below: FailBelow = None) -> int:
     """Show a saved result, or compare two."""
     from outrider.lab.compare import compare, gate
     from outrider.lab.result import read_result
     from outrider.report.compare import document
     from outrider.report.render import render
 
-    output = OutputOptions(html=html, markdown=markdown)
-    output.check()
+    output = OutputOptions(out=out)
+    output.check(*REPORTS)
     if other is None and fail_below is not None:
         raise ConfigError("--fail-below compares two results: give the newer one after the older one")
     old = read_result(result)

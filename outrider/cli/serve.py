@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
+from outrider.cli.options import GENERATION_CONFIG, ModelOptions
+from outrider.cli.verbs import changed, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class ListenOptions:
     ssl_keyfile: Annotated[Path | None, option(SERVER, "Its private key.", metavar="FILE", show_default=False)] = None
     max_body_bytes: Annotated[int | None, option(SERVER, "Larger bodies are refused.", show_default="8 MiB")] = None
     strict: Annotated[
-        bool, option(SERVER, "Refuse unknown fields, which are else named in log and header.", "--strict", show_default=False)
-    ] = False
+        bool | None, option(SERVER, "Refuse unknown fields, which are else named in log and header.", show_default="false")
+    ] = None
     max_stored_responses: Annotated[
         int | None, option(SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000")
     ] = None
@@ -78,9 +79,7 @@ class ListenOptions:
     otlp_endpoint: Annotated[
         str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
     ] = None
-    no_self_test: Annotated[
-        bool, option(WATCHING, "Do not try at the start whether drafting pays.", "--no-self-test", show_default=False)
-    ] = False
+    self_test: Annotated[bool | None, option(WATCHING, "Try at the start whether drafting pays.", show_default="true")] = None
 
     def given(self) -> dict[str, Any]:
         """Fields of `ServerSettings` that the command line or the environment sets."""
@@ -92,7 +91,6 @@ class ListenOptions:
             "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
             "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
             "hang_timeout_s": values.pop("hang_timeout"),
-            "self_test": False if values.pop("no_self_test") else None, "strict": values.pop("strict") or None,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}
 
@@ -170,7 +168,6 @@ def _settings(
 ) -> ServerSettings:
     """Raises ConfigError, before anything heavy is loaded where that is possible."""
     from outrider.build import Options
-    from outrider.cli.bench_options import changed
     from outrider.serve.settings import ServedModel, ServerSettings
 
     if config is not None:

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.bench_options import PromptOptions, ServerOptions, changed, numbers
+from outrider.cli.bench_options import BaselineOptions, ConversationOptions, ServerOptions
 from outrider.cli.lab import OutputOptions, command_line, deliver, interrupted, journal_for, shown_progress
+from outrider.cli.quantities import numbers
+from outrider.cli.verbs import changed, refuse_unused
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,41 +24,36 @@ def is_server(target: str) -> bool:
 
 def refuse_for_server(unused: Sequence[str]) -> None:
     """Raises ConfigError for options that were given and mean nothing to a server."""
-    _refuse(unused, "when a server is measured: what it runs is set there")
+    refuse_unused(unused, "when a server is measured: what it runs is set there")
 
 
 def refuse_without_server(servers: ServerOptions) -> None:
     """Raises ConfigError for options that are about servers only."""
-    _refuse(changed(servers), "without a server's URL as the target")
+    refuse_unused(changed(servers), "without a server's URL as the target")
 
 
-def _refuse(unused: Sequence[str], where: str) -> None:
-    if unused:
-        raise ConfigError(f"{', '.join(unused)} {'mean' if len(unused) > 1 else 'means'} nothing {where}")
-
-
-def endpoints_for(url: str, servers: ServerOptions, prompts: PromptOptions) -> dict[str, Endpoint]:
+def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions) -> dict[str, Endpoint]:
     """The server, after the one to compare it with where there is one. Raises ConfigError."""
     from outrider.lab.server import Endpoint, key_from
 
     if not prompts.chat_template:
-        raise ConfigError("--raw means nothing when a server is measured: conversations go to its chat endpoint, see --api")
+        refuse_unused(["--set chat_template"], "when a server is measured: conversations go to its chat endpoint")
     key = key_from(servers.api_key_env)
-    if servers.baseline_url is None:
-        if servers.baseline_api_key_env is not None:
-            raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
-        return {"server": Endpoint.parse(url, api_key=key, model=servers.model)}
+    if not isinstance(servers, BaselineOptions) or servers.baseline_url is None:
+        if isinstance(servers, BaselineOptions) and servers.baseline_api_key_env is not None:
+            raise ConfigError("--set baseline_api_key_env means nothing without --baseline-url")
+        return {"server": Endpoint.parse(url, api_key=key, model=servers.server_model)}
     named = servers.baseline_api_key_env
     its_key = key if named is None else key_from(named or None)
     return {
-        "plain": Endpoint.parse(servers.baseline_url, api_key=its_key, model=servers.model),
-        "speculative": Endpoint.parse(url, api_key=key, model=servers.model),
+        "plain": Endpoint.parse(servers.baseline_url, api_key=its_key, model=servers.server_model),
+        "speculative": Endpoint.parse(url, api_key=key, model=servers.server_model),
     }
 
 
 def ask_server(
-    question: Literal["explain", "tune"], url: str, servers: ServerOptions, sampling: SamplingParams, prompts: PromptOptions,
-    output: OutputOptions, *, resume: bool,
+    question: Literal["explain", "tune"], url: str, servers: ServerOptions, sampling: SamplingParams,
+    prompts: ConversationOptions, output: OutputOptions, *, resume: bool,
 ) -> int:  # fmt: skip
     """Measure, show, write; the exit code. Raises what `study` raises."""
     from outrider.lab.server import LoadOptions
@@ -65,15 +62,15 @@ def ask_server(
     endpoints = endpoints_for(url, servers, prompts)
     options = LoadOptions(
         concurrency=tuple(numbers("--concurrency", servers.concurrency, int)),
-        rates_per_s=tuple(numbers("--request-rate", servers.request_rate or "", float)),
-        sampling=sampling, api=servers.api, timeout_s=servers.timeout,
+        rates_per_s=tuple(numbers("--set request_rate", servers.request_rate or "", float)),
+        sampling=sampling, api=servers.api, timeout_s=servers.stall_timeout,
     )  # fmt: skip
-    path = journal_for(output.out, question, resume=resume)
+    path = journal_for(output, question, resume=resume)
     workload = prompts.load(url)
     try:
         with shown_progress() as progress:
             result, journal, complete = study(
-                question, endpoints, workload, options, path, prompts=prompts.prompts, resume=resume, progress=progress
+                question, endpoints, workload, options, path, prompts=prompts.limit, resume=resume, progress=progress
             )
     except KeyboardInterrupt:
         return interrupted(path)

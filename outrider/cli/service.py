@@ -10,6 +10,7 @@ from outrider.cli.service_coordinator import coordinator
 from outrider.cli.service_draft import draft
 from outrider.cli.service_health import health
 from outrider.cli.service_target import target
+from outrider.cli.verbs import add_verb
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (draft, target, coordinator, health)
 
@@ -24,7 +25,7 @@ def service_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_without_command)
     for command in COMMANDS:
-        app.command()(command)
+        add_verb(app, command)
     return app
 
 

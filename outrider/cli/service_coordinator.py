@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.options import MODEL, option, with_groups
+from outrider.cli.options import MODEL
 from outrider.cli.serve import REASONING_PARSER, ListenOptions, check_installed
+from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ Config = Annotated[
     Path | None,
     typer.Option(help="Models, their target services and routes from a TOML file.", metavar="FILE", show_default=False),
 ]
-DraftEndpoint = Annotated[
-    str | None, typer.Option(help="No option of a coordinator: it belongs to target services.", hidden=True)
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class ReplicaOptions:
         ),
     ] = None  # fmt: skip
     revision: Annotated[str | None, option(MODEL, "Its branch, tag or commit on the hub.", show_default=False)] = None
-    trust_remote_code: Annotated[bool, option(MODEL, "Run code that comes with the checkpoint.", "--trust-remote-code")] = False
+    trust_remote_code: Annotated[bool, option(MODEL, "Run code that comes with the checkpoint.")] = False
     reasoning_parser: Annotated[
         str | None, option(MODEL, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
     ] = None
@@ -81,14 +79,11 @@ def coordinator(
     replicas: ReplicaOptions,
     listen: ListenOptions,
     config: Config = None,
-    draft_endpoint: DraftEndpoint = None,
 ) -> int:
     """Answer OpenAI clients from target services, and carry their requests on when one of them dies.
 
     Environment: MODEL, TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN, OUTRIDER_API_KEY.
     """
-    if draft_endpoint is not None:
-        raise ConfigError(f"--draft-endpoint: {STEPS_ARE_THERE}")
     from outrider.cli.session import quieten_libraries
 
     check_installed()
@@ -109,13 +104,13 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
     from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 
     given = listen.given()
-    if not given.pop("self_test", True):
-        raise ConfigError("--no-self-test: a coordinator tries nothing at its start; the target services have that option")
+    if given.pop("self_test", None) is not None:
+        raise ConfigError("--set self_test: a coordinator tries nothing at its start; the target services have that option")
     hang_s = given.get("hang_timeout_s", 60.0)
     if config is not None:
         if replicas.model or replicas.target_endpoint or replicas.reasoning_parser:
             raise ConfigError(
-                "--config says which models are served, and where: leave out --model, --target-endpoint and --reasoning-parser"
+                "--config says which models are served and where: leave out --model, --target-endpoint and --set reasoning_parser"
             )
         server, endpoints = from_file(config, given)
     else:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.options import DRAFTING, MODEL, MachineOptions, name_and_value, option, with_groups
+from outrider.cli.options import DRAFTING, MODEL, MachineOptions
 from outrider.cli.service_options import SERVICE, ListeningOptions
+from outrider.cli.verbs import name_and_value, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _settings(
     from outrider.remote.draft.run import DraftServiceSettings
 
     if machine.quantise is not None:
-        raise ConfigError("--quantise rounds a target, and a draft service has none: leave it out")
+        raise ConfigError("--set quantise rounds a target, and a draft service has none: leave it out")
     options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
     drafter = "draft-model" if hosted.drafter == "auto" else hosted.drafter
     target, draft_model = hosted.model, machine.draft

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.verbs import with_groups
+
 Address = Annotated[str, typer.Argument(help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH.", show_default=False)]
 Authority = Annotated[
     Path | None, typer.Option(help="PEM of who signed the service's certificate.", metavar="FILE", show_default=False)
@@ -18,6 +20,7 @@ Key = Annotated[Path | None, typer.Option(help="Its private key.", metavar="FILE
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)]
 
 
+@with_groups
 def health(
     address: Address,
     *,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from outrider.cli.options import option
+from outrider.cli.verbs import option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ListeningOptions:
             certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
         )
         if not 0 <= drain_timeout < float("inf"):
-            raise ConfigError(f"--drain-timeout must be at least 0 seconds, and finite, got {drain_timeout}")
+            raise ConfigError(f"--set drain_timeout must be at least 0 seconds, and finite, got {drain_timeout}")
         return ServiceSettings(
             host=self.host, port=port, security=security, metrics_port=self.metrics_port, drain_timeout_s=drain_timeout, **more
         )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.options import GENERATION_CONFIG, ModelOptions, option, with_groups
+from outrider.cli.options import GENERATION_CONFIG, ModelOptions
 from outrider.cli.service_options import SERVICE, WATCHING, ListeningOptions
+from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ class TargetListeningOptions(ListeningOptions):
 
     port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50052
     drain_timeout: Annotated[float, option(SERVICE, "Seconds that running requests have to finish after SIGTERM.")] = 30.0
-    no_self_test: Annotated[
-        bool, option(WATCHING, "Do not try at the start whether drafting pays.", "--no-self-test", show_default=False)
-    ] = False
+    self_test: Annotated[bool, option(WATCHING, "Try at the start whether drafting pays.")] = True
 
     def listen(self, max_streams: int) -> ServiceSettings:
         """Raises ConfigError for what cannot be."""
@@ -112,7 +111,7 @@ def target(
     quieten_libraries()
     run_target(
         TargetSettings(
-            model=served, service=service, self_test=not listen.no_self_test, log_format=listen.log_format,
+            model=served, service=service, self_test=listen.self_test, log_format=listen.log_format,
             log_level=listen.log_level, otlp_endpoint=listen.otlp_endpoint,
         ),
         status=_say,

@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.lab import INTERRUPTED, OUTPUT, OutputOptions, Resume, command_line, deliver, shown_progress
-from outrider.cli.options import MachineOptions, with_groups
-from outrider.cli.train_options import (
-    MeasuringOptions,
-    ReportOptions,
-    ResponseOptions,
-    TextOptions,
-    TrainingOptions,
-    num_bytes,
-)
+from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume, command_line, deliver, shown_progress
+from outrider.cli.options import MachineOptions
+from outrider.cli.quantities import memory
+from outrider.cli.train_options import KindOptions, MeasuringOptions, ResponseOptions, TextOptions
+from outrider.cli.verbs import option, with_groups
 from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
+from outrider.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from outrider.train.run import TrainSpec
@@ -32,13 +28,15 @@ Kind = Annotated[
         help="draft-model, medusa, eagle, eagle3, block, early-exit or acceptance.", show_default=False, metavar="KIND"
     ),
 ]
-TargetOption = Annotated[str, typer.Option("--target", help="'demo', a local folder, or a hub id.", show_default=False)]
+TargetOption = Annotated[str, typer.Option(help="'demo', a local folder, or a hub id.", show_default=False)]
 Out = Annotated[
-    Path, typer.Option(help="Folder of the run; the drafter is in its 'drafter'.", rich_help_panel=OUTPUT, show_default=False)
-]
-OnlyResponses = Annotated[
-    bool, typer.Option("--only-responses", help="End when the target has answered all prompts.", rich_help_panel=OUTPUT)
-]
+    Path,
+    option(
+        OUTPUT, "Folder of the run: 'drafter' is in it, and result.json, of which 'outrider report' makes pages.",
+        show_default=False,
+    ),
+]  # fmt: skip
+OnlyResponses = Annotated[bool, option(OUTPUT, "End when the target has answered all prompts.")]
 
 
 @with_groups
@@ -48,22 +46,23 @@ def train(
     out: Out,
     texts: TextOptions,
     answers: ResponseOptions,
-    training: TrainingOptions,
+    which: KindOptions,
+    training: TrainConfig,
     machine: MachineOptions,
     measuring: MeasuringOptions,
-    report: ReportOptions,
     resume: Resume = False,
     only_responses: OnlyResponses = False,
 ) -> int:
     """Train a drafter for a target: its responses, its features, training, before and after."""
-    OutputOptions(html=report.html, markdown=report.markdown).check()
+    if out.suffix in REPORTS:
+        raise ConfigError(f"--out is the run's folder; 'outrider report FOLDER/result.json --out {out.name}' makes pages")
     check_folder(out)
     if find_spec("accelerate") is None:
         raise ConfigError("training needs accelerate: pip install 'outrider[train]'")
     given = texts.from_traffic or texts.prompts
     if given is None and (answers != ResponseOptions() or machine.draft is not None):
         raise ConfigError("options of --drafter, --draft and sampling mean nothing without --prompts or --from-traffic")
-    spec = _spec(kind, target, out, texts, answers, training, machine, measuring)
+    spec = _spec(kind, target, out, texts, answers, which, training, machine, measuring)
     spec = replace(spec, resume=resume, only_responses=only_responses)
     from outrider.cli.session import quieten_libraries
     from outrider.train.run import run_training
@@ -76,14 +75,14 @@ def train(
         sys.stderr.write(f"interrupted; what is finished is in {out}: the same command with --resume goes on\n")
         return INTERRUPTED
     if result is not None:
-        deliver(result, OutputOptions(html=report.html, markdown=report.markdown, json=report.json))
+        deliver(result, OutputOptions())
         sys.stderr.write(f"written: {out / 'drafter'}, {out / 'result.json'}\n")
     return 0
 
 
 def _spec(
-    kind: str, target: str, out: Path, texts: TextOptions, answers: ResponseOptions, training: TrainingOptions,
-    machine: MachineOptions, measuring: MeasuringOptions,
+    kind: str, target: str, out: Path, texts: TextOptions, answers: ResponseOptions, which: KindOptions,
+    training: TrainConfig, machine: MachineOptions, measuring: MeasuringOptions,
 ) -> TrainSpec:  # fmt: skip
     """Raises ConfigError."""
     from outrider.build import DEMO
@@ -97,6 +96,6 @@ def _spec(
         options = replace(options, target=str(pair.target), draft=draft)
     return TrainSpec(
         kind=kind, options=options, name=target, out=out, material=texts.material(out),
-        responses=answers.plan(training.seed), init=training.init, settings=training.settings(), config=training.config(),
-        feature_cache=num_bytes("--feature-cache", training.feature_cache), measure=measuring.plan(training.seed),
+        responses=answers.plan(training.seed), init=which.init, settings=which.settings(), config=training,
+        feature_cache=memory("--set feature_cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
     )  # fmt: skip

@@ -5,22 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from outrider.cli.bench_options import numbers
-from outrider.cli.lab import OUTPUT, Json, Markdown
-from outrider.cli.options import SAMPLING, MinP, TopK, TopP, name_and_value, option
+from outrider.cli.options import SAMPLING, MinP, TopK, TopP
+from outrider.cli.quantities import numbers
+from outrider.cli.verbs import name_and_value, option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.train.config import TrainConfig
     from outrider.train.material import Material
     from outrider.train.measure import MeasurePlan
     from outrider.train.responses import ResponsePlan
 
 TEXTS, TRAINING, MEASURING = "Texts", "Training", "Measuring"
 GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on
-BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +41,13 @@ class TextOptions:
         option(TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", show_default=False),
     ] = None
     recorded_answers: Annotated[
-        bool, option(TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.", "--recorded-answers")
+        bool, option(TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.")
     ] = False
     limit: Annotated[int | None, option(TEXTS, "Most prompts.", min=1, show_default="all")] = None
     on_bad: Annotated[Literal["refuse", "skip"], option(TEXTS, "Bad lines, and prompts that do not fit.")] = "refuse"
     data: Annotated[Path | None, option(TEXTS, "Folder with the files of named workloads.", show_default=False)] = None
     chat_template: Annotated[
-        bool,
-        option(TEXTS, "Wrap conversations in the model's chat template, or feed them as plain text.", "--chat-template/--raw"),
+        bool, option(TEXTS, "Wrap conversations in the model's chat template; false: feed them as plain text.")
     ] = True
 
     def material(self, out: Path) -> Material:
@@ -90,7 +87,7 @@ class ResponseOptions:
 
     drafter: Annotated[str, option(TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")] = "auto"
     temperature: Annotated[str, option(SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")] = "0,1"
-    samples: Annotated[int, option(SAMPLING, "Responses to each prompt.", min=1)] = 1
+    responses_per_prompt: Annotated[int, option(SAMPLING, "Responses to each prompt.", min=1)] = 1
     max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a response.")] = 256
     top_k: TopK = 0
     top_p: TopP = 1.0
@@ -102,36 +99,22 @@ class ResponseOptions:
         from outrider.train.responses import ResponsePlan
 
         return ResponsePlan(
-            temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.samples,
+            temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.responses_per_prompt,
             max_new_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """The fields of TrainConfig that are often set; all others with --set."""
+class KindOptions:
+    """What is trained, from where on; how is in `TrainConfig`."""
 
     init: Annotated[
         Path | None, option(TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", show_default=False)
     ] = None
-    init_layers: Annotated[
-        str | None, option(TRAINING, "Kind draft-model: start from the target's layers, how many or which.", show_default=False)
-    ] = None
     kind_option: Annotated[
         list[str] | None,
         option(
-            TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", "--option", metavar="NAME=VALUE",
-            show_default=False,
-        ),
-    ] = None
-    epochs: Annotated[int | None, option(TRAINING, "Passes over the texts.", show_default="by the target's size")] = None
-    batch_size: Annotated[int | None, option(TRAINING, "Texts per step.", show_default="by the target's size")] = None
-    lr: Annotated[float | None, option(TRAINING, "Highest learning rate.", show_default="by kind and size")] = None
-    seed: Annotated[int, option(TRAINING, "Of everything that is drawn.", min=0)] = 0
-    set: Annotated[
-        list[str] | None,
-        option(
-            TRAINING, "Any other choice of docs/train.md: max_length, warmup, precision, tensorboard, ...", metavar="NAME=VALUE",
+            TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", metavar="NAME=VALUE",
             show_default=False,
         ),
     ] = None  # fmt: skip
@@ -139,28 +122,16 @@ class TrainingOptions:
         str, option(TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES")
     ] = "0"
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, str]:
         """The settings of this kind of drafter. Raises ConfigError."""
-        found = dict(name_and_value("--option", text) for text in self.kind_option or [])
-        return found if self.init_layers is None else {**found, "init_layers": self.init_layers}
-
-    def config(self) -> TrainConfig:
-        """Raises ConfigError."""
-        from outrider.train.config import TrainConfig
-
-        given: dict[str, Any] = dict(name_and_value("--set", text) for text in self.set or [])
-        for name in ("epochs", "batch_size", "lr", "seed"):
-            value = getattr(self, name)
-            if value is not None and (name != "seed" or value):
-                given[name] = value
-        return TrainConfig.parse(given)
+        return dict(name_and_value("--kind-option", text) for text in self.kind_option or [])
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringOptions:
     """What is measured in the end."""
 
-    measure_prompts: Annotated[int, option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
+    measure_limit: Annotated[int, option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
     measure_temperature: Annotated[str, option(MEASURING, "0 is greedy; several with commas.", metavar="T,...")] = "0,1"
     measure_tokens: Annotated[int, option(MEASURING, "Most tokens of an answer.", min=1)] = 128
 
@@ -168,22 +139,5 @@ class MeasuringOptions:
         """Raises ConfigError."""
         from outrider.train.measure import MeasurePlan
 
-        temperatures = tuple(numbers("--measure-temperature", self.measure_temperature, float))
-        return MeasurePlan(self.measure_prompts, temperatures, self.measure_tokens, seed=seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """Options that say where the report is written; the result is in the run's folder."""
-
-    html: Annotated[Path | None, option(OUTPUT, "Write the report as one offline HTML page.", show_default=False)] = None
-    markdown: Markdown = None
-    json: Json = False
-
-
-def num_bytes(option: str, text: str) -> int:
-    """'2GB' -> 2000000000. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in BYTES:
-        raise ConfigError(f"{option} takes an amount like 2GB, 500MiB or 0; got '{text}'")
-    return int(float(match[1]) * BYTES[match[2]])
+        temperatures = tuple(numbers("--set measure_temperature", self.measure_temperature, float))
+        return MeasurePlan(self.measure_limit, temperatures, self.measure_tokens, seed=seed)

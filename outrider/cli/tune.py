@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from outrider.cli.bench_options import PromptOptions, ServerOptions, changed, numbers
+from outrider.cli.bench_options import BaselineOptions, ConversationOptions
 from outrider.cli.lab import (
     OUTPUT,
     OutputOptions,
@@ -18,8 +18,10 @@ from outrider.cli.lab import (
     journal_for,
     shown_progress,
 )
-from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, ServerTarget, TopK, TopP, option, with_groups
+from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, ServerTarget, TopK, TopP
+from outrider.cli.quantities import numbers
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
+from outrider.cli.verbs import changed, option, with_groups, written
 from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from outrider.lab.tune.run import TuneRequest
     from outrider.sampling.params import SamplingParams
 
-SENT = ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--ignore-eos", "--seed")  # to a server, too
+SENT = [written(name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "ignore_eos", "seed")]  # to servers, too
 SPACE, LOAD, SERVICE = "What is tried", "Load", "With a draft service"
 CONNECT_S = 5.0  # that a draft service has to answer
 
@@ -61,10 +63,8 @@ class TuneOptions:
     drafters: Annotated[
         str, option(SPACE, "Only these, with commas between.", metavar="NAMES", show_default="all that this target can have")
     ] = ""
-    trees: Annotated[bool, option(SPACE, "Also drafters that draft trees.", "--trees/--no-trees")] = True
-    own_weights: Annotated[
-        bool, option(SPACE, "Also quantised and early-exit drafts of the target.", "--own-weights/--no-own-weights")
-    ] = True
+    trees: Annotated[bool, option(SPACE, "Also drafters that draft trees.")] = True
+    own_weights: Annotated[bool, option(SPACE, "Also quantised and early-exit drafts of the target.")] = True
     corpus: Annotated[
         str | None, option(SPACE, "Text to copy from, for retrieval.", metavar="FILE", show_default=False)
     ] = None
@@ -75,13 +75,14 @@ class TuneOptions:
     search_trials: Annotated[
         int, option(SPACE, "Trials for the options of a model-free drafter (from 64 prompts on); 0: none.", min=0)
     ] = 24
-    batch_size: Annotated[int, option(LOAD, "Requests at a time that the advice is for.", min=1)] = 1
-    load: Annotated[str, option(LOAD, "Further loads for the schedule; empty: none.", metavar="N,...")] = "4"
+    batch_size: Annotated[
+        str, option(LOAD, "Requests at a time: the advice is for the first, the schedule for the others, too.", metavar="N,...")
+    ] = "1,4"
     max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of an answer.", min=8)] = 128
     temperature: Annotated[float, option(SAMPLING, "0 is greedy.", min=0.0)] = 0.0
     top_k: TopK = 0
     top_p: TopP = 1.0
-    ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text.", "--ignore-eos")] = False
+    ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text.")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts.", min=0)] = 0
 
     def sampling(self) -> SamplingParams:
@@ -97,9 +98,11 @@ class TuneOptions:
         """Raises ConfigError for values out of range."""
         from outrider.lab.tune.run import TuneRequest
 
+        loads = numbers("--batch-size", self.batch_size, int)
+        if not loads:
+            raise ConfigError("--batch-size takes at least one number of requests")
         return TuneRequest(
-            self.sampling(), prompts,
-            self.batch_size, tuple(numbers("--load", self.load, int)), self.finalists, self.search_trials,
+            self.sampling(), prompts, loads[0], tuple(loads[1:]), self.finalists, self.search_trials,
             self.seed, frozenset(name.strip() for name in self.drafters.split(",") if name.strip()), self.trees,
             self.own_weights, self.corpus, self.most_share, tuple(drafts),
         )  # fmt: skip
@@ -138,7 +141,7 @@ class LineOptions:
             return Line(self.remote_rtt_ms / 1e3, self.hit_rate)
         if self.draft_endpoint is None:
             if self.hit_rate is not None:
-                raise ConfigError("--hit-rate is about a draft service: add --remote-rtt-ms or --draft-endpoint, or leave it out")
+                raise ConfigError("--set hit_rate is about a draft service: add --remote-rtt-ms or --draft-endpoint")
             return None
         return Line(_round_trip(self.draft_endpoint, target, machine), self.hit_rate, self.draft_endpoint)
 
@@ -161,10 +164,10 @@ def _round_trip(address: str, target: str, machine: MachineOptions) -> float:
 def tune(
     target: ServerTarget,
     options: TuneOptions,
-    prompts: PromptOptions,
+    prompts: ConversationOptions,
     machine: TunedModels,
     line: LineOptions,
-    servers: ServerOptions,
+    servers: BaselineOptions,
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
@@ -184,7 +187,7 @@ def tune(
     from outrider.cli.session import quieten_libraries
     from outrider.lab.tune.run import run_tune
 
-    request, path = options.request(prompts.prompts, machine.draft or []), journal_for(output.out, "tune", resume=resume)
+    request, path = options.request(prompts.limit, machine.draft or []), journal_for(output, "tune", resume=resume)
     workload = prompts.load(target)
     quieten_libraries()
     request = replace(request, line=line.line(target, machine))

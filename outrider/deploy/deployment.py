@@ -35,7 +35,7 @@ class Deployment:
     models_claim: str  # volume claim with the models
 
     def __post_init__(self) -> None:
-        for what, value in (("--name", self.name), ("--namespace", self.namespace), ("--models-claim", self.models_claim)):
+        for what, value in (("--name", self.name), ("namespace", self.namespace), ("models_claim", self.models_claim)):
             if value is not None and not LABEL.fullmatch(value):
                 raise ConfigError(
                     f"{what} takes small letters, digits and '-', beginning with a letter, 50 at most; got '{value}'"

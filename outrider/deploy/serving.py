@@ -8,7 +8,7 @@ from outrider.settings_file import SettingsFile
 FOLDER, FILE = "/etc/outrider", "settings.json"
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 USER = 10001  # of the image (deploy/Dockerfile)
-GRACE_S = 60  # longer than serve's --drain-timeout: running answers are finished first
+GRACE_S = 60  # longer than serve's --set drain_timeout: running answers are finished first
 
 
 def command(deployment: Deployment, settings: SettingsFile) -> list[str]:

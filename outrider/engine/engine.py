@@ -131,7 +131,7 @@ class Engine:
         most, waiting, ran_s = self._settings.max_queue, self._num_waiting(), self._loop.ran_s
         if count > most:
             raise RequestError(
-                f"{count} answers are asked for at once, and at most {most} requests may wait here (--max-queue): "
+                f"{count} answers are asked for at once, and at most {most} requests may wait here (--set max_queue): "
                 "ask for fewer, or in several requests"
             )
         if waiting + count > most:

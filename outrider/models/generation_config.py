@@ -145,7 +145,7 @@ def _defaults_of(asked: Asked, source: str, context: int) -> SamplingDefaults:
     if values.get("temperature") and asked.values.get("do_sample") is False:
         notes.append(f"{source} has do_sample=false, which is not looked at, as in vLLM: temperature 0 is greedy")
     if values:
-        notes.insert(0, f"sampling defaults from {source}: {', '.join(_words(values))} (--generation-config none ignores them)")
+        notes.insert(0, f"sampling defaults from {source}: {', '.join(_words(values))} (generation_config=none ignores them)")
     if foreign := _foreign(asked, context):
         notes.append(f"{source} asks for {', '.join(foreign)}: not supported here and ignored")
     return SamplingDefaults(values, tuple(notes))

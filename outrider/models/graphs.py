@@ -5,7 +5,7 @@ the host most of the time. A graph is recorded once for each combination of shap
 copied to where the recording read them, one launch, results copied out before the next replay overwrites them.
 
 A shape is recorded the second time it comes: prompts bring many lengths that never come again, decoding brings few that always
-do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (`--runtime eager`); what a
+do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (runtime `eager`); what a
 loaded model's graphs give is compared with it before the first token (`probe.check_same_logits`), and
 `tests/unit/models/test_graphs.py` does so on simulated devices.
 """

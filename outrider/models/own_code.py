@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.errors import CheckpointError
 
-REMEDY = "read it, then pass --trust-remote-code (trust_remote_code=True in Python)"
+REMEDY = "read it, then pass --set trust_remote_code=true (trust_remote_code=True in Python)"
 
 
 def refuse_untrusted(name: str, part: str, error: Exception) -> None:
@@ -26,7 +26,7 @@ def ignored_code(config: Any, module: Any, trusted: bool, name: str) -> list[str
     if trusted or not own:
         return []
     runs = type(module).__name__
-    return [f"'{name}' brings code of its own ({own}), transformers' {runs} runs instead; --trust-remote-code runs its own"]
+    return [f"'{name}' brings code of its own ({own}), transformers' {runs} runs instead; trust_remote_code=true runs its own"]
 
 
 def _files(folder: Path, file: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Batch size and context length together, where a bench measured each with each (`--grid`): up to where does speculation pay?
+"""Batch size and context length together, where a bench measured each with each (`grid`): up to where does speculation pay?
 
 A table per task and temperature, and a plot per configuration: its speedup over the batch size, a line for each context.
 """

@@ -210,7 +210,7 @@ def _accuracy(result: BenchResult) -> Iterator[Block]:
     if any(graded):
         yield table
     else:
-        remedy = "raise --max-new-tokens, leave --ignore-eos out"
+        remedy = "raise --max-new-tokens, leave --set ignore_eos=true out"
         yield Paragraph(f"No answer came to its end on both sides, so none was graded: {remedy}.", "caution")
 
 

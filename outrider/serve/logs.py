@@ -33,9 +33,9 @@ class Logging:
     """
 
     def __init__(self, style: str = "human", level: str = "info", stream: TextIO | None = None) -> None:
-        for name, value, known in (("log-format", style, STYLES), ("log-level", level, LEVELS)):
+        for name, value, known in (("log_format", style, STYLES), ("log_level", level, LEVELS)):
             if value not in known:
-                raise ConfigError(f"--{name} '{value}' is unknown.{did_you_mean(value, known)}")
+                raise ConfigError(f"{name} '{value}' is unknown.{did_you_mean(value, known)}")
         handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(_formatter(style, colors=handler.stream.isatty()))
         queue: SimpleQueue[logging.LogRecord] = SimpleQueue()

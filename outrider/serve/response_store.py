@@ -44,7 +44,7 @@ class ResponseStore:
         if name not in self._kept:
             kept = f"the last {self._most}" if self._most else "none"
             raise ApiError(
-                f"there is no response '{name[:60]}' to go on from: this server keeps {kept} (--max-stored-responses), unless "
+                f"there is no response '{name[:60]}' to go on from: this server keeps {kept} (max_stored_responses), unless "
                 "'store' is false, until it ends. Send the conversation in 'input'",
                 param="previous_response_id", code="previous_response_not_found",
             )  # fmt: skip

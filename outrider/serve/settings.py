@@ -89,7 +89,7 @@ class ServerSettings:
             checked_choice(model.generation_config)
             check_name(model.reasoning_parser)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ConfigError("TLS needs both: --ssl-certfile and --ssl-keyfile")
+            raise ConfigError("TLS needs both: --set ssl_certfile=FILE and --set ssl_keyfile=FILE")
         for file in (self.ssl_certfile, self.ssl_keyfile):
             if file is not None and not file.is_file():
                 raise ConfigError(f"TLS file {file} does not exist")

@@ -5,7 +5,7 @@
     {"outrider_responses": 1, "target": "demo", "vocabulary": "5f3a...", "plan": {...}}
     {"id": "demo-1", "task": "reasoning", "prompt": [1, 17, ...], "response": [9, 4, ..., 2]}
 
-The response ends with the token that ended the text, where one did. `--responses FILE` takes such a file, or any log that holds
+The response ends with the token that ended the text, where one did. `responses=FILE` takes such a file, or any log that holds
 answers (docs/workloads.md).
 """
 
@@ -97,7 +97,7 @@ class ResponseFile:
             differ = sorted(name for name in {*head, *self._head} if head.get(name) != self._head.get(name))
             raise ConfigError(
                 f"the responses in {self.path} were made under another plan ({', '.join(differ)}); give the same options, or "
-                "another --out, or use them as they are with --responses"
+                "another --out, or use them as they are with --set responses"
             )
         self.texts = {text.id: text for text in texts}
         if lines[-1]:
@@ -145,7 +145,7 @@ def read_responses(
     if head.get("vocabulary") != vocabulary_print(tokenizer):
         raise CapabilityError(
             f"{path} holds tokens of {head.get('target')}, whose vocabulary is not this target's: the same ids mean other texts. "
-            "Regenerate the responses (leave --responses out)"
+            "Regenerate the responses (leave --set responses out)"
         )
     if not texts:
         raise ConfigError(f"{path} holds no responses, only its first line")

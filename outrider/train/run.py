@@ -71,7 +71,7 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     progress = progress if progress is not None and _is_main() else Quiet()
     if spec.options.quantise is not None:
         raise ConfigError(
-            "training reads the checkpoint's own weights: leave --quantise out; what was trained can draft for the rounded "
+            "training reads the checkpoint's own weights: leave --set quantise out; what was trained can draft for the rounded "
             "target, too"
         )
     kind = KINDS.load(spec.kind)
@@ -84,8 +84,8 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     tokenizer = load_tokenizer(spec.options.target, spec.options.trust_remote_code, spec.options.revision)
     if _num_processes() > 1 and spec.material.needs_target:
         raise ConfigError(
-            "several processes train, but one answers: run the same command in one process with --only-responses, then give "
-            f"all of them --responses {spec.out / RESPONSES} and another --out"
+            "several processes train, but one answers: run the same command in one process with --set only_responses=true; then "
+            f"all of them --set responses={spec.out / RESPONSES} and another --out"
         )
     if _is_main():
         _open_folder(spec, asdict(settings), command)
@@ -204,7 +204,7 @@ class _Job:
     def _measured(self, held_out: list[Text]) -> tuple[list[Any], list[str]]:
         spec = self._spec
         if spec.measure.prompts == 0:
-            return [], ["nothing was measured on held-out prompts (--measure-prompts 0)"]
+            return [], ["nothing was measured on held-out prompts (--set measure_limit=0)"]
         folders = {label: spec.out / name for label, name in (("before", BEFORE), ("after", DRAFTER))}
         draft = getattr(self._settings, "draft", "") or None  # of kinds that are trained for a draft model
         return measure(spec.options, self._kind, folders, draft, held_out, spec.measure, self._progress)

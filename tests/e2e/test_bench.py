@@ -18,9 +18,8 @@ from outrider.lab.bench.result import BenchResult
 from outrider.lab.result import read_result
 
 SMALL = (
-    "--drafters", "draft-model k=4, suffix k=auto", "--prompts", "2", "--max-new-tokens", "12", "--rounds", "1",
-    "--max-rounds", "1",
-    "--max-other-cpu", "2", "--runtime", "eager", "--threads", "1",
+    "--drafters", "draft-model k=4, suffix k=auto", "--limit", "2", "--max-new-tokens", "12",
+    "--set", "min_rounds=1", "--set", "max_rounds=1", "--set", "max_other_cpu=2", "--set", "runtime=eager", "--threads", "1",
 )  # fmt: skip
 TIMEOUT_S = 240
 
@@ -32,7 +31,7 @@ def test_bench_on_the_demo_pair(
     """Two batch sizes by two contexts: all compared, texts identical, numbers consistent."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.chdir(tmp_path)
-    arguments = ("--batch-sizes", "1,2", "--context-lengths", "80", "--grid", "--out", "r.json", "--html", "r.html")
+    arguments = ("--batch-size", "1,2", "--context-lengths", "80", "--set", "grid=true", "--out", "r.json", "--out", "r.html")
     assert app.run(["bench", "demo", *SMALL, *arguments]) == 0
     printed = capsys.readouterr().out
     assert "texts that must be the plain ones are" in printed

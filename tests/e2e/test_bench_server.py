@@ -15,8 +15,8 @@ from outrider.lab.result import read_result
 from outrider.lab.server.result import ServerResult
 from tests.live_server import KEY, live_server
 
-SMALL = ("--prompts", "2", "--max-new-tokens", "16", "--concurrency", "1,2", "--api-key-env", "BENCH_KEY")
-QUICK = ("--runtime", "eager", "--threads", "1", "--no-self-test")
+SMALL = ("--limit", "2", "--max-new-tokens", "16", "--concurrency", "1,2", "--set", "api_key_env=BENCH_KEY")
+QUICK = ("--set", "runtime=eager", "--threads", "1", "--set", "self_test=false")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_tune_compares_two_of_our_servers(
 ) -> None:
     """To its end: a length for each load from counters and clocks, the words for serve, a file that is read again."""
     plain, speculative = servers
-    assert app.run(["tune", speculative, "--baseline-url", plain, *SMALL, "--out", "t.json", "--html", "t.html"]) == 0
+    assert app.run(["tune", speculative, "--baseline-url", plain, *SMALL, "--out", "t.json", "--out", "t.html"]) == 0
     said = capsys.readouterr().out
     assert "Draft tokens by load" in said
     assert "draft tokens" in said or "do not speculate" in said

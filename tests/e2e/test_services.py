@@ -62,7 +62,7 @@ class Deployment:
 
     def start_target(self, name: str, model: Path | None = None) -> None:
         self.start(
-            name, "target", str(model or self.model), "--drafter", "ngram", "--runtime", "eager", "--no-self-test",
+            name, "target", str(model or self.model), "--drafter", "ngram", "--set", "runtime=eager", "--set", "self_test=false",
             "--kv-memory", "64MiB",
         )  # fmt: skip
 
@@ -118,7 +118,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         places = ",".join(f"127.0.0.1:{made.ports[name]}" for name in ("first", "second"))
         made.start(
             "coordinator", "coordinator", "--model", f"tiny={model}", "--target-endpoint", f"tiny={places}",
-            "--stall-timeout", "5",
+            "--set", "stall_timeout=5",
         )  # fmt: skip
         made.until(made.is_ready, "the coordinator and both replicas")
         yield made

@@ -25,7 +25,7 @@ from tests.live_server import free_port
 START_S = 600.0  # a busy machine with two cores takes its time
 TOKENS = 48
 ASKED = {"prompt": "abc abc abc", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-FAST = ("--runtime", "eager", "--threads", "1")
+FAST = ("--set", "runtime=eager", "--threads", "1")
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Parts:
     def served(self, name: str) -> tuple[str | Path, ...]:
         """Options of a service that shows a certificate for this machine, and wants one of ours."""
         certificate, key = self.ours.signed(name, "IP:127.0.0.1")
-        return "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", self.ours.certificate
+        return "--tls-cert", certificate, "--tls-key", key, "--set", f"tls_client_ca={self.ours.certificate}"
 
     def asking(self, name: str, authority: Authority) -> dict[str, Path]:
         """What a caller shows and trusts, its certificate signed by `authority`."""
@@ -165,7 +165,8 @@ def test_all_parts_with_certificates(parts: Parts, drafts: str, model: Path, exp
     target, http, metrics = free_port(), free_port(), free_port()
     parts.start(
         "target", "service", "target", model / "target", "--port", str(target), "--metrics-port", str(metrics), *FAST,
-        "--no-self-test", *parts.served("target"), "--draft-endpoint", drafts, *drafter_options(parts.asking("t", parts.ours)),
+        "--set", "self_test=false", *parts.served("target"), "--draft-endpoint", drafts,
+        *drafter_options(parts.asking("t", parts.ours)),
     )  # fmt: skip
     parts.start(
         "coordinator", "service", "coordinator", "--model", f"tiny={model / 'target'}", "--target-endpoint",
@@ -183,8 +184,9 @@ def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: st
     http = free_port()
     strange = drafter_options(parts.asking("stranger", parts.others))
     parts.start(
-        "serve", "serve", model / "target", "--port", str(http), *FAST, "--no-self-test", "--draft-endpoint", drafts, *strange
-    )
+        "serve", "serve", model / "target", "--port", str(http), *FAST, "--set", "self_test=false",
+        "--draft-endpoint", drafts, *strange,
+    )  # fmt: skip
     parts.until(lambda: is_up(http), "the server")
     assert complete(http) == expected
     assert counted(http, "remote_draft_nodes_total") == 0
@@ -200,8 +202,8 @@ def test_a_coordinator_that_targets_do_not_trust_names_the_reason(parts: Parts, 
     """It is not ready, and says which replica closes the line, and why; nothing is answered by mistake."""
     target, http = free_port(), free_port()
     parts.start(
-        "target", "service", "target", model / "target", "--port", str(target), *FAST, "--drafter", "none", "--no-self-test",
-        *parts.served("target"),
+        "target", "service", "target", model / "target", "--port", str(target), *FAST, "--drafter", "none",
+        "--set", "self_test=false", *parts.served("target"),
     )  # fmt: skip
     parts.start(
         "coordinator", "service", "coordinator", "--model", f"tiny={model / 'target'}", "--target-endpoint",

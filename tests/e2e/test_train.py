@@ -30,9 +30,9 @@ def environment() -> dict[str, str]:
 
 def training(folder: Path, out: str, *more: str) -> list[str]:
     return outrider(
-        "train", "draft-model", "--target", str(folder / "target"), "--responses", str(folder / "r.jsonl"),
+        "train", "draft-model", "--target", str(folder / "target"), "--set", f"responses={folder / 'r.jsonl'}",
         "--out", str(folder / out),
-        "--init-layers", "1", "--epochs", "30", "--batch-size", "4", "--measure-prompts", "0", "--device", "cpu",
+        "--kind-option", "init_layers=1", "--epochs", "30", "--batch-size", "4", "--set", "measure_limit=0", "--device", "cpu",
         "--set", "save_every_s=0", "--set", "held_out=0.2", *more,
     )  # fmt: skip
 
@@ -86,12 +86,12 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
 def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(
-        "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"), "--runtime", "eager",
-        "--max-new-tokens", "48", "--epochs", "4", "--init-layers", "4",
-        "--set", "batch_size=4", "--measure-prompts", "2", "--measure-tokens", "16", "--json",
+        "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"),
+        "--set", "runtime=eager", "--max-new-tokens", "48", "--epochs", "4", "--kind-option", "init_layers=4",
+        "--batch-size", "4", "--set", "measure_limit=2", "--set", "measure_tokens=16",
     )  # fmt: skip
-    done = subprocess.run(command, check=True, env=environment(), capture_output=True, text=True, timeout=500)
-    result = json.loads(done.stdout)
+    subprocess.run(command, check=True, env=environment(), capture_output=True, timeout=500)
+    result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
     assert result["target"] == "demo"
     assert result["curve"][-1]["tau"] > result["curve"][0]["tau"] + 0.1
     assert {(one["label"], one["temperature"]) for one in result["measured"]} == {
@@ -99,7 +99,7 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     }
     answer = outrider(
         "generate", "demo", "Sam has 3 lemons.", "--draft", str(tmp_path / "run" / "drafter"),
-        "--drafter", "draft-model", "--runtime", "eager", "--max-new-tokens", "8", "--json",
+        "--drafter", "draft-model", "--set", "runtime=eager", "--max-new-tokens", "8", "--json",
     )  # fmt: skip
     assert demo_paths().target.is_dir()
     subprocess.run(answer, check=True, env=environment(), capture_output=True, timeout=200)

@@ -14,7 +14,7 @@ from outrider.lab.tune.result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
-COMMAND = "tune demo --drafters draft-model,ngram --prompts 5 --max-new-tokens 24 --load 2 --threads 1 --runtime eager"
+COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-new-tokens 24 --batch-size 1,2 --threads 1 --set runtime=eager"
 
 
 def tune(folder: Path, *more: str) -> TuneResult:
@@ -27,7 +27,7 @@ def tune(folder: Path, *more: str) -> TuneResult:
 
 def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = tmp_path / "settings.json"
-    result = tune(tmp_path, "--settings-out", str(settings), "--html", str(tmp_path / "tune.html"))
+    result = tune(tmp_path, "--settings-out", str(settings), "--out", str(tmp_path / "tune.html"))
     assert {one.family for one in result.families} >= {"draft-model", "ngram", "draft-model tree=best-first"}
     assert not [one.failure for one in result.families if one.failure]
     assert all(one.identical == one.texts for one in result.confirmed), "greedy texts are plain decoding's"
@@ -45,9 +45,9 @@ def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     """And are found again by the name of their drafter alone."""
     settings = tmp_path / "settings.json"
-    command = f"tune demo --drafters eagle3,medusa,block,ngram --prompts 5 --max-new-tokens 32 --load 2 --settings-out {settings}"
+    command = "tune demo --drafters eagle3,medusa,block,ngram --limit 5 --max-new-tokens 32 --batch-size 1,2 --threads 1"
     out = tmp_path / "tune.json"
-    assert run([*command.split(), "--threads", "1", "--runtime", "eager", "--out", str(out)]) == 0
+    assert run([*command.split(), "--set", "runtime=eager", "--settings-out", str(settings), "--out", str(out)]) == 0
     result = read_result(out)
     assert isinstance(result, TuneResult)
     families = {one.family: one.failure for one in result.families}
@@ -95,8 +95,8 @@ def test_another_command_cannot_resume(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--drafters", "eagle"], "cannot tune eagle here"),
         (["--draft", "no/such-model", "--draft", "nor/this"], "one draft model at a time"),
-        (["--prompts", "2"], "needs 4 prompts"),
-        (["--load", "two"], "--load takes whole numbers"),
+        (["--limit", "2"], "needs 4 prompts"),
+        (["--batch-size", "two"], "--batch-size takes whole numbers"),
         (["--temperature", "-1"], "temperature"),
     ],
 )

@@ -80,10 +80,11 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     target, draft = demo_paths()
     anywhere = ["--host", "0.0.0.0", "--port"]
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
-        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--runtime", "eager"]
+        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--set", "runtime=eager"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
         command = ["service", "target", str(target), *anywhere, str(TARGET_PORT)]
-        command += ["--runtime", "eager", "--verifier", "gumbel", "--no-self-test", "--metrics-port", str(METRICS_PORT)]
+        command += ["--set", "runtime=eager", "--set", "self_test=false", "--verifier", "gumbel"]
+        command += ["--metrics-port", str(METRICS_PORT)]
         environment = {"DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [
             Part(network, place, command, TARGET_PORT, folder / f"{place}.log", environment).start()

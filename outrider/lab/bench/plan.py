@@ -70,7 +70,7 @@ class Plan:
         if self.grid and (len(set(self.batch_sizes)) < 2 or not self.context_lengths):
             raise ConfigError(
                 f"a grid wants several batch sizes and at least one context length, got batch sizes {list(self.batch_sizes)} and "
-                f"context lengths {list(self.context_lengths)}: give --batch-sizes and --context-lengths, or leave --grid out"
+                f"context lengths {list(self.context_lengths)}: give --batch-size and --context-lengths, or no --set grid=true"
             )
         _check_above("prompts", self.prompts, 1)
         _check_above("rounds", self.rounds, 1)

@@ -73,12 +73,12 @@ def load_of(asked: EstimateInput) -> Load:
             f"--batch-size {asked.num_rows}, but the costs are of {measured} row(s): leave --batch-size out, or measure "
             f"costs with {asked.num_rows}"
         )
-    for option, value, least in (("--batch-size", asked.num_rows, 1), ("--context", asked.context, 0)):
+    for option, value, least in (("--batch-size", asked.num_rows, 1), ("--set context", asked.context, 0)):
         if value is not None and value < least:
             raise ConfigError(f"{option} must be at least {least}, got {value}")
     if asked.context is not None and not knows_kv(asked):
         raise ConfigError(
-            "--context changes nothing without the size of keys and values: add --target FOLDER and --draft FOLDER"
+            "--set context changes nothing without the size of keys and values: add --target FOLDER and --draft FOLDER"
         )
     timed = asked.target_pass_s is not None or asked.hardware is not None or asked.costs is not None
     if asked.num_rows is not None and not timed and not knows_kv(asked):

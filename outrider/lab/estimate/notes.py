@@ -27,7 +27,7 @@ def _of_costs(asked: EstimateInput, costs: Costs) -> list[str]:
     if asked.hardware is None or asked.hardware.flops is None:
         found.append(
             "a target pass is taken to cost the same however many tokens it checks, which ends where arithmetic takes longer "
-            "than reading weights: measured times (--costs), or sizes with --bandwidth and --flops, would tell"
+            "than reading weights: measured times (--costs), or sizes with --bandwidth and --set flops, would tell"
         )
     if asked.c is None and asked.draft_token_s is None and asked.hardware is None:
         found.append(

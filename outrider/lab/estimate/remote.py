@@ -26,7 +26,7 @@ def remote_of(asked: EstimateInput, survival: Sequence[float], costs: Costs, len
     drafting from the target's pass in seconds."""
     if asked.remote_rtt_s is None:
         if asked.hit_rate is not None:
-            raise ConfigError("--hit-rate is about a draft service: add --remote-rtt-ms, or leave it out")
+            raise ConfigError("--set hit_rate is about a draft service: add --remote-rtt-ms, or leave it out")
         return None
     _check(asked, costs)
     return remote_estimate(asked.remote_rtt_s, asked.hit_rate, survival, costs.steps, length)
@@ -83,7 +83,7 @@ def check_line(rtt_s: float, hit_rate: float | None) -> None:
     if not 0 <= rtt_s < float("inf"):
         raise ConfigError(f"--remote-rtt-ms must be at least 0, got {1e3 * rtt_s:g}")
     if hit_rate is not None and not 0 <= hit_rate <= 1:
-        raise ConfigError(f"--hit-rate must be between 0 and 1, got {hit_rate}")
+        raise ConfigError(f"--set hit_rate must be between 0 and 1, got {hit_rate}")
 
 
 def _check(asked: EstimateInput, costs: Costs) -> None:

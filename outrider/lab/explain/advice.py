@@ -137,7 +137,7 @@ def _drafting_costs(found: Findings) -> Iterator[Advice]:
             title="Acceptance is fine: the cost of drafting is the problem", tone="caution",
             evidence=f"{found.alpha:.0%} of tested draft tokens are kept, but drafting takes {share:.0%} of a step "
             f"({found.times.draft_level_s * 1e3:.2f} ms a level against {found.times.rest_s * 1e3:.2f} ms for everything else). "
-            "A smaller or quantised draft, --runtime native, or fewer tokens help; a better draft does not.",
+            "A smaller or quantised draft, --set runtime=native, or fewer tokens help; a better draft does not.",
         )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def _branch(found: Findings) -> Iterator[Advice]:
     near = sum(row.rejections for row in found.ranks if row.rank in ("2", "3", "4-8"))
     if found.is_chain and found.has_law and total and near / total >= NEAR_MISS and found.share_of(DRAFT) >= NOTABLE:
         yield Advice(
-            title="Let the draft branch: --tree best-first", tone="plain",
+            title="Let the draft branch: --drafter-option tree=best-first", tone="plain",
             evidence=f"in {near / total:.0%} of the rejections the text's token was the draft's second to eighth guess. A tree "
             "has room for several; it pays where a wider target pass is cheap. Measure with 'outrider bench'.",
         )  # fmt: skip

@@ -119,7 +119,7 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> Spac
         known = {family.configuration.drafter for family in default_space(replace(wishes, drafters=frozenset())).families}
         raise ConfigError(
             f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} (--draft names draft models "
-            "and trained heads, retrieval needs --corpus, some drafters need trees)"
+            "and trained heads, retrieval needs --set corpus=FILE, some drafters need trees)"
         )
     return space
 

@@ -11,7 +11,7 @@ from outrider.lab.workload.types import BadLine, Request
 OnBad = Literal["skip", "refuse"]
 SHOWN = 5  # in a message
 FORMS = 'a request is a line like {"prompt": "..."}, or another form of docs/workloads.md'
-REMEDY = "correct them, or leave them out (on_bad='skip', --on-bad skip)"
+REMEDY = "correct them, or leave them out (on_bad='skip', --set on_bad=skip)"
 
 
 class BadLines:

@@ -123,7 +123,7 @@ def locate(name: str, data: Path | None, turns: Turns) -> Located:
     path, found_as = _find(name, files, data, builtin.home)
     if path is None:
         missing = f"{name}: no {files.names[0]} found, so a small embedded set stands in: too small for claims about {name}"
-        remedy = f"get it from {builtin.home}, name its folder with --data or $OUTRIDER_DATA"
+        remedy = f"get it from {builtin.home}, name its folder with --set data=FOLDER or $OUTRIDER_DATA"
         return Located(_embedded(name, files, turns), f"{missing}; {remedy}")
     source = Source(path, name, turns=turns, wanted=_wanted(files))
     return Located((source,), f"{name}: {found_as}")

@@ -1,4 +1,4 @@
-"""A plain checkpoint's linear layers, rounded to blocks of 4 or 8 bits while the model is loaded (`--quantise`).
+"""A plain checkpoint's linear layers, rounded to blocks of 4 or 8 bits while the model is loaded (`quantise`).
 
 The layouts are GGUF's Q4_1 and Q8_0, 32 inputs sharing a scale. As llama.cpp does, the output layer keeps more bits than the
 rest (8), and so does what chooses experts (all). A table of embeddings stays as it is: a pass reads a few of its rows.
@@ -60,7 +60,7 @@ class Rounded:
         left = f"; {self.left} layers stay as they are (experts, or inputs that are no multiple of {BLOCK})" if self.left else ""
         output = "" if self.bits == 8 else ", its output layer to 8"
         return (
-            f"'{label}' was rounded to {self.bits} bits on loading (--quantise){output}: another model than the "
+            f"'{label}' was rounded to {self.bits} bits on loading (--set quantise){output}: another model than the "
             f"checkpoint, and the one that every result is about; activations are rounded to 8 bits{left}"
         )
 
@@ -69,7 +69,7 @@ def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
     """Put a module's linear layers into blocks, in place. Raises CapabilityError where it has none that can be."""
     places, left = places_of(module, bits)
     if not places:
-        raise CapabilityError(f"'{label}' has no linear layer that --quantise could round. Leave --quantise out.")
+        raise CapabilityError(f"'{label}' has no linear layer that --set quantise could round. Leave --set quantise out.")
     dtype, threads = module.get_input_embeddings().weight.dtype, torch.get_num_threads()
     torch.set_num_threads(1)  # each layer is many small operations, which do not divide well
     try:

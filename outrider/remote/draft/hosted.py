@@ -104,7 +104,7 @@ def chosen_parts(options: DrafterOptions) -> Parts:
     if name == "draft-model" and parts.draws_trees:
         raise ConfigError(
             "a draft service drafts chains with a model: leave out the drafter's 'tree'. Alternatives are drafted ahead, as "
-            "likely outcomes (--outcome-nodes)"
+            "likely outcomes (--set outcome_nodes)"
         )
     if parts.wants_draft and options.draft is None:
         raise ConfigError(f"drafter '{name}' needs a draft model: outrider service draft MODEL, a folder, a hub id or demo")

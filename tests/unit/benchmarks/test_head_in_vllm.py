@@ -256,5 +256,5 @@ def test_drafters_do_in_vllm_what_they_do_here() -> None:
     """The embedded EAGLE-3 head in both its layouts and the embedded draft model, in the real vLLM: within 3 % of ours."""
     pair = demo_paths().draft.parent
     heads = [f"{layout}={pair / 'heads' / 'eagle3'}:{layout}" for layout in ("raw", "speculators")]
-    asked = ["head_in_vllm.py", "demo", *heads, f"draft={demo_paths().draft}:transformers", "--prompts", "6", "--threads", "1"]
+    asked = ["head_in_vllm.py", "demo", *heads, f"draft={demo_paths().draft}:transformers", "--limit", "6", "--threads", "1"]
     subprocess.run([sys.executable, *asked, "--python", str(PYTHON), "--dry"], cwd=BENCHMARKS, check=True)

@@ -14,13 +14,11 @@ from outrider.build import Options
 from outrider.cli.bench_options import (
     AnswerOptions,
     ComparedOptions,
+    ConversationOptions,
     EnoughOptions,
-    PromptOptions,
     make_plan,
-    numbers,
 )
 from outrider.cli.options import MachineOptions
-from outrider.errors import ConfigError
 from outrider.lab.bench import run, servers
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.result import BenchResult, WorkloadInfo
@@ -54,11 +52,12 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     found = cli(
         "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
         "--temperature", "0,0.7",
-        "--batch-sizes", "1,4,4", "--context-lengths", "128,256", "--grid", "--prompts", "5", "--max-new-tokens", "40",
-        "--top-k", "9", "--seed", "3",
-        "--ignore-eos", "--rounds", "1", "--max-rounds", "4", "--budget", "0.5", "--precision", "0.1", "--max-other-cpu", "0.3",
-        "--draft", "demo", "--threads", "1", "--runtime", "eager", "--workload", "embedded:code", "--raw", "--on-bad",
-        "skip", "--json",
+        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--set", "grid=true", "--limit", "5", "--max-new-tokens", "40",
+        "--set", "top_k=9", "--seed", "3",
+        "--set", "ignore_eos=true", "--set", "min_rounds=1", "--set", "max_rounds=4", "--budget", "0.5", "--set", "interval=0.1",
+        "--set", "max_other_cpu=0.3",
+        "--draft", "demo", "--threads", "1", "--set", "runtime=eager", "--prompts", "embedded:code",
+        "--set", "chat_template=false", "--set", "on_bad=skip", "--json",
     )  # fmt: skip
     assert found.code == 0, found.err
     plan: Plan = asked[0]["plan"]
@@ -88,7 +87,7 @@ def test_defaults_follow_the_target(cli: Callable[..., Any], asked: list[dict[st
 
 
 def test_defaults_of_options_are_those_of_the_library() -> None:
-    plan = make_plan("demo", MachineOptions(), ComparedOptions(), PromptOptions(), AnswerOptions(), EnoughOptions())
+    plan = make_plan("demo", MachineOptions(), ComparedOptions(), ConversationOptions(), AnswerOptions(), EnoughOptions())
     for field in dataclasses.fields(Plan):
         if field.name not in ("configurations", "sampling"):
             assert getattr(plan, field.name) == field.default, field.name
@@ -100,17 +99,19 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
     ("arguments", "words"),
     [
         (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
-        (("demo", "--baseline-url", "http://x", "--api", "chat"), "--baseline-url, --api mean nothing"),
+        (("demo", "--baseline-url", "http://x", "--set", "api=chat"), "--set api, --baseline-url mean nothing"),
         (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
-        (("http://x:1", "--raw"), "--raw means nothing"), (("http://x:1", "--temperature", "0,1"), "one --temperature"),
+        (("http://x:1", "--set", "chat_template=false"), "--set chat_template means nothing"),
+        (("http://x:1", "--temperature", "0,1"), "one --temperature"),
         (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
-        (("demo", "--batch-sizes", "1,2.5"), "--batch-sizes takes whole numbers"), (("demo", "--batch-sizes", ""),
+        (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"), (("demo", "--batch-size", ""),
         "at least one batch size"),
-        (("demo", "--grid", "--batch-sizes", "1,4"), "a grid wants several batch sizes and at least one context length"),
-        (("http://x:1", "--grid"), "--grid means nothing when a server is measured"),
-        (("demo", "--drafters", "k=5"), "begins with a drafter's name"), (("demo", "--workload", "gsm9k"),
-        "Did you mean 'gsm8k'"),
-        (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--top-p", "2"), "top_p"),
+        (("demo", "--set", "grid=true", "--batch-size", "1,4"), "a grid wants several batch sizes and at least one"),
+        (("http://x:1", "--set", "grid=true"), "--set grid means nothing when a server is measured"),
+        (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
+        (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"), (("demo", "--prompts", "16"), "is --limit 16"),
+        (("demo", "--set", "grid=maybe"), "'maybe' is neither true nor false"),
+        (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--set", "top_p=2"), "top_p"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_line(cli: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
@@ -169,8 +170,8 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     monkeypatch.setattr(servers, "bench_servers", bench_servers)
     arguments = (
         "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
-        "--request-rate", "0.5", "--model",
-        "m", "--timeout", "9", "--temperature", "0.5", "--max-new-tokens", "7", "--prompts", "3", "--api", "chat",
+        "--set", "request_rate=0.5", "--set", "server_model=m", "--set", "stall_timeout=9",
+        "--temperature", "0.5", "--max-new-tokens", "7", "--limit", "3", "--set", "api=chat",
     )  # fmt: skip
     found = cli(*arguments)
     assert found.code == 1, "unanswered requests are a failure"
@@ -188,8 +189,8 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     ("more", "keys"),
     [
         ((), {"plain": "one", "speculative": "one"}),
-        (("--baseline-api-key-env", "KEY_B"), {"plain": "two", "speculative": "one"}),
-        (("--baseline-api-key-env", ""), {"plain": None, "speculative": "one"}),
+        (("--set", "baseline_api_key_env=KEY_B"), {"plain": "two", "speculative": "one"}),
+        (("--set", "baseline_api_key_env="), {"plain": None, "speculative": "one"}),
     ],
 )
 def test_each_server_gets_its_own_key(
@@ -208,7 +209,8 @@ def test_each_server_gets_its_own_key(
     monkeypatch.setenv("KEY_B", "two")
     out = tmp_path / "result.json"
     found = cli(
-        "bench", "http://localhost:1", "--baseline-url", "http://localhost:2", "--api-key-env", "KEY_A", "--out", str(out), *more
+        "bench", "http://localhost:1", "--baseline-url", "http://localhost:2", "--set", "api_key_env=KEY_A",
+        "--out", str(out), *more,
     )
     assert found.code == 0
     assert {label: one.api_key for label, one in calls[0].items()} == keys
@@ -216,16 +218,9 @@ def test_each_server_gets_its_own_key(
 
 
 def test_a_baselines_key_wants_a_baseline(cli: Callable[..., Any]) -> None:
-    found = cli("bench", "http://localhost:1", "--baseline-api-key-env", "KEY_B")
+    found = cli("bench", "http://localhost:1", "--set", "baseline_api_key_env=KEY_B")
     assert found.code == 2
     assert "means nothing without --baseline-url" in found.err
-
-
-def test_numbers_with_commas() -> None:
-    assert numbers("--x", "1, 2,1", int) == [1, 2]
-    assert numbers("--x", "", int) == []
-    with pytest.raises(ConfigError, match="--x takes whole numbers"):
-        numbers("--x", "1,", int)
 
 
 def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(

@@ -18,7 +18,7 @@ from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.report.test_certify import certificate
 
 Cli = Callable[..., Any]
-SMALL = ("--prompts", "1", "--max-new-tokens", "6", "--samples", "80", "--runtime", "eager", "--threads", "1")
+SMALL = ("--limit", "1", "--max-new-tokens", "6", "--samples", "80", "--set", "runtime=eager", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments(models: tuple[Path, Path], *more: str) -> list[str]:
     target, draft = models
-    return ["certify", str(target), "--draft", str(draft), "--workload", str(target.parent / "prompts.jsonl"), *SMALL, *more]
+    return ["certify", str(target), "--draft", str(draft), "--prompts", str(target.parent / "prompts.jsonl"), *SMALL, *more]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_exit_code_is_zero_for_lossless_only(
 
 def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any]) -> None:
     """Catches an option that is ignored."""
-    sampling = ("--temperature", "0.7", "--top-k", "5", "--seed", "11", "--stop", "w3")
+    sampling = ("--temperature", "0.7", "--set", "top_k=5", "--seed", "11", "--set", "stop=w3")
     assert cli(*arguments(models, *sampling, "--verifier", "token", "--num-draft-tokens", "3")).code == 0
     plan, subject = told["plan"], told["subject"]
     assert (plan.samples, plan.seed) == (80, 11)
@@ -79,14 +79,14 @@ def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], 
     assert told["prompts"] == [[5, 9, 5, 9]]
 
 
-def test_quick_and_its_absence(cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any]) -> None:
-    """Defaults, and numbers that win over --quick."""
-    base = [*arguments(models)[:6], "--runtime", "eager"]
+def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any]) -> None:
+    """Defaults, and what is asked for."""
+    base = [*arguments(models)[:6], "--set", "runtime=eager"]
     plans = []
-    for more in ([], ["--quick"], ["--quick", "--samples", "123", "--max-new-tokens", "9"]):
+    for more in ([], ["--samples", "123", "--max-new-tokens", "9"]):
         assert cli(*base, *more).code == 0
         plans.append((told["plan"].samples, told["plan"].sampling.max_tokens))
-    assert plans == [(4000, 128), (1000, 48), (123, 9)]
+    assert plans == [(4000, 128), (123, 9)]
     assert told["plan"].drawing.temperature == 1.0
 
 
@@ -109,7 +109,7 @@ def test_bad_input_is_one_line(cli: Cli, here: Path, models: tuple[Path, Path], 
 
 def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path, Path]) -> None:
     """Everything for real, few samples: nothing is wrong, and nothing is claimed that 80 draws cannot show."""
-    found = cli(*arguments(models, "--json", "--out", "c.json", "--html", "c.html", "--markdown", "c.md"))
+    found = cli(*arguments(models, "--json", "--out", "c.json", "--out", "c.html", "--out", "c.md"))
     assert found.code == 1
     result = CertifyResult.model_validate_json(found.out)
     assert result.verdict == "inconclusive"
@@ -160,14 +160,14 @@ def test_a_form_of_answers_reaches_the_lab(
     (here / "schema.json").write_text('{"type": "string"}')
     assert cli(*arguments(models)).code == 0
     assert told["subject"].grammar is None
-    assert cli(*arguments(models, "--json-schema", "schema.json")).code == 0
+    assert cli(*arguments(models, "--set", "json_schema=schema.json")).code == 0
     assert told["subject"].grammar.form == "json_schema"
 
 
 @pytest.mark.parametrize(("more", "said"), [
-    (("--regex", "a", "--json-schema", "schema.json"), "an answer has one form"),
-    (("--json-schema", "nowhere.json"), "cannot read --json-schema nowhere.json"),
-    (("--json-schema", "schema.json"), "--json-schema schema.json is no JSON"),
+    (("--set", "regex=a", "--set", "json_schema=schema.json"), "an answer has one form"),
+    (("--set", "json_schema=nowhere.json"), "cannot read --set json_schema=nowhere.json"),
+    (("--set", "json_schema=schema.json"), "--set json_schema=schema.json is no JSON"),
 ])  # fmt: skip
 def test_a_wrong_form_is_refused_by_name(
     cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], said: str

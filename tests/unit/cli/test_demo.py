@@ -186,13 +186,13 @@ def test_the_share_that_others_use_is_weighed_by_time(monkeypatch: pytest.Monkey
 
 
 def test_more_problems_than_there_are(cli: Callable[..., Any]) -> None:
-    found = cli("demo", "--problems", "65")
+    found = cli("demo", "--limit", "65")
     assert found.code == 2
-    assert "there are 64 held-out problems, got --problems 65" in found.err
+    assert "there are 64 held-out problems, got --limit 65" in found.err
 
 
 def test_demo_streams_then_stops_without_a_table(cli: Callable[..., Any], fake: Any) -> None:
-    result = cli("demo", "--questions", "2", "--problems", "0")
+    result = cli("demo", "--questions", "2", "--limit", "0")
     assert result.code == 0
     assert result.out.count("‹Paris› is‹ the capital›.") == 2
     assert "tokens per target pass" in result.out
@@ -200,7 +200,7 @@ def test_demo_streams_then_stops_without_a_table(cli: Callable[..., Any], fake: 
 
 
 def test_demo_json(cli: Callable[..., Any], fake: Any) -> None:
-    found = json.loads(cli("demo", "--questions", "1", "--problems", "0", "--json").out)
+    found = json.loads(cli("demo", "--questions", "1", "--limit", "0", "--json").out)
     assert found["answers"][0]["text"] == "Paris is the capital.\n"
     assert found["rows"] == []
 

@@ -228,7 +228,7 @@ def test_files_of_this_machine_get_places_in_the_container(cli: Run, local: Path
     assert (inside["target"], inside["options"]["draft"]) == ("/models/model", "/models/model-2")
     assert inside["options"]["drafter_options"]["options"] == "retrieval.corpus=/models/corpus.txt;retrieval.max_match=8"
     assert service["command"][0] == "/models/model"
-    kubernetes = cli("deploy", "k8s", "--settings", str(local), "--models-claim", "weights").out
+    kubernetes = cli("deploy", "k8s", "--settings", str(local), "--set", "models_claim=weights").out
     volumes = documents(kubernetes)["Deployment"]["spec"]["template"]["spec"]["volumes"]
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}} in volumes
     assert f"# {tmp_path}/b/model as /model-2\n" in kubernetes
@@ -274,7 +274,7 @@ def test_serve_takes_the_command_and_the_settings(
 def test_kubernetes_probes_limits_and_scaling(cli: Run, settings: Run, tmp_path: Path) -> None:
     done = cli(
         "deploy", "k8s", "--settings", str(settings(drafter="ngram")), "--out", f"{tmp_path}/new/", "--memory", "2GiB",
-        "--gpus", "1", "--queue", "3", "--namespace", "ai", "--max-replicas", "6",
+        "--gpus", "1", "--set", "queue=3", "--set", "namespace=ai", "--max-replicas", "6",
     )  # fmt: skip
     assert done.code == 0, done.err
     found = documents((tmp_path / "new" / "outrider.yaml").read_text())
@@ -394,7 +394,7 @@ def test_vllm_s_own_parser(cli: Run, settings: Run, options: dict[str, Any], fou
 
 def test_kubernetes_own_schemas(cli: Run, settings: Run) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    text = cli("deploy", "k8s", "--settings", str(settings(drafter="ngram")), "--gpus", "1", "--namespace", "ai").out
+    text = cli("deploy", "k8s", "--settings", str(settings(drafter="ngram")), "--gpus", "1", "--set", "namespace=ai").out
     for one in yaml.safe_load_all(text):
         validate.validate(one, validate.latest_version(), strict=True)
 

@@ -39,8 +39,8 @@ def test_times(cli: Cli) -> None:
 
 def test_every_option_reaches_the_formulas(cli: Cli) -> None:
     found = answered(
-        cli, "--acceptance", "0.9,0.8", "--target", "demo", "--draft", "demo", "--dtype", "float32", "--draft-dtype", "int8",
-        "--bandwidth", "10GB/s", "--flops", "1TFLOPS", "--batch-size", "3", "--context", "100", "--num-draft-tokens", "4",
+        cli, "--acceptance", "0.9,0.8", "--target", "demo", "--draft", "demo", "--dtype", "float32", "--set", "draft_dtype=int8",
+        "--bandwidth", "10GB/s", "--set", "flops=1TFLOPS", "--batch-size", "3", "--set", "context=100", "--num-draft-tokens", "4",
         "--max-draft-tokens", "6",
     )  # fmt: skip
     asked = found["input"]
@@ -65,7 +65,7 @@ def test_costs_file(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_params(cli: Cli) -> None:
-    found = answered(cli, "--alpha", ".8", "--target-params", "8B", "--draft-params", "1B", "--draft-dtype", "int4")
+    found = answered(cli, "--alpha", ".8", "--target-params", "8B", "--draft-params", "1B", "--set", "draft_dtype=int4")
     assert found["c"] == pytest.approx(1 / 32)
 
 
@@ -79,9 +79,9 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
         ".1",
         "--out",
         str(files[0]),
-        "--html",
+        "--out",
         str(files[1]),
-        "--markdown",
+        "--out",
         str(files[2]),
     )
     assert found.code == 0
@@ -97,9 +97,9 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
     [
         ([], "--alpha 0.8"),
         (["--alpha", ".8"], "enough is one of: --c 0.1;"),
-        (["--alpha", ".8", "--c", ".1", "--flops", "1TFLOPS"], "--flops needs --bandwidth"),
+        (["--alpha", ".8", "--c", ".1", "--set", "flops=1TFLOPS"], "--set flops needs --bandwidth"),
         (["--alpha", ".8", "--c", ".1", "--dtype", "int8"], "--dtype changes nothing"),
-        (["--alpha", ".8", "--c", ".1", "--draft-dtype", "int8"], "--draft-dtype changes nothing"),
+        (["--alpha", ".8", "--c", ".1", "--set", "draft_dtype=int8"], "--set draft_dtype changes nothing"),
         (["--alpha", ".8", "--target", "demo", "--target-params", "8B"], "give one of them"),
         (["--alpha", ".8", "--target", "nowhere", "--draft", "demo"], "no model folder at 'nowhere'"),
         (["--alpha", ".8", "--c", ".1", "--out", "/nowhere/e.json"], "the folder of"),
@@ -115,9 +115,10 @@ def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], said: st
 
 def test_a_draft_service_by_the_formulas_of_its_page(cli: Cli) -> None:
     """Both ways, the break-even hit rate, and the verdict; the page's example is this command."""
-    given = "--alpha 0.8 --target-ms 30 --draft-ms 3 --hit-rate 0.6 --remote-rtt-ms"
+    given = "--alpha 0.8 --target-ms 30 --draft-ms 3 --set hit_rate=0.6 --remote-rtt-ms"
     page = (Path(__file__).resolve().parents[3] / "docs/algorithms/remote-drafts.md").read_text(encoding="utf-8")
-    assert f"outrider estimate {given.replace('--hit-rate 0.6 --remote-rtt-ms', '--remote-rtt-ms 5 --hit-rate 0.6')}" in page
+    asked = given.replace("--set hit_rate=0.6 --remote-rtt-ms", "--remote-rtt-ms 5 --set hit_rate=0.6")
+    assert f"outrider estimate {asked}" in page
     found = json.loads(cli("estimate", *given.split(), "5", "--json").out)["remote"]
     lines = re.findall(r"^\| (\d) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert len(lines) == 5
@@ -145,8 +146,8 @@ def test_a_draft_service_by_the_formulas_of_its_page(cli: Cli) -> None:
     ("arguments", "said"),
     [
         ("--alpha 0.8 --c 0.1 --remote-rtt-ms 5", "--target-ms"),
-        ("--alpha 0.8 --c 0.1 --hit-rate 0.5", "--remote-rtt-ms"),
-        ("--alpha 0.8 --target-ms 9 --draft-ms 1 --remote-rtt-ms 5 --hit-rate 2", "between 0 and 1"),
+        ("--alpha 0.8 --c 0.1 --set hit_rate=0.5", "--remote-rtt-ms"),
+        ("--alpha 0.8 --target-ms 9 --draft-ms 1 --remote-rtt-ms 5 --set hit_rate=2", "between 0 and 1"),
         ("--alpha 0.8 --target-ms 9 --draft-ms 1 --remote-rtt-ms=-5", "at least 0"),
     ],
 )

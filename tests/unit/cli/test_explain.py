@@ -35,9 +35,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     found = cli(
-        "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6", "--tree", "2x2",
-        "--verifier", "multi-round", "--temperature", "0.7", "--top-p", "0.9", "--seed", "4", "--max-new-tokens", "33",
-        "--threads", "1", "--runtime", "eager", "--workload", "demo", "--prompts", "3", "--show-tokens", "77", "--resume",
+        "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6",
+        "--drafter-option", "tree=2x2", "--verifier", "multi-round", "--temperature", "0.7",
+        "--set", "top_p=0.9", "--seed", "4", "--max-new-tokens", "33",
+        "--threads", "1", "--set", "runtime=eager", "--prompts", "demo", "--limit", "3", "--set", "show_tokens=77", "--resume",
         "--out", str(tmp_path / "e.json"),
     )  # fmt: skip
     assert found.code == 130
@@ -54,19 +55,19 @@ def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]],
     [(["demo"], "draft-model"), (["somewhere", "--draft", "there"], "draft-model"), (["somewhere"], "ngram")],
 )
 def test_auto_is_what_it_is_elsewhere(cli: Cli, asked: list[dict[str, Any]], arguments: list[str], drafter: str) -> None:
-    cli("explain", *arguments, "--workload", "embedded")
+    cli("explain", *arguments, "--prompts", "embedded")
     assert asked[0]["configuration"].drafter == drafter
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo", "hello", "--workload", "demo"], "give one of them"),
+        (["demo", "hello", "--prompts", "demo"], "give one of them"),
         (["demo", "--drafter", "none"], "nothing to explain"),
-        (["demo", "--verifier", "typical", "--lossy"], "lossy"),
+        (["demo", "--verifier", "typical", "--set", "lossy=true"], "lossy"),
         (["demo", "--drafter", "nonsense"], "nonsense"),
-        (["demo", "--workload", "missing.jsonl"], "does not exist"),
-        (["demo", "--html", "no/such/folder/x.html"], "does not exist"),
+        (["demo", "--prompts", "missing.jsonl"], "does not exist"),
+        (["demo", "--out", "no/such/folder/x.html"], "does not exist"),
         (["demo", "--temperature", "-1"], "temperature"),
     ],
 )
@@ -80,7 +81,7 @@ def test_bad_input_is_one_line(cli: Cli, arguments: list[str], words: str) -> No
 @pytest.mark.parametrize("named", [(), ("--draft", "some/head")])
 def test_a_trained_head_is_explained_greedily(cli: Cli, asked: list[dict[str, Any]], named: tuple[str, ...]) -> None:
     """--draft names the head, or the demo has one; and what cannot be known of a sampled one is refused, not guessed."""
-    arguments = ["explain", "demo", "--drafter", "eagle3", *named, "--workload", "demo"]
+    arguments = ["explain", "demo", "--drafter", "eagle3", *named, "--prompts", "demo"]
     cli(*arguments)
     assert asked[0]["options"].draft is None
     head = asked[0]["configuration"].drafter_options["head"]
@@ -95,8 +96,8 @@ def test_a_trained_head_is_explained_greedily(cli: Cli, asked: list[dict[str, An
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(
-        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:", "--runtime", "eager",
-        "--max-new-tokens", "40", "--json", "--out", "e.json", "--html", "e.html",
+        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:", "--set", "runtime=eager",
+        "--max-new-tokens", "40", "--json", "--out", "e.json", "--out", "e.html",
     )  # fmt: skip
     assert found.code == 0, found.err
     result = json.loads(found.out)

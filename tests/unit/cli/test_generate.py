@@ -21,16 +21,16 @@ STATS = [
     "accepted_per_position", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s", "time_s",
 ]  # fmt: skip
 EVERY_OPTION = (
-    "--drafter draft-model --draft d --drafter-option max_ngram=3 --tree t --exit-layer 2 --corpus c --num-draft-tokens 3 "
-    "--verifier token --dtype float32 --quantise 4 --device cpu "
-    "--threads 1 --runtime eager --max-model-len 99 --revision r --trust-remote-code --max-new-tokens 9 "
-    "--temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
-    "--frequency-penalty 0.3 --seed 5 --stop A --stop B"
+    "--drafter draft-model --draft d --drafter-option max_ngram=3 --drafter-option tree=t --num-draft-tokens 3 "
+    "--verifier token --dtype float32 --set quantise=4 --device cpu "
+    "--threads 1 --set runtime=eager --set max_model_len=99 --set revision=r --set trust_remote_code=true --max-new-tokens 9 "
+    "--temperature 0.5 --set top_k=4 --set top_p=0.9 --set min_p=0.1 --set repetition_penalty=1.1 --set presence_penalty=0.2 "
+    "--set frequency_penalty=0.3 --seed 5 --set stop=A --set stop=B"
 )
 
 
 def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fake: Any) -> None:
-    result = cli("generate", "demo", "Where?", "--raw")
+    result = cli("generate", "demo", "Where?", "--set", "chat_template=false")
     assert (result.code, result.out) == (0, TEXT)
     assert "5 tokens" in result.err
     assert "accepted 3 of" in result.err
@@ -38,7 +38,7 @@ def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fak
 
 
 def test_no_stream_prints_the_same_text(cli: Callable[..., Any], fake: Any) -> None:
-    assert cli("generate", "demo", "Where?", "--no-stream").out == TEXT
+    assert cli("generate", "demo", "Where?", "--set", "stream=false").out == TEXT
 
 
 def test_show_drafts_marks_accepted_runs_without_colour(cli: Callable[..., Any], fake: Any) -> None:
@@ -67,7 +67,7 @@ def test_json_is_one_object_with_the_promised_keys(cli: Callable[..., Any], fake
 
 def test_json_with_logprobs_and_origins(cli: Callable[..., Any], fake: Any) -> None:
     """Minus infinity is no JSON."""
-    result = cli("generate", "demo", "Where?", "--json", "--logprobs", "2", "--show-drafts")
+    result = cli("generate", "demo", "Where?", "--json", "--set", "logprobs=2", "--show-drafts")
     found = json.loads(result.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert found["logprobs"][0] == {"0": -0.5, "1": None}
     assert found["origins"] == ["accepted", "correction", "accepted", "accepted", "bonus"]
@@ -79,13 +79,13 @@ def test_options_reach_the_library(cli: Callable[..., Any], fake: Any) -> None:
     target, options = fake.asked[0]
     assert target == "demo"
     assert options == ModelOptions(
-        drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3"], tree="t",
-        exit_layer="2", corpus="c", verifier="token", dtype="float32", quantise=4, device="cpu",
+        drafter="draft-model", draft="d", num_draft_tokens="3", drafter_option=["max_ngram=3", "tree=t"],
+        verifier="token", dtype="float32", quantise=4, device="cpu",
         threads=1, runtime="eager", max_model_len=99, revision="r", trust_remote_code=True,
     )  # fmt: skip
-    merged = ("settings", "drafter_option", "verifier_option", "tree", "exit_layer", "corpus")
+    merged = ("settings", "drafter_option", "verifier_option")
     named = {name: value for name, value in vars(options).items() if name not in merged}
-    settings = {"max_ngram": "3", "tree": "t", "exit_layer": "2", "corpus": "c"}
+    settings = {"max_ngram": "3", "tree": "t"}
     expected = named | {"max_num_seqs": 1, "drafter_options": settings, "verifier_options": {}}
     assert options.llm_arguments() == expected
     given = fake.params[0]
@@ -152,8 +152,8 @@ def test_without_a_prediction_nothing_is_predicted(cli: Callable[..., Any], fake
 
 def test_prompt_from_standard_input(cli: Callable[..., Any], fake: Any) -> None:
     """`echo` adds a newline; the model must not see it. A second one is the user's own."""
-    cli("generate", "demo", "--raw", stdin="Where?\n")
-    cli("generate", "demo", "--raw", "--prompt-file", "-", stdin="Where?\n\n")
+    cli("generate", "demo", "--set", "chat_template=false", stdin="Where?\n")
+    cli("generate", "demo", "-", "--set", "chat_template=false", stdin="Where?\n\n")
     assert fake.prompts == ["Where?", "Where?\n"]
 
 
@@ -164,32 +164,17 @@ def test_a_prompt_in_another_encoding(cli: Callable[..., Any], fake: Any) -> Non
     assert result.err == "error: the prompt is not UTF-8 text: letter 2 is half of a surrogate pair\n"
 
 
-def test_prompt_from_a_file(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
-    file = tmp_path / "prompt.txt"
-    file.write_text("Wo ist München?\n", encoding="utf-8")
-    assert cli("generate", "demo", "--raw", "--prompt-file", str(file)).code == 0
-    assert fake.prompts == ["Wo ist München?"]
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", "folder"])
-def test_unusable_prompt_files(cli: Callable[..., Any], fake: Any, tmp_path: Path, content: Any) -> None:
-    file = tmp_path / "prompt.txt"
-    if content == "folder":
-        file.mkdir()
-    elif content is not None:
-        file.write_bytes(content)
-    result = cli("generate", "demo", "--prompt-file", str(file))
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe"])
+def test_unusable_standard_input(cli: Callable[..., Any], fake: Any, content: bytes) -> None:
+    result = cli("generate", "demo", stdin=content)
     assert result.code == 2
     assert result.err.startswith("error: ")
     assert fake.asked == []
 
 
-def test_empty_standard_input(cli: Callable[..., Any], fake: Any) -> None:
-    assert cli("generate", "demo", stdin="\n").code == 2
-
-
 @pytest.mark.parametrize(("has_one", "flags", "wrapped"), [
-    (True, [], True), (True, ["--raw"], False), (True, ["--chat-template"], True), (False, [], False), (False, ["--raw"], False),
+    (True, [], True), (True, ["--set", "chat_template=false"], False), (True, ["--set", "chat_template=true"], True),
+    (False, [], False), (False, ["--set", "chat_template=false"], False),
 ])  # fmt: skip
 def test_the_chat_template_is_the_default_where_there_is_one(
     cli: Callable[..., Any], fake: Any, has_one: bool, flags: list[str], wrapped: bool
@@ -202,7 +187,7 @@ def test_the_chat_template_is_the_default_where_there_is_one(
 
 def test_a_template_that_is_not_there(cli: Callable[..., Any], fake: Any) -> None:
     fake.has_chat_template = False
-    result = cli("generate", "demo", "x", "--chat-template")
+    result = cli("generate", "demo", "x", "--set", "chat_template=true")
     assert result.code == 2
     assert "no chat template" in result.err
 

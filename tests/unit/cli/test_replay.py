@@ -67,7 +67,7 @@ def test_order_limit_and_rows(cli: Cli, here: Path) -> None:
     """Catches an option that is ignored."""
     logged, alone, together, shuffled = (
         replayed(cli, "--drafters", "suffix", *more)
-        for more in ([], ["--order", "alone"], ["--max-num-seqs", "12"], ["--order", "shuffled", "--seed", "2"])
+        for more in ([], ["--set", "order=alone"], ["--max-num-seqs", "12"], ["--set", "order=shuffled", "--seed", "2"])
     )
     assert alone.configurations[0].overall.tau < logged.configurations[0].overall.tau
     assert together.configurations[0].overall.steps == alone.configurations[0].overall.steps  # nobody ends before another
@@ -77,7 +77,7 @@ def test_order_limit_and_rows(cli: Cli, here: Path) -> None:
 
 def test_results_and_reports_are_written(cli: Cli, here: Path) -> None:
     """Catches a report that cannot be made again from its file."""
-    files = ["--out", "r.json", "--html", "r.html", "--markdown", "r.md"]
+    files = ["--out", "r.json", "--out", "r.html", "--out", "r.md"]
     done = cli("replay", "log.jsonl", "--tokenizer", "demo", "--drafters", "ngram", *files)
     assert done.code == 0, done.err
     assert "Most tokens per target pass: 'ngram'" in done.out
@@ -156,6 +156,6 @@ def test_requests_without_an_answer(cli: Cli, here: Path) -> None:
         file.write('{"id": "open", "prompt": "Question: and?"}\n')
     found = cli("replay", "log.jsonl", "--tokenizer", "demo")
     assert (found.code, "open: has no answer" in found.err) == (2, True)
-    result = replayed(cli, "--on-bad", "skip", "--drafters", "ngram")
+    result = replayed(cli, "--set", "on_bad=skip", "--drafters", "ngram")
     assert result.skipped == ["open: has no answer"]
     assert any("open: has no answer" in note for note in result.notes)

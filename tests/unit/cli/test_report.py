@@ -47,7 +47,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 def test_one_file_is_rendered_again(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
     html, markdown = tmp_path / "x.html", tmp_path / "x.md"
-    result = cli("report", saved("a.json", 1.5), "--html", str(html), "--markdown", str(markdown))
+    result = cli("report", saved("a.json", 1.5), "--out", str(html), "--out", str(markdown))
     assert result.code == 0
     assert "speedup 1.5" in result.out
     assert "speedup 1.5" in html.read_text()
@@ -81,8 +81,9 @@ def test_bad_input_is_said_in_one_line(cli: Callable[..., Any], saved: Callable[
         ((good, "--fail-below", "0.9"), "give the newer one"),
         ((good, good, "--fail-below", "2"), "between 0 and 1"),
         ((good, other, "--fail-below", "0.9"), "two results of one machine"),
-        ((good, "--html", str(tmp_path / "no" / "x.html")), "does not exist"),
-        ((good, "--html", str(tmp_path)), "is a folder; name a file in it"),
+        ((good, "--out", str(tmp_path / "no" / "x.html")), "does not exist"),
+        ((good, "--out", str(tmp_path)), "is a folder; name a file in it"),
+        ((good, "--out", str(tmp_path / "again.json")), "--out writes .html or .md, by the name's end"),
     ):
         result = cli("report", *arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)

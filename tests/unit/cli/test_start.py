@@ -14,10 +14,9 @@ from outrider.cli import session
 from outrider.cli.options import ModelOptions, OpenSamplingOptions, SamplingOptions
 from outrider.errors import CapabilityError, CheckpointError, NumericalError, OutriderError
 
-PROMISED = (
-    "drafter draft num-draft-tokens verifier max-new-tokens temperature top-k top-p min-p repetition-penalty "
-    "presence-penalty frequency-penalty seed stop logprobs dtype device threads runtime json show-drafts "
-    "no-stream prompt-file chat-template raw"
+PROMISED = "drafter draft num-draft-tokens verifier max-new-tokens temperature seed dtype device threads json show-drafts"
+SETTINGS = (
+    "top_k top_p min_p repetition_penalty presence_penalty frequency_penalty stop logprobs runtime stream chat_template lossy"
 )
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "psutil")
 
@@ -40,6 +39,11 @@ def test_help_names_every_verb_and_option(cli: Callable[..., Any]) -> None:
     assert all(verb in top.out for verb in ("generate", "chat", "demo", "ls", "doctor"))
     out = cli("generate", "--help").out
     assert [name for name in PROMISED.split() if f"--{name}" not in out] == []
+    assert [name for name in SETTINGS.split() if name in out] == []
+    assert out.rstrip().endswith("--help-all lists them.")
+    everything = cli("generate", "--help-all").out
+    assert [name for name in SETTINGS.split() if f"--set {name}" not in everything] == []
+    assert [name for name in PROMISED.split() if f"--{name}" not in everything] == []
 
 
 def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
@@ -56,15 +60,14 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--temprature=1"], "Did you mean '--temperature'?"),
         (["generate"], "'target'"),
         (["generate", "demo", "x", "--temperature", "warm"], "'--temperature'"),
-        (["generate", "demo", "x", "--runtime", "maybe"], "'auto', 'native', 'graphs', 'eager'"),
+        (["generate", "demo", "x", "--set", "runtime=maybe"], "'auto', 'native', 'graphs', 'eager'"),
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
-        (["generate", "demo", "x", "--top-p", "3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
+        (["generate", "demo", "x", "--set", "top_p=3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
         (["generate", "demo", "x", "--max-new-tokens", "0"], "max_tokens must be at least 1"),
-        (["generate", "demo", "x", "--stop", ""], "stop must be"),
-        (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
-        (["generate", "demo", "x", "--show-drafts", "--no-stream"], "--show-drafts marks the stream"),
-        (["generate", "demo", "x", "--prompt-file", "f"], "two prompts"),
+        (["generate", "demo", "x", "--set", "stop="], "stop must be"),
+        (["generate", "demo", "x", "--set", "logprobs=2"], "--set logprobs needs --json"),
+        (["generate", "demo", "x", "--show-drafts", "--set", "stream=false"], "--show-drafts marks the stream"),
         (["generate", "demo"], "no prompt"),
         (["generate", "demo", ""], "the prompt is empty"),
         (["ls", "drafter"], "Did you mean 'drafters'?"),
@@ -134,7 +137,7 @@ def test_defaults_are_the_library_s() -> None:
 
     library = inspect.signature(LLM.__init__).parameters
     for name, value in vars(ModelOptions()).items():
-        if not name.endswith("_option") and name not in ("settings", "tree", "exit_layer", "corpus"):
+        if not name.endswith("_option") and name != "settings":
             assert library[name].default == value, name
     assert SamplingOptions().params() == OpenSamplingOptions().params() == SamplingParams()
 

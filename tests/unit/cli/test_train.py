@@ -9,8 +9,6 @@ import pytest
 
 from outrider.cli import train as verb
 from outrider.cli.app import run
-from outrider.cli.train_options import num_bytes
-from outrider.errors import ConfigError
 from outrider.train import run as training
 from outrider.train.run import TrainSpec
 from tests.unit.train.material import save_responses, save_target, texts
@@ -25,20 +23,21 @@ def folder(tmp_path: Path) -> Path:
 
 def command(folder: Path, *more: str) -> list[str]:
     return [
-        "train", "early-exit", "--target", str(folder / "target"), "--responses", str(folder / "r.jsonl"),
-        "--out", str(folder / "out"), "--measure-prompts", "0", "--epochs", "1", "--option", "rank=4", *more,
+        "train", "early-exit", "--target", str(folder / "target"), "--set", f"responses={folder / 'r.jsonl'}",
+        "--out", str(folder / "out"), "--set", "measure_limit=0", "--epochs", "1", "--kind-option", "rank=4", *more,
     ]  # fmt: skip
 
 
 def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON on standard output and nothing else there; the report again from the file; the same folder is refused."""
-    assert run(command(folder, "--json", "--html", str(folder / "r.html"), "--set", "held_out=0.2")) == 0
-    result = json.loads(capsys.readouterr().out)
+    """The result beside the drafter, the report from it; the same folder is refused."""
+    assert run(command(folder, "--set", "held_out=0.2")) == 0
+    assert "expected tau" in capsys.readouterr().out.lower()
+    result = json.loads((folder / "out" / "result.json").read_text())
     assert (result["kind"], result["recipe"], result["settings"]["rank"]) == ("train", "early-exit", 4)
     assert result["config"]["held_out"] == 0.2
+    assert run(["report", str(folder / "out" / "result.json"), "--out", str(folder / "r.html")]) == 0
     assert "Expected tau" in (folder / "r.html").read_text()
-    assert run(["report", str(folder / "out" / "result.json")]) == 0
-    assert "expected tau" in capsys.readouterr().out.lower()
+    capsys.readouterr()
     assert run(command(folder)) == 2
     assert "holds a run already" in capsys.readouterr().err
 
@@ -46,22 +45,22 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--set", "warmpu=0.1"], "Did you mean 'warmup'"),
+        (["--set", "warmpu=0.1"], "Did you mean '--set warmup=VALUE'"),
         (["--set", "lr"], "--set takes NAME=VALUE"),
-        (["--option", "rnak=3"], "Did you mean 'rank'"),
-        (["--feature-cache", "2 apples"], "--feature-cache takes an amount"),
+        (["--kind-option", "rnak=3"], "Did you mean 'rank'"),
+        (["--out", "page.html"], "'outrider report FOLDER/result.json --out page.html'"),
+        (["--set", "feature_cache=2 apples"], "--set feature_cache takes bytes"),
         (["--prompts", "demo"], "responses"),
         (["--temperature", "0.5"], "mean nothing without --prompts"),
         (["--drafter", "suffix"], "mean nothing without --prompts"),
         (["--from-traffic", "x.jsonl"], "texts come from one of"),
-        (["--recorded-answers"], "--from-traffic"),
+        (["--set", "recorded_answers=true"], "--from-traffic"),
         (["--resume"], "no run to resume"),
-        (["--init-layers", "2"], "no option 'init_layers'"),
+        (["--kind-option", "init_layers=2"], "no option 'init_layers'"),
         (["--set", "held_out=2"], "held_out is a share"),
         (["--set", "betas=1"], "betas must be two numbers"),
         (["--set", "precision=fp16"], "needs a CUDA device"),
         (["--init", "nowhere"], "no folder 'nowhere'"),
-        (["--html", "none/x.html"], "does not exist"),
     ],
 )
 def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
@@ -100,8 +99,9 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(training, "run_training", lambda spec, progress, command: seen.append(spec))
     arguments = [
         "train", "draft-model", "--target", "demo", "--prompts", "demo:5", "--limit", "3", "--out", str(folder / "demo"),
-        "--init-layers", "2", "--option", "loss=tv", "--lr", "0.01", "--seed", "7", "--temperature", "0.5,1", "--samples", "2",
-        "--top-p", "0.9", "--feature-cache", "1.5MB", "--measure-prompts", "3", "--measure-temperature", "1", "--only-responses",
+        "--kind-option", "init_layers=2", "--kind-option", "loss=tv", "--set", "lr=0.01", "--seed", "7",
+        "--temperature", "0.5,1", "--set", "responses_per_prompt=2", "--set", "top_p=0.9", "--set", "feature_cache=1.5MB",
+        "--set", "measure_limit=3", "--set", "measure_temperature=1", "--set", "only_responses=true",
     ]  # fmt: skip
     assert run(arguments) == 0
     (spec,) = seen
@@ -115,10 +115,3 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert spec.options.draft is not None
     assert spec.material.prompts is not None
     assert len(Path(spec.material.prompts).read_text().splitlines()) == 5
-
-
-def test_amounts() -> None:
-    """Decimal and binary units."""
-    assert [num_bytes("x", text) for text in ("0", "10", "2GB", "1KiB", "0.5 mib")] == [0, 10, 2 * 10**9, 1024, 2**19]
-    with pytest.raises(ConfigError):
-        num_bytes("x", "-1GB")

@@ -48,7 +48,7 @@ def test_more_than_the_config_names_is_refused(target: Path) -> None:
 
 
 def test_the_command_line_refuses_it_before_loading(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.run(["generate", str(target), "w3", "--max-model-len", "9999", "--drafter", "none"]) == 2
+    assert app.run(["generate", str(target), "w3", "--set", "max_model_len=9999", "--drafter", "none"]) == 2
     said = capsys.readouterr().err
     assert "max_model_len 9999 is more than" in said
     assert "loading" not in said
@@ -83,7 +83,7 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
     llm = LLM(target, draft=draft, **QUIET)
     said = (
         f"the draft '{draft}' holds 64 tokens, rows may have 256: beyond 64 nothing is drafted "
-        "(--max-model-len 64, or a draft with a longer context)"
+        "(--set max_model_len=64, or a draft with a longer context)"
     )
     assert llm.notes.count(said) == 1
     assert llm.generate([[3] * (DRAFT + 1)], SamplingParams(max_tokens=4))[0].stats.drafted == 0
@@ -92,7 +92,8 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
 
 
 def test_the_command_line_says_so_once_and_in_json(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--runtime", "eager", "--max-new-tokens", "2", "--json"]
+    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--max-new-tokens", "2", "--json"]
+    arguments += ["--set", "runtime=eager"]
     assert app.run(arguments) == 0
     found = capsys.readouterr()
     assert found.err.count("holds 64 tokens, rows may have 256") == 1
@@ -107,7 +108,8 @@ def test_bench_says_so_once(target: Path, draft: Path) -> None:
 
 def test_a_full_context_is_said(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--max-new-tokens beyond the context ended as "the length limit", which nobody had asked for."""
-    arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--runtime", "eager", "--max-model-len", "9", "--json"]
+    arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--json"]
+    arguments += ["--set", "runtime=eager", "--set", "max_model_len=9"]
     assert app.run([*arguments, "--max-new-tokens", "50"]) == 0
     found, said = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
     assert said in found.err

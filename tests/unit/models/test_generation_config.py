@@ -45,7 +45,7 @@ def test_what_is_taken(fields: dict[str, Any], values: dict[str, Any]) -> None:
 def test_what_a_person_is_told() -> None:
     assert defaults(eos_token_id=1).notes == ()
     assert defaults(temperature=0.6, top_p=0.95).notes == (
-        "sampling defaults from generation_config.json: temperature 0.6, top_p 0.95 (--generation-config none ignores them)",
+        "sampling defaults from generation_config.json: temperature 0.6, top_p 0.95 (generation_config=none ignores them)",
     )
     assert "do_sample=false, which is not looked at" in defaults(do_sample=False, temperature=0.7).notes[1]
     assert defaults("none", temperature=0.6, num_beams=4).unused == "generation_config.json asks for temperature 0.6, num_beams=4"

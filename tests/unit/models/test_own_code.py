@@ -50,7 +50,7 @@ def test_a_model_that_only_its_own_code_knows(tmp_path: Path) -> None:
         LLM(folder, **QUIET)
     assert str(refused.value) == (
         f"the model of '{folder}' needs Python code of the checkpoint's own (configuration_mine.py, modeling_mine.py): "
-        "read it, then pass --trust-remote-code (trust_remote_code=True in Python)."
+        "read it, then pass --set trust_remote_code=true (trust_remote_code=True in Python)."
     )
     runs(folder, trust_remote_code=True)
 
@@ -72,7 +72,7 @@ def test_code_that_is_not_needed_is_left_out_and_that_is_said(tmp_path: Path) ->
     folder = checkpoint(tmp_path / "both", "config.json", {"modeling_mine.py": MODEL}, auto_map=names)
     said = (
         f"'{folder}' brings code of its own (modeling_mine.MineForCausalLM), transformers' LlamaForCausalLM runs instead; "
-        "--trust-remote-code runs its own"
+        "trust_remote_code=true runs its own"
     )
     assert said in runs(folder).notes
     assert said not in runs(folder, trust_remote_code=True).notes

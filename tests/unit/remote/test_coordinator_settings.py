@@ -92,19 +92,19 @@ def test_a_wrong_file_names_its_place(tmp_path: Path, old: str, new: str, messag
 COMMAND = ["service", "coordinator", "--model", "demo", "--target-endpoint", "127.0.0.1:1"]
 WRONG: list[tuple[list[str], str]] = [
     (["service", "coordinator"], "--model MODEL"),
-    ([*COMMAND, "--draft-endpoint", "a:1"], "a coordinator makes no steps"),
-    ([*COMMAND, "--no-self-test"], "a coordinator tries nothing"),
-    ([*COMMAND, "--max-retries", "-1"], "max_retries"),
-    ([*COMMAND, "--replica-wait", "0"], "replica_wait"),
+    ([*COMMAND, "--draft-endpoint", "a:1"], "give it to the target services"),
+    ([*COMMAND, "--set", "self_test=false"], "a coordinator tries nothing"),
+    ([*COMMAND, "--set", "max_retries=-1"], "max_retries"),
+    ([*COMMAND, "--set", "replica_wait=0"], "replica_wait"),
     ([*COMMAND, "--tls-cert", "x.pem"], "--tls-key"),
     ([*COMMAND, "--config", "x.toml"], "leave out --model"),
-    ([*COMMAND, "--reasoning-parser", "qwen33"], "Did you mean 'qwen3'"),
-    (["service", "coordinator", "--config", "x.toml", "--reasoning-parser", "qwen3"], "and --reasoning-parser"),
+    ([*COMMAND, "--set", "reasoning_parser=qwen33"], "Did you mean 'qwen3'"),
+    (["service", "coordinator", "--config", "x.toml", "--set", "reasoning_parser=qwen3"], "and --set reasoning_parser"),
     (["service", "target"], "name a model to run"),
     (["service", "target", "demo", "--batch-size", "0"], "max_num_seqs must be at least 1"),
     (["service", "target", "demo", "--tls-cert", "x.pem"], "--tls-key"),
     (["service", "target", "demo", "--port", "70000"], "port must be between"),
-    (["service", "target", "demo", "--drain-timeout", "-1"], "--drain-timeout"),
+    (["service", "target", "demo", "--set", "drain_timeout=-1"], "--set drain_timeout"),
 ]
 
 

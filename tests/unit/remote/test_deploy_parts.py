@@ -20,6 +20,7 @@ import typer.main
 import yaml
 
 from outrider.cli.app import build_app
+from outrider.cli.verbs import join_settings
 from outrider.remote.endpoint import DEFAULT_PORTS, Endpoint
 from outrider.serve.metrics_families import GAUGES
 from outrider.serve.settings import ServedModel, ServerSettings
@@ -115,7 +116,8 @@ def test_every_part_is_started_by_both() -> None:
 def test_options_exist() -> None:
     for part, arguments, _ in commands():
         assert arguments[:2] == ["service", part]
-        assert {word for word in arguments if word.startswith("--")} <= options_of(part), part
+        given = {word.partition("=")[0] for word in join_settings(arguments) if word.startswith("--")}
+        assert given <= options_of(part), part
     for probe in probes():
         assert probe[:3] == ["outrider", "service", "health"]
         assert {word for word in probe if word.startswith("--")} <= options_of("health")
@@ -238,7 +240,7 @@ def test_with_tls_no_probe_and_no_address_stays_plain() -> None:
         assert "grpc://" not in text.replace("grpcs://", "")
         if part in GRPC_PORTS:
             assert all("grpc" not in inside[name] for name in inside if name.endswith("Probe"))
-            assert "--tls-client-ca" in inside["args"]
+            assert "tls_client_ca=/etc/outrider/tls/ca.crt" in inside["args"]
         mounted = {mount["name"]: mount["mountPath"] for mount in inside["volumeMounts"]}
         files = [word for word in inside["args"] if word.startswith("/etc/outrider/tls/")]
         assert files

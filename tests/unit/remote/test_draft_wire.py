@@ -153,7 +153,7 @@ def test_streams_want_to_be_opened_and_askers_are_bounded(hosted: HostedDrafter,
         call = stub.Draft(metadata=((INSTANCE, "a"),))
         await call.write(request(tokens=TEXT, sampling=GREEDY))
         await answer(call)
-        with pytest.raises(aio.AioRpcError, match="max-instances") as raised:
+        with pytest.raises(aio.AioRpcError, match="max_instances") as raised:
             await stub.Open(hello(hosted, "b"))
         assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -227,7 +227,8 @@ def test_an_asker_that_does_not_read_is_cut_off() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     """From the command line: the demo's draft model, metrics, a signal, exit code 0."""
-    command = [sys.executable, "-m", "outrider", "service", "draft", "--port", "0", "--metrics-port", "0", "--log-format", "json"]
+    command = [sys.executable, "-m", "outrider", "service", "draft", "--port", "0", "--metrics-port", "0"]
+    command += ["--set", "log_format=json"]
     environment = {**os.environ, "MODEL": "demo", "MAX_DRAFT_TOKENS": "3"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -241,8 +241,8 @@ def test_command_drains_and_ends_with_code_0(tiny: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--runtime", "eager", "--threads", "1",
-        "--max-model-len", "512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
+        sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--set", "runtime=eager", "--threads", "1",
+        "--set", "max_model_len=512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=environment)

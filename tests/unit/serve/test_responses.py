@@ -111,7 +111,7 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     assert client.responses.create(input="So?", previous_response_id=events[-1].response.id).status == "completed"
     unkept = client.responses.create(input="Hi", store=False)
     assert unkept.model_extra["store"] is False
-    with pytest.raises(openai.BadRequestError, match="--max-stored-responses") as caught:
+    with pytest.raises(openai.BadRequestError, match="max_stored_responses") as caught:
         client.responses.create(input="So?", previous_response_id=unkept.id)
     assert caught.value.code == "previous_response_not_found"
     store = ResponseStore(2, max_characters=300)

@@ -49,8 +49,8 @@ def test_a_grid_has_every_context_at_every_batch_size() -> None:
 
 @pytest.mark.parametrize("changes", [{"batch_sizes": (4, 4), "context_lengths": (64,)}, {"batch_sizes": (1, 4)}, {}])
 def test_a_grid_wants_two_axes(changes: dict[str, Any]) -> None:
-    """Catches a --grid that is accepted and brings nothing."""
-    with pytest.raises(ConfigError, match=r"several batch sizes and at least one context length, got .* leave --grid"):
+    """Catches a --set grid=true that is accepted and brings nothing."""
+    with pytest.raises(ConfigError, match=r"several batch sizes and at least one context length, got .* or no --set grid=true"):
         plan(grid=True, **changes)
 
 

@@ -75,7 +75,7 @@ CASES = {
     "The stop rule stops too early: lower stop_below, or stop=none": {"causes": causes({STOPPED: 80})},
     "There is often nothing to copy: add a drafter that always has a guess": {"causes": causes({STOPPED: 80}), "has_law": False},
     "A larger tree: more --num-draft-tokens": {"causes": causes({TREE_BUDGET: 60}), "is_chain": False, "counterfactuals": []},
-    "Let the draft branch: --tree best-first": {
+    "Let the draft branch: --drafter-option tree=best-first": {
         "causes": causes({DRAFT: 100}), "ranks": [RankRow(rank="1", rejections=6), RankRow(rank="2", rejections=4)]
     },
     "The filters (top-k, top-p, min-p) set target and draft apart": {"causes": causes({FILTERS: 60})},

@@ -117,10 +117,13 @@ def test_findings(counts: Speculation, says: str) -> None:
 # ---------------------------------------------------------------- by the command line
 
 
+PATIENT = ("--set", "stall_timeout=10")
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"prompt {n}"}) + "\n" for n in range(3)))
-    return ("--workload", str(tmp_path / "prompts.jsonl"), "--concurrency", "1,2", "--max-new-tokens", "16", "--timeout", "10")
+    return ("--prompts", str(tmp_path / "prompts.jsonl"), "--concurrency", "1,2", "--max-new-tokens", "16", *PATIENT)
 
 
 def test_explain_a_server(cli: Run, prompts: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
@@ -223,9 +226,10 @@ def test_something_else_behind_the_url(  # one line, exit 2
     ("arguments", "says"),
     [
         (("explain", "http://127.0.0.1:1", "--drafter", "ngram"), "--drafter means nothing when a server is measured"),
-        (("explain", "http://127.0.0.1:1", "a prompt"), "--prompt means nothing when a server is measured"),
-        (("explain", "http://127.0.0.1:1", "--baseline-url", "http://x"), "explain is about one server"),
-        (("tune", "http://127.0.0.1:1", "--load", "2"), "--load means nothing when a server is measured"),
+        (("explain", "http://127.0.0.1:1", "a prompt"), "PROMPT means nothing when a server is measured"),
+        (("explain", "http://127.0.0.1:1", "--set", "show_tokens=3"), "--set show_tokens means nothing when a server"),
+        (("explain", "http://127.0.0.1:1", "--baseline-url", "http://x"), "unknown option '--baseline-url'"),
+        (("tune", "http://127.0.0.1:1", "--batch-size", "2"), "--batch-size means nothing when a server is measured"),
         (("tune", "http://127.0.0.1:1", "--settings-out", "x.json"), "--settings-out means nothing when a server is measured"),
         (("tune", "demo", "--baseline-url", "http://x"), "--baseline-url means nothing without a server's URL"),
         (("explain", "demo", "--concurrency", "3"), "--concurrency means nothing without a server's URL"),

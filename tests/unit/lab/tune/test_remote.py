@@ -116,9 +116,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_whole_tuning_says_where_not_to_use_a_service(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the screen, in the result and in the report; passes of this target take less than a millisecond or two."""
-    command = f"tune {root / 'target'} --draft {root / 'draft'} --workload {root / 'prompts.jsonl'} --drafters draft-model"
-    rest = f"--load= --max-new-tokens 24 --ignore-eos --raw --threads 1 --remote-rtt-ms 2000 --out {tmp_path / 't.json'}"
-    assert run([*command.split(), *rest.split()]) == 0
+    command = f"tune {root / 'target'} --draft {root / 'draft'} --prompts {root / 'prompts.jsonl'} --drafters draft-model"
+    rest = "--batch-size 1 --max-new-tokens 24 --set ignore_eos=true --set chat_template=false --threads 1 --remote-rtt-ms 2000"
+    assert run([*command.split(), *rest.split(), "--out", str(tmp_path / "t.json")]) == 0
     assert "Do not use a draft service here: with 2000 ms there and back" in " ".join(capsys.readouterr().out.split())
     result = read_result(tmp_path / "t.json")
     assert isinstance(result, TuneResult)
@@ -134,8 +134,8 @@ def test_a_whole_tuning_says_where_not_to_use_a_service(root: Path, tmp_path: Pa
     ("arguments", "said"),
     [
         ("--remote-rtt-ms 5 --draft-endpoint grpc://127.0.0.1:1", "give one of them"),
-        ("--hit-rate 0.5", "add --remote-rtt-ms or --draft-endpoint"),
-        ("--remote-rtt-ms 5 --hit-rate 2", "between 0 and 1"),
+        ("--set hit_rate=0.5", "add --remote-rtt-ms or --draft-endpoint"),
+        ("--remote-rtt-ms 5 --set hit_rate=2", "between 0 and 1"),
         ("--remote-rtt-ms=-5", "at least 0, got -5"),
         ("--draft-endpoint local", "no line to measure"),
         ("--draft-endpoint http://127.0.0.1:1", "grpc://HOST:PORT"),

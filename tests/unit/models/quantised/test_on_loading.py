@@ -1,4 +1,4 @@
-"""`--quantise`: checkpoints whose linear layers are rounded on loading; which model that is, how large, what is refused."""
+"""`--set quantise`: checkpoints whose linear layers are rounded on loading; which model that is, how large, what is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_texts_do_not_depend_on_the_drafter(folder: Path, bits: int, runtime: st
     with LLM(folder, drafter="none", runtime=runtime, threads=1, quantise=bits) as plain:
         assert (plain.config["runtime"], plain.config["quantise"], plain.config["exact"]) == (runtime, bits, True)
         assert plain.config["dtype"] == "bfloat16"
-        (note,) = [note for note in plain.notes if "--quantise" in note]
+        (note,) = [note for note in plain.notes if "--set quantise" in note]
         assert f"rounded to {bits} bits" in note
         assert "another model than the checkpoint" in note
         expected = [out.token_ids for out in plain.generate([[3, 4, 5, 3, 4], [9, 8]], PARAMS)]
@@ -192,7 +192,7 @@ def test_layers_that_no_block_holds_stay_and_are_counted(tmp_path: Path) -> None
     assert quantise_linears(gpt2, 8, "it").left == 0
     with torch.inference_mode():
         torch.testing.assert_close(gpt2(tokens).logits, before(tokens).logits, rtol=0, atol=0.02)
-    with pytest.raises(CapabilityError, match="no linear layer that --quantise could round"):
+    with pytest.raises(CapabilityError, match="no linear layer that --set quantise could round"):
         quantise_linears(tiny_llama(96, hidden_size=24, intermediate_size=24), 4, "it")
 
 
@@ -221,8 +221,8 @@ def test_other_numbers_of_bits_are_refused(bits: Any) -> None:
 
 
 @pytest.mark.parametrize(("more", "said"), [
-    (["--quantise", "5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
-    (["--quantise", "4"], "is quantised already (gptq). Leave --quantise out"),
+    (["--set", "quantise=5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
+    (["--set", "quantise=4"], "is quantised already (gptq). Leave --set quantise out"),
 ])  # fmt: skip
 def test_refusals_are_one_line(more: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((folder / "config.json").read_text())
@@ -236,7 +236,7 @@ def test_refusals_are_one_line(more: list[str], said: str, folder: Path, capsys:
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"dtype": "float32"}, "multiplies in bfloat16, and --dtype float32 was asked for. Leave one of them out"),
+    ({"dtype": "float32"}, "multiplies in bfloat16, and --dtype float32 was asked for. Leave one out"),
     ({"device": "cuda"}, "no CUDA device|rounds weights for the CPU's kernels"),
     ({"runtime": "eager"}, "needs the native kernels, which do not serve here: no library. Leave it out"),
 ])  # fmt: skip
@@ -264,15 +264,15 @@ def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
 def test_services_that_have_no_target_refuse_it(capsys: pytest.CaptureFixture[str]) -> None:
     """An option that is accepted and ignored is a lie."""
-    assert run(["service", "draft", "demo", "--quantise", "4"]) == 2
+    assert run(["service", "draft", "demo", "--set", "quantise=4"]) == 2
     assert "a draft service has none: leave it out" in capsys.readouterr().err
 
 
 def test_training_refuses_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "answers.jsonl").write_text("{}")
-    out = ["--out", str(tmp_path / "head"), "--responses", str(tmp_path / "answers.jsonl")]
-    assert run(["train", "medusa", "--target", str(folder), *out, "--quantise", "4"]) == 2
-    assert "leave --quantise out" in capsys.readouterr().err
+    out = ["--out", str(tmp_path / "head"), "--set", f"responses={tmp_path / 'answers.jsonl'}"]
+    assert run(["train", "medusa", "--target", str(folder), *out, "--set", "quantise=4"]) == 2
+    assert "leave --set quantise out" in capsys.readouterr().err
 
 
 def test_every_verb_that_loads_a_target_has_it() -> None:

@@ -1,0 +1,184 @@
+"""How a verb's options reach the command line: those typed most as flags, all others as settings, `--set NAME=VALUE`.
+
+An option is written the same for every verb: `FLAGS` lists the names that are flags. `--help` shows these, `--help-all` the
+settings, too. A setting is an option of the parser named `--set NAME`, so that types, ranges and environment variables are
+checked alike; `join_settings` makes one argument of `--set NAME=VALUE`, and `misspelt` says how an unknown option is written.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperOption
+from typer.models import OptionInfo
+
+from outrider.errors import ConfigError
+from outrider.settings import to_bool
+
+_TYPED = (
+    "acceptance alpha api_key bandwidth baseline_url batch_size budget c check concurrency config context_lengths costs cpus "
+    "device draft draft_endpoint draft_ms draft_params drafter drafter_option drafters dtype epochs fail_below from_traffic gpus "
+    "head host image init json kind_option kv_memory limit log_requests max_draft_tokens max_new_tokens max_num_seqs "
+    "max_replicas memory metrics_port model name num_draft_tokens out port prediction prompts questions remote_rtt_ms replicas "
+    "result resume rounds samples search seed served_model_name settings settings_out show_drafts sweep system target "
+    "target_endpoint target_ms target_params temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
+)
+FLAGS = frozenset(_TYPED.split())
+RENAMED = {  # options of earlier versions: how they are typed where a verb has the new one, or what to do instead
+    "--batch-sizes": "--batch-size", "--corpus": "--drafter-option corpus=FILE",
+    "--draft-endpoint": "is for what makes steps: give it to the target services, or to generate, chat or serve",
+    "--exit-layer": "--drafter-option exit_layer=N",
+    "--html": "--out FILE.html", "--init-layers": "--kind-option init_layers=N", "--load": "--batch-size N,N",
+    "--markdown": "--out FILE.md", "--measure-prompts": "--set measure_limit=N", "--model": "--set server_model=NAME",
+    "--no-self-test": "--set self_test=false", "--no-stream": "--set stream=false", "--option": "--kind-option",
+    "--precision": "--set interval=SHARE", "--problems": "--limit",
+    "--prompt-file": "is gone: give - as the prompt, and the file as standard input, < FILE",
+    "--quick": "--samples 1000 --limit 4 --max-new-tokens 48", "--raw": "--set chat_template=false",
+    "--rounds": "--set min_rounds=N", "--samples": "--set responses_per_prompt=N", "--timeout": "--set stall_timeout=SECONDS",
+    "--tree": "--drafter-option tree=SHAPE", "--workload": "--prompts",
+}  # fmt: skip
+
+
+def option(panel: str, text: str, **extra: Any) -> Any:
+    """An option of a verb, listed under `panel` by --help or --help-all."""
+    return typer.Option(help=text, rich_help_panel=panel, **extra)
+
+
+def written(name: str) -> str:
+    """How an option is typed: `--batch-size`, or `--set top_k`."""
+    return f"--{name.replace('_', '-')}" if name in FLAGS else f"--set {name}"
+
+
+def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Replace every dataclass parameter of `verb` by its fields, so that typer sees plain options, each as it is typed."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if name in groups:
+            parameters += [_parameter(field.name, kind, field.default) for field, kind in _fields(groups[name])]
+        else:
+            parameters.append(_parameter(name, hints[name], parameter.default))
+    parameters.append(inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
+
+    def command(*, help_all: bool, **values: Any) -> int | None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        return verb(**values)
+
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
+    """Add a verb to the application. Where it has settings, the last line of its help says how they are given."""
+    count = sum(name not in FLAGS and _is_option(p.annotation) for name, p in inspect.signature(verb).parameters.items()) - 1
+    more = f"{count} further options are given as --set NAME=VALUE: --help-all lists them." if count > 0 else None
+    app.command(epilog=more)(verb)
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    """The help with everything that only --help-all lists."""
+    if wanted:
+        for parameter in context.command.params:
+            if isinstance(parameter, TyperOption):
+                parameter.hidden = parameter.name == "help_all"
+        context.command.epilog = None
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[bool, typer.Option("--help-all", hidden=True, is_eager=True, callback=_show_all)]
+
+
+def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
+    """Each field with its annotation; one that `outrider.settings.setting` made brings its text along."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        kind = hints[field.name]
+        yield field, Annotated[kind, option("Training", field.metadata["help"])] if "help" in field.metadata else kind
+
+
+def _is_option(annotation: Any) -> bool:
+    return get_origin(annotation) is Annotated and isinstance(annotation.__metadata__[0], OptionInfo)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter for typer: an option under the name that it is typed by. A setting that is true or false takes one of both."""
+    if _is_option(annotation):
+        kind, info = annotation.__origin__, copy.copy(annotation.__metadata__[0])
+        info.param_decls, info.hidden = (written(name),), name not in FLAGS
+        if info.hidden and bool in (kind, *get_args(kind)):
+            kind, info.parser, info.metavar = str, _true_or_false, "true|false"
+        annotation = Annotated[kind, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _true_or_false(text: str) -> bool:
+    try:
+        return to_bool(text)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is neither true nor false") from None
+
+
+def name_and_value(option: str, text: str) -> tuple[str, str]:
+    """'NAME=VALUE' in two. Raises ConfigError."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"{option} takes NAME=VALUE, got '{text}'")
+    return name, value
+
+
+def join_settings(arguments: Sequence[str]) -> list[str]:
+    """`--set NAME=VALUE` as one argument each, the form in which the parser knows settings. Raises ConfigError."""
+    joined, waiting = list[str](), iter(arguments)
+    for argument in waiting:
+        if argument == "--set" or argument.startswith("--set="):
+            setting = next(waiting, "") if argument == "--set" else argument.removeprefix("--set=")
+            argument = "--set {}={}".format(*name_and_value("--set", setting))
+        joined.append(argument)
+        if argument == "--":
+            break
+    return [*joined, *waiting]
+
+
+def misspelt(given: str, known: Iterable[str]) -> str:
+    """What to say about an option that a verb does not have, among the options that it has."""
+    forms = {_as_flag(name): f"{name}=VALUE" if name.startswith("--set ") else name for name in known if name.startswith("--")}
+    asked = _as_flag(given)
+    new = forms.get(asked) or RENAMED.get(asked, "")
+    if new and not new.startswith("--"):
+        return f"'{given}' {new}"
+    if _as_flag(re.split("[ =]", new.removeprefix("--set "))[0]) in forms:
+        return f"'{given}' is written {new}"
+    close = difflib.get_close_matches(asked, forms, n=1)
+    return f"unknown option '{given}'" + (f". Did you mean '{forms[close[0]]}'?" if close else "")
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.removeprefix('--set ').removeprefix('--').replace('_', '-')}"
+
+
+def refuse_unused(names: Sequence[str], where: str) -> None:
+    """Raises ConfigError where options were given that change nothing."""
+    if names:
+        raise ConfigError(f"{', '.join(names)} {'mean' if len(names) > 1 else 'means'} nothing {where}")
+
+
+def changed(*groups: Any) -> list[str]:
+    """Options that were given, as they are typed."""
+    return [
+        written(field.name)
+        for group in groups
+        for field in dataclasses.fields(group)
+        if getattr(group, field.name) != field.default
+    ]

@@ -1,0 +1,70 @@
+"""How options are typed: few as flags, all others as settings, each checked and refused by the name that it is typed by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import typer.main
+
+from outrider.cli.app import VERBS, build_app
+from outrider.cli.verbs import FLAGS, RENAMED
+
+MAX_SHOWN = 20  # --help itself is one of them
+Cli = Callable[..., Any]
+
+
+def commands() -> dict[str, Any]:
+    """Every verb, those of the group `service` too."""
+    top: Any = typer.main.get_command(build_app())
+    return {verb: top.commands[verb] for verb in VERBS} | dict(top.commands["service"].commands)
+
+
+def test_help_shows_few_options_and_says_where_the_others_are(cli: Cli) -> None:
+    for name, command in commands().items():
+        shown = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+        settings = [one for one in command.params if one.opts[0].startswith("--set ")]
+        assert len(shown) < MAX_SHOWN, name
+        assert (command.epilog is not None) == bool(settings), name
+        assert not settings or f"{len(settings)} further options" in command.epilog, name
+
+
+def test_every_flag_is_one_of_some_verb() -> None:
+    names = {one.name for command in commands().values() for one in command.params if one.param_type_name == "option"}
+    assert FLAGS - names == set()
+    new = [re.split("[ =]", form.removeprefix("--set "))[0] for form in RENAMED.values() if form.startswith("--")]
+    assert {name.removeprefix("--").replace("-", "_") for name in new} <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top-k", "3"], "'--top-k' is written --set top_k=VALUE"),
+        (["--set", "temperature=1"], "'--set temperature' is written --temperature"),
+        (["--set", "topk=3"], "Did you mean '--set top_k=VALUE'?"),
+        (["--set", "top-k=3"], "'--set top-k' is written --set top_k=VALUE"),
+        (["--set", "top_k"], "--set takes NAME=VALUE, got 'top_k'"),
+        (["--set"], "--set takes NAME=VALUE, got ''"),
+        (["--set=top_k=few"], "Invalid value for '--set top_k'"),
+        (["--set", "lossy=perhaps"], "Invalid value for '--set lossy': 'perhaps' is neither true nor false"),
+        (["--raw"], "'--raw' is written --set chat_template=false"),
+        (["--prompt-file", "x"], "'--prompt-file' is gone: give - as the prompt"),
+        (["--model", "x"], "unknown option '--model'"),
+        (["--tree", "2x2"], "'--tree' is written --drafter-option tree=SHAPE"),
+    ],
+)
+def test_what_is_typed_otherwise(cli: Cli, fake: Any, arguments: list[str], message: str) -> None:
+    result = cli("generate", "demo", "x", *arguments)
+    assert (result.code, result.out, fake.asked) == (2, "", [])
+    assert message in result.err
+
+
+def test_settings_are_read_behind_the_prompt_but_not_in_it(cli: Cli, fake: Any) -> None:
+    """Both ways to write one; behind -- words are words."""
+    fake.has_chat_template = False
+    assert cli("generate", "demo", "x", "--set=top_k=3", "--set", "stop=a=b", "--set", "stop=c").code == 0
+    assert (fake.params[0].top_k, fake.params[0].stop) == (3, ["a=b", "c"])
+    assert cli("generate", "demo", "--", "--set").code == 0
+    assert fake.prompts == ["x", "--set"]
