@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.drafters.grown import RowTree
 from outrider.rows import Rows
 from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child
-
-Turns = list[list[tuple[int, int]]]  # per row, per child to be drawn: (which wanted node, the place of its law)
 
 
 def likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
@@ -49,13 +48,26 @@ def likeliest_scores(
     return [[[*map(Child, *(part[:count] for part in next(lines)))] for count in line] for line in counts]
 
 
-def draw(
-    rows: Rows, law: Tensor, turns: Turns, num_nodes: Sequence[int], found: list[list[list[Child]]], *, replacement: bool
-) -> None:
-    """Append drawn children to `found[row][which]`, one draw for all rows at a time, each keyed by its node's number.
+def raced(rows: Rows, law: Tensor, depths: Tensor) -> Tensor:
+    """The laws (B, M, V) with those of coupled rows as the target's own noise ranks their tokens; `depths` (B, M or 1): of the
+    nodes behind which they are."""
+    assert rows.coupled_rows is not None
+    coupled, scores = rows.coupled_rows.nonzero()[:, 0], law.to(torch.float64, copy=True)
+    noise = rows.rng.select(coupled.tolist()).gumbel(rows.positions[coupled, None] + depths[coupled], law.shape[2])
+    scores[coupled] = (scores[coupled].log() + noise).softmax(-1)
+    return scores
 
-    law (B, M, V); `num_nodes`: nodes that each row's tree has already.
-    """
+
+def draw(
+    rows: Rows, law: Tensor, trees: Sequence[RowTree], places: Sequence[Sequence[int]], found: list[list[list[Child]]], *,
+    replacement: bool,
+) -> None:  # fmt: skip
+    """Append drawn children to `found[row][which]` of sampled rows, one draw for all rows at a time, each keyed by its node's
+    number. law (B, M, V); `places`: the columns of each row's wanted outputs."""
+    turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its place in the law)
+    for tree, own in zip(trees, places, strict=True):
+        wanted = zip(tree.growth.wanted(), own, strict=True) if tree.sampled else ()
+        turns.append([(i, place) for i, ((_, count), place) in enumerate(wanted) for _ in range(count)])
     if not any(turns):
         return
     rest = law.clone()
@@ -65,7 +77,7 @@ def draw(
         weights = torch.stack(lines)
         possible = weights.sum(dim=-1) > 0
         weights = torch.where(possible[:, None], weights, nobody)
-        offsets = [count + turn for count in num_nodes]
+        offsets = [len(tree.growth.tokens) + turn for tree in trees]
         drawn = rows.rng.categorical(weights, Purpose.DRAFT, rows.positions, offsets).tolist()
         for index, (mine, token) in enumerate(zip(turns, drawn, strict=True)):
             if turn < len(mine):

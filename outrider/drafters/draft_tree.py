@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup, lengths_for_any
-from outrider.drafters.children import draw, likeliest, likeliest_scores, ranked_by_scores
+from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, ranked_by_scores
 from outrider.drafters.draft_model import ModelDrafter, draft_model_of
+from outrider.drafters.grown import Level, RowTree, finished, row_trees, table
 from outrider.errors import ConfigError
 from outrider.models.lm import LM
 from outrider.models.vocabulary import fit_width
@@ -27,7 +28,7 @@ from outrider.rows import Rows
 from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
-from outrider.trees.growth import Child, Growth, ShapeGrowth
+from outrider.trees.growth import Child
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -44,11 +45,9 @@ class DraftModelSettings(TreeSettings, ConfidenceSettings):
 
 
 @dataclass
-class _RowTree:
+class _RowTree(RowTree):
     """One row while its tree grows. Only nodes whose children are asked for are fed to the model, each from then on."""
 
-    growth: Growth
-    sampled: bool  # its nodes are drawn
     missing: list[int]  # committed tokens the draft's cache lacks; the last one is the pending token
     fed: list[int] = field(default_factory=list)  # nodes in the order they were first fed
     place: dict[int, int] = field(default_factory=dict)  # node -> its index in `fed`
@@ -72,17 +71,6 @@ class _RowTree:
         """The parent's index of every fed node; -1 = pending."""
         parents = (self.growth.parents[node] for node in self.fed)
         return [-1 if parent < 0 else self.place[parent] for parent in parents]
-
-
-@dataclass
-class _Level:
-    """What the model says at one level."""
-
-    first: int  # fed output that scores[:, 0] belongs to
-    scores: Tensor  # (B, M, V'), of the model's own vocabulary
-    law: Tensor | None  # (B, M, V); None where nothing is drawn from it and the scores rank the candidates
-    outputs: list[list[int]]  # per row, the outputs it expands, in the growth's numbering
-    fed: list[list[int]]  # the same in the model's
 
 
 class TreeModelDrafter(ModelDrafter):
@@ -127,18 +115,19 @@ class TreeModelDrafter(ModelDrafter):
             return Draft.empty(len(rows), rows.device)
         self._idle = [many and not count for many, count in zip(self._lags(rows), budgets, strict=True)]
         pending = self._catch_up(rows)
-        is_coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
-        for row, budget, missing, coupled in zip(rows, budgets, pending, is_coupled, strict=True):
-            sampled = self.plan.samples(row.params) and not coupled
-            self._trees.append(_RowTree(self.plan.growth(budget, sampled=sampled), sampled, missing))
+        begun = zip(row_trees(rows, budgets, self.plan), pending, strict=True)
+        self._trees = [_RowTree(tree.growth, tree.sampled, missing) for tree, missing in begun]
         self._ranked = ranked_by_scores(rows)
-        levels: list[_Level] = []
+        levels: list[Level] = []
         while any(tree.growth.wanted() for tree in self._trees):
-            levels.append(self._next_level(rows))
-            for tree, children in zip(self._trees, self._children(rows, levels[-1]), strict=True):
+            level, scores, first = self._next_level(rows)
+            for tree, children in zip(self._trees, self._children(rows, level, scores, first), strict=True):
                 if children:
                     tree.growth.add(children)
-        return self._draft(rows, levels)
+            levels.append(level)
+        growths = [tree.growth for tree in self._trees]
+        draft, self._chosen = finished(growths, levels, self.plan, rows.device)
+        return draft
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self.plan.observe(draft, verdict, [tree.growth for tree in self._trees])
@@ -155,19 +144,21 @@ class TreeModelDrafter(ModelDrafter):
 
     # ---------------------------------------------------------------- one level
 
-    def _next_level(self, rows: Rows) -> _Level:
-        """One pass of the draft model over all fed nodes, and the laws at those that are expanded now."""
+    def _next_level(self, rows: Rows) -> tuple[Level, Tensor, int]:
+        """One pass of the draft model over all fed nodes, and the laws at those that are expanded now: the level, scores
+        (B, M, V') of the model's own vocabulary, and the fed output that scores[:, 0] belongs to."""
         outputs = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
         fed = [tree.feed() for tree in self._trees]
         first, last = min(min(line) for line in fed if line), max(max(line) for line in fed if line)
-        level = _Level(first, self._forward(first, last, rows.device), None, outputs, fed)
+        scores = self._forward(first, last, rows.device)
+        level = Level(None, outputs, [[output - first for output in line] for line in fed])
         if any(tree.sampled or not ranked for tree, ranked in zip(self._trees, self._ranked, strict=True)):
-            level.law = self._level_law(rows, level)
-        return level
+            level.law = self._level_law(rows, scores, first)
+        return level, scores, first
 
-    def _level_law(self, rows: Rows, level: _Level) -> Tensor:
-        scores, so_far = fit_width(level.scores, rows.vocab_size), self._fed_draft(rows.device)
-        return distribution(scores, rows.soft_sampling, rows.history, so_far, first_node=level.first, drafting=True)
+    def _level_law(self, rows: Rows, scores: Tensor, first: int) -> Tensor:
+        fitted, so_far = fit_width(scores, rows.vocab_size), self._fed_draft(rows.device)
+        return distribution(fitted, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
 
     def _forward(self, first: int, last: int, device: torch.device) -> Tensor:
         """Logits (B, last - first + 1, V) after fed outputs first .. last of every row."""
@@ -180,7 +171,7 @@ class TreeModelDrafter(ModelDrafter):
         width = max(map(len, tokens))
         begin = min(offsets) + first
         columns = torch.arange(begin, width, device=device)
-        logits = self.lm.forward(_table(tokens, width, 0, device), _table(parents, width - 1, -1, device), columns)
+        logits = self.lm.forward(table(tokens, width, 0, device), table(parents, width - 1, -1, device), columns)
         if min(offsets) == max(offsets):  # one text alone, mostly: nothing to line up
             return logits[:, : last - first + 1]
         columns = torch.tensor(offsets, device=device)[:, None] + torch.arange(first, last + 1, device=device) - begin
@@ -190,22 +181,24 @@ class TreeModelDrafter(ModelDrafter):
         """The fed nodes as a draft: for penalties and positions along each path."""
         width = max(len(tree.fed) for tree in self._trees)
         return Draft(
-            tokens=_table([tree.fed_tokens() for tree in self._trees], width, 0, device),
+            tokens=table([tree.fed_tokens() for tree in self._trees], width, 0, device),
             lengths=torch.tensor([len(tree.fed) for tree in self._trees], device=device),
-            parents=_table([tree.fed_parents() for tree in self._trees], width, -1, device),
+            parents=table([tree.fed_parents() for tree in self._trees], width, -1, device),
         )
 
-    def _children(self, rows: Rows, level: _Level) -> list[list[list[Child]]]:
+    def _children(self, rows: Rows, level: Level, scores: Tensor, first: int) -> list[list[list[Child]]]:
         """Per row, per wanted output, its children."""
         counts = [[count for _, count in tree.growth.wanted()] for tree in self._trees]
-        places = [[output - level.first for output in fed] for fed in level.fed]
+        places = level.places
         by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
         own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (places, counts)]
-        placed = likeliest_scores(self._top_tokens, rows, level.scores, *own)
+        placed = likeliest_scores(self._top_tokens, rows, scores, *own)
         if placed is not None and level.law is None:
             return placed
-        law = self._level_law(rows, level) if level.law is None else level.law  # which says what is wrong with the scores
-        scores = law if rows.coupled_rows is None else self._raced(rows, law, level.first)
+        law = self._level_law(rows, scores, first) if level.law is None else level.law  # which says what is wrong with the scores
+        ranks = law
+        if rows.coupled_rows is not None:
+            ranks = raced(rows, law, self._fed_draft(rows.device).depths()[:, first : first + law.shape[1]])
         found: list[list[list[Child]]] = []
         for index, tree in enumerate(self._trees):
             if tree.sampled or not counts[index]:
@@ -213,71 +206,6 @@ class TreeModelDrafter(ModelDrafter):
             elif by_scores[index] and placed is not None:
                 found.append(placed[index])
             else:
-                found.append(likeliest(scores[index, places[index]], counts[index]))
-        self._draw(rows, law, places, found)
+                found.append(likeliest(ranks[index, places[index]], counts[index]))
+        draw(rows, law, self._trees, places, found, replacement=self.plan.replacement)
         return found
-
-    def _raced(self, rows: Rows, law: Tensor, first: int) -> Tensor:
-        """The laws (B, M, V) with those of coupled rows as the target's own noise ranks their tokens."""
-        assert rows.coupled_rows is not None
-        coupled, scores = rows.coupled_rows.nonzero()[:, 0], law.to(torch.float64, copy=True)
-        depths = self._fed_draft(rows.device).depths()[coupled, first : first + scores.shape[1]]
-        places = rows.positions[coupled, None] + depths
-        noise = rows.rng.select(coupled.tolist()).gumbel(places, scores.shape[2])
-        scores[coupled] = (scores[coupled].log() + noise).softmax(-1)
-        return scores
-
-    def _draw(self, rows: Rows, law: Tensor, places: list[list[int]], found: list[list[list[Child]]]) -> None:
-        """Fill in the children of sampled rows, one draw for all rows at a time, each keyed by its node's number."""
-        turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its place in the law)
-        for tree, own in zip(self._trees, places, strict=True):
-            wanted = zip(tree.growth.wanted(), own, strict=True) if tree.sampled else ()
-            turns.append([(i, place) for i, ((_, count), place) in enumerate(wanted) for _ in range(count)])
-        counts = [len(tree.growth.tokens) for tree in self._trees]
-        draw(rows, law, turns, counts, found, replacement=self.plan.replacement)
-
-    # ---------------------------------------------------------------- the finished tree
-
-    def _draft(self, rows: Rows, levels: list[_Level]) -> Draft:
-        """The grown trees as one draft; laws are handed over only where something was drawn."""
-        self._chosen = [tree.growth.finish() for tree in self._trees]
-        lines = [_finished(tree.growth, nodes) for tree, nodes in zip(self._trees, self._chosen, strict=True)]
-        width, device = max(map(len, self._chosen)), rows.device
-        draft = Draft(
-            _table([tokens for tokens, _, _ in lines], width, 0, device),
-            torch.tensor([len(nodes) for nodes in self._chosen], device=device),
-            _table([parents for _, parents, _ in lines], width, -1, device),
-            replacement=self.plan.replacement,
-        )
-        if any(any(drawn) for _, _, drawn in lines):
-            draft.sampled = _table([drawn for _, _, drawn in lines], width, 0, device).bool()
-            draft.probs = _laws_of_children(levels, width)
-        return draft
-
-
-def _finished(growth: Growth, nodes: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """A grown tree's chosen nodes: tokens, parents numbered among them, whether they were drawn."""
-    number = {-1: -1} | {node: new for new, node in enumerate(nodes)}
-    drawn = growth.drawn if isinstance(growth, ShapeGrowth) else [False] * len(growth.tokens)
-    return [growth.tokens[n] for n in nodes], [number[growth.parents[n]] for n in nodes], [int(drawn[n]) for n in nodes]
-
-
-def _table(lines: list[list[int]], width: int, fill: int, device: torch.device) -> Tensor:
-    """(B, width) int64."""
-    padded = [line + [fill] * (width - len(line)) for line in lines]
-    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(lines), width)
-
-
-def _laws_of_children(levels: list[_Level], width: int) -> Tensor:
-    """(B, N+1, V): the law that the children of every output were chosen from; zero where there are none."""
-    like = levels[0].law
-    assert like is not None, "laws of what was drawn"
-    probs = like.new_zeros(like.shape[0], width + 1, like.shape[2])
-    for level in levels:
-        assert level.law is not None
-        for index, (outputs, fed) in enumerate(zip(level.outputs, level.fed, strict=True)):
-            for output, place in zip(outputs, fed, strict=True):
-                if output <= width:  # a drawn tree is what grew; of a best-first one, no law is needed
-                    probs[index, output] = level.law[index, place - level.first]
-    return probs
-

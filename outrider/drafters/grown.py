@@ -1,0 +1,87 @@
+"""What all drafters that grow trees from distributions share: beginning a tree per row, a level, and grown trees as one draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.rows import Rows
+from outrider.trees.growth import Growth, ShapeGrowth
+from outrider.trees.plan import TreePlan
+from outrider.types import Draft
+
+
+@dataclass
+class RowTree:
+    """One row while its tree grows."""
+
+    growth: Growth
+    sampled: bool  # its nodes are drawn
+
+
+@dataclass
+class Level:
+    """The distributions at one level of all trees."""
+
+    law: Tensor | None  # (B, M, V); None where nothing is drawn from it and the scores rank the candidates
+    outputs: list[list[int]]  # per row, the outputs that get children, in the growth's numbering
+    places: list[list[int]]  # the same as columns of `law`
+
+
+def row_trees(rows: Rows, budgets: Sequence[int], plan: TreePlan) -> list[RowTree]:
+    """An empty tree for each row, for at most budgets[b] nodes."""
+    raced = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+    drawn = [plan.samples(row.params) and not races for row, races in zip(rows, raced, strict=True)]
+    return [RowTree(plan.growth(budget, sampled=sampled), sampled) for budget, sampled in zip(budgets, drawn, strict=True)]
+
+
+def as_draft(growths: Sequence[Growth], chosen: Sequence[Sequence[int]], device: torch.device) -> Draft:
+    """The chosen nodes of every growth as a draft, renumbered."""
+    width = max(map(len, chosen))
+    numbers = [{-1: -1} | {node: new for new, node in enumerate(nodes)} for nodes in chosen]
+    parts = list(zip(growths, chosen, numbers, strict=True))
+    return Draft(
+        tokens=table([[growth.tokens[node] for node in nodes] for growth, nodes, _ in parts], width, 0, device),
+        lengths=torch.tensor([len(nodes) for nodes in chosen], device=device),
+        parents=table([[number[growth.parents[node]] for node in nodes] for growth, nodes, number in parts], width, -1, device),
+    )
+
+
+def finished(
+    growths: Sequence[Growth], levels: Sequence[Level], plan: TreePlan, device: torch.device
+) -> tuple[Draft, list[list[int]]]:
+    """The grown trees as one draft, with laws only where something was drawn; and which nodes became the draft."""
+    chosen = [growth.finish() for growth in growths]
+    draft = as_draft(growths, chosen, device)
+    draft.replacement = plan.replacement
+    drawn = [
+        [int(growth.drawn[node]) for node in nodes] if isinstance(growth, ShapeGrowth) else []
+        for growth, nodes in zip(growths, chosen, strict=True)
+    ]
+    if any(map(any, drawn)):
+        draft.sampled = table(drawn, draft.num_nodes, 0, device).bool()
+        draft.probs = _laws_of_children(levels, draft.num_nodes)
+    return draft, chosen
+
+
+def table(lines: Sequence[list[int]], width: int, fill: int, device: torch.device) -> Tensor:
+    """(B, width) int64."""
+    padded = [line + [fill] * (width - len(line)) for line in lines]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(lines), width)
+
+
+def _laws_of_children(levels: Sequence[Level], width: int) -> Tensor:
+    """(B, N+1, V): the law that the children of every output were drawn from; zero where there are none."""
+    like = levels[0].law
+    assert like is not None, "laws of what was drawn"
+    probs = like.new_zeros(like.shape[0], width + 1, like.shape[2])
+    for level in levels:
+        assert level.law is not None
+        for index, (outputs, places) in enumerate(zip(level.outputs, level.places, strict=True)):
+            for output, place in zip(outputs, places, strict=True):
+                if output <= width:  # a drawn tree is what grew; of a best-first one, no law is needed
+                    probs[index, output] = level.law[index, place]
+    return probs
