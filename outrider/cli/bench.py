@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +14,17 @@ from outrider.cli.bench_options import (
     EnoughOptions,
     make_plan,
 )
-from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
+from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import MachineOptions, ServerTarget
 from outrider.cli.server_study import endpoints_for, is_server, refuse_for_server, refuse_without_server
 from outrider.cli.verbs import changed, with_groups
 
 if TYPE_CHECKING:
+    from outrider.build import Options
+    from outrider.lab.bench.plan import Plan
     from outrider.lab.bench.result import BenchResult
     from outrider.lab.journal import Journal
+    from outrider.lab.progress import Progress
 
 @with_groups
 def bench(
@@ -42,51 +44,36 @@ def bench(
         refuse_for_server(changed(compared, enough, machine))
     else:
         refuse_without_server(servers)
-    path = journal_for(output, "bench", resume=resume)
-    try:
+
+    def run(path: Path, progress: Progress) -> tuple[BenchResult, Journal, bool]:
         if is_server(target):
-            result, journal, complete = _bench_server(target, prompts, answers, servers, path, resume)
-        else:
-            result, journal = _bench_model(target, compared, prompts, answers, enough, machine, path, resume)
-            complete = True
-    except KeyboardInterrupt:
-        return interrupted(path)
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:
-        return interrupted(path)
-    if not complete:
-        sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
-        return 1
-    journal.close()
-    return 0
+            return _bench_server(target, prompts, answers, servers, path, resume, progress)
+        plan = make_plan(target, machine, compared, prompts, answers, enough)
+        return *_bench_model(replace(machine.options(target), lossy=compared.lossy), plan, prompts, path, resume, progress), True
+
+    return measure("bench", output, run, resume=resume)
 
 
 def _bench_model(
-    target: str, compared: ComparedOptions, prompts: ConversationOptions, answers: AnswerOptions, enough: EnoughOptions,
-    machine: MachineOptions, path: Path, resume: bool,
-) -> tuple[BenchResult, Journal]:  # fmt: skip
+    options: Options, plan: Plan, prompts: ConversationOptions, path: Path, resume: bool, progress: Progress
+) -> tuple[BenchResult, Journal]:
     from outrider.cli.session import quieten_libraries
     from outrider.lab.bench.run import run_bench
 
-    plan = make_plan(target, machine, compared, prompts, answers, enough)
-    options = replace(machine.options(target), lossy=compared.lossy)
-    workload = prompts.load(target)
+    workload = prompts.load(options.target)
     quieten_libraries()
-    with shown_progress() as progress:
-        return run_bench(
-            options, plan, workload, path, resume=resume, on_bad=prompts.on_bad, chat_template=prompts.chat_template,
-            progress=progress, status=progress.say,
-        )  # fmt: skip
+    return run_bench(
+        options, plan, workload, path, resume=resume, on_bad=prompts.on_bad, chat_template=prompts.chat_template,
+        progress=progress, status=progress.say,
+    )  # fmt: skip
 
 
 def _bench_server(
-    url: str, prompts: ConversationOptions, answers: AnswerOptions, servers: BaselineOptions, path: Path, resume: bool
-) -> tuple[BenchResult, Journal, bool]:
+    url: str, prompts: ConversationOptions, answers: AnswerOptions, servers: BaselineOptions, path: Path, resume: bool,
+    progress: Progress,
+) -> tuple[BenchResult, Journal, bool]:  # fmt: skip
     from outrider.lab.bench.servers import bench_servers
 
-    endpoints = endpoints_for(url, servers, prompts)
-    workload = prompts.load(url)
-    with shown_progress() as progress:
-        return bench_servers(
-            endpoints, workload, servers.load_options(answers), path, prompts=prompts.limit, resume=resume, progress=progress
-        )
+    endpoints, workload = endpoints_for(url, servers, prompts), prompts.load(url)
+    options = servers.load_options(answers)
+    return bench_servers(endpoints, workload, options, path, prompts=prompts.limit, resume=resume, progress=progress)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from outrider.cli import session
 from outrider.cli.bench_options import PromptOptions, source
-from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_for, shown_progress
+from outrider.cli.lab import OutputOptions, Resume, command_line, measure
 from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
 from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.lab.certify.certify import CertifyPlan
     from outrider.lab.certify.result import CertifyResult
     from outrider.lab.journal import Journal
-    from outrider.lab.workload.types import Workload
+    from outrider.lab.progress import Progress
 
 EVIDENCE = "Evidence"
 
@@ -29,7 +29,7 @@ EVIDENCE = "Evidence"
 class CertifySampling(SamplingOptions):
     """Options of the decoding that is certified; greedy text is always tested as well."""
 
-    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a greedy answer.", min=1)] = 128
+    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a greedy answer.", min=1)] = 128  # type: ignore[assignment]
     temperature: Annotated[
         float, option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
     ] = 0.0
@@ -89,36 +89,27 @@ def certify(
 ) -> int:
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
     output.check()
-    plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
-    path = journal_for(output, "certify", resume=resume)
-    try:
-        result, journal = _run(target, model, form.grammar(), plan, workload, path, resume)
-    except KeyboardInterrupt:
-        return interrupted(path)
-    deliver(result, output)
-    journal.close()
-    return 0 if result.verdict == "lossless" else 1
-
-
-def _run(
-    target: str, model: ModelOptions, grammar: Spec | None, plan: CertifyPlan, workload: Workload, path: Path, resume: bool
-) -> tuple[CertifyResult, Journal]:
     from outrider.build import Options
-    from outrider.lab.certify.certify import certify, identity, tokens_of
-    from outrider.lab.certify.subject import Subject
-    from outrider.lab.certify.units import Units
-    from outrider.lab.journal import Journal
 
-    options = Options(target=target, **model.llm_arguments())
-    with session.progress(f"starting {target}") as status:
+    plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
+    options, grammar = Options(target=target, **model.llm_arguments()), form.grammar()
+
+    def run(path: Path, progress: Progress) -> tuple[CertifyResult, Journal, bool]:
+        from outrider.lab.certify.certify import certify as run_certify
+        from outrider.lab.certify.certify import identity, tokens_of
+        from outrider.lab.certify.subject import Subject
+        from outrider.lab.certify.units import Units
+        from outrider.lab.journal import Journal
+
         session.quieten_libraries()
-        subject = Subject.open(options, status, grammar)
-    prompts = tokens_of(subject, workload, plan)
-    journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
-    with shown_progress() as progress:
-        result = certify(subject, workload, prompts, plan, Units(journal, progress), command_line())
-    subject.built.decoder.drafter.close()
-    return result, journal
+        subject = Subject.open(options, progress.say, grammar)
+        prompts = tokens_of(subject, workload, plan)
+        journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
+        result = run_certify(subject, workload, prompts, plan, Units(journal, progress), command_line())
+        subject.built.decoder.drafter.close()
+        return result, journal, True
+
+    return measure("certify", output, run, resume=resume, finish=lambda result: 0 if result.verdict == "lossless" else 1)
 
 
 def _json_of(file: Path) -> Any:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
-from outrider.cli.options import GenerationConfig, ModelOptions, OpenSamplingOptions, ShowDrafts, Target
+from outrider.cli.options import GenerationConfig, ModelOptions, SamplingOptions, ShowDrafts, Target
 from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, OutriderError, did_you_mean
@@ -43,7 +43,7 @@ System = Annotated[
 def chat(
     target: Target,
     model: ModelOptions,
-    sampling: OpenSamplingOptions,
+    sampling: SamplingOptions,
     system: System = None,
     show_drafts: ShowDrafts = False,
     generation_config: GenerationConfig = "auto",

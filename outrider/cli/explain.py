@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.bench_options import PROMPTS, ConversationOptions, ServerOptions
-from outrider.cli.lab import (
-    OUTPUT,
-    OutputOptions,
-    Resume,
-    command_line,
-    deliver,
-    interrupted,
-    journal_for,
-    shown_progress,
-)
+from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import ModelOptions, SamplingOptions, ServerTarget
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
 from outrider.cli.verbs import changed, option, with_groups
@@ -27,6 +19,9 @@ if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.configuration import Configuration
     from outrider.lab.explain.recorded import Question
+    from outrider.lab.explain.result import ExplainResult
+    from outrider.lab.journal import Journal
+    from outrider.lab.progress import Progress
     from outrider.lab.runner import Runner
     from outrider.lab.workload.types import Workload
 
@@ -61,35 +56,31 @@ def explain(
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
     output.check()
+    params = sampling.params()
+    max_tokens = params.required_max_tokens
     if is_server(target):
         named = [*(["PROMPT"] if prompt is not None else []), *(["--set show_tokens"] if show_tokens != MAX_SHOWN else [])]
         refuse_for_server([*changed(models), *named])
-        return ask_server("explain", target, servers, sampling.params(), prompts, output, resume=resume)
+        return ask_server("explain", target, servers, params, prompts, output, resume=resume)
     refuse_without_server(servers)
     from outrider.cli.session import quieten_libraries
-    from outrider.lab.explain.explain import explain as run
+    from outrider.lab.explain.explain import explain as run_explain
 
-    asked, params = _asked(target, prompt, prompts), sampling.params()
+    asked = _asked(target, prompt, prompts)
     options, configuration = _chosen(target, models, greedy=params.is_greedy)
-    path = journal_for(output, "explain", resume=resume)
     quieten_libraries()
 
     def questions(runner: Runner) -> list[Question]:
-        return _questions(runner, asked, prompts, params.required_max_tokens)
+        return _questions(runner, asked, prompts, max_tokens)
 
-    try:
-        with shown_progress() as progress:
-            result, journal = run(
-                options, configuration, questions, params, path, resume=resume, workload=asked.name, max_shown=show_tokens,
-                progress=progress, status=progress.say,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        return interrupted(path)
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:
-        return interrupted(path)
-    journal.close()
-    return 0
+    def run(path: Path, progress: Progress) -> tuple[ExplainResult, Journal, bool]:
+        found = run_explain(
+            options, configuration, questions, params, path, resume=resume, workload=asked.name, max_shown=show_tokens,
+            progress=progress, status=progress.say,
+        )  # fmt: skip
+        return *found, True
+
+    return measure("explain", output, run, resume=resume)
 
 
 def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options, Configuration]:

@@ -15,7 +15,7 @@ from outrider.cli.options import (
     SAMPLING,
     Json,
     ModelOptions,
-    OpenSamplingOptions,
+    SamplingOptions,
     ShowDrafts,
     Target,
 )
@@ -55,7 +55,7 @@ GenerationConfig = Annotated[
 def generate(
     target: Target,
     model: ModelOptions,
-    sampling: OpenSamplingOptions,
+    sampling: SamplingOptions,
     prompt: Prompt = None,
     prediction: PredictionFile = None,
     chat_template: ChatTemplate = None,

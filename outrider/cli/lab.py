@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -26,10 +26,12 @@ from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.lab.journal import Journal
     from outrider.lab.progress import Progress
     from outrider.lab.result import Result
     from outrider.report.document import Document
 
+R = TypeVar("R", bound="Result")
 OUTPUT = "Output"
 INTERRUPTED = 130  # exit code after Ctrl-C
 
@@ -99,21 +101,41 @@ def show(document: Document, output: OutputOptions) -> None:
         sys.stderr.write(f"written: {path}\n")
 
 
+def measure(
+    verb: str, output: OutputOptions, run: Callable[[Path, Progress], tuple[R, Journal, bool]], *, resume: bool,
+    finish: Callable[[R], int] = lambda result: 0,
+) -> int:  # fmt: skip
+    """Run a measurement, show and write its result; the exit code, of a whole one that of `finish`.
+
+    `run` gets the file that keeps what is finished, and returns the result, the journal in that file, and whether all requests
+    were answered.
+    """
+    path = journal_path(output, verb)
+    if path.exists() and not resume:
+        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+    try:
+        with shown_progress() as progress:
+            result, journal, complete = run(path, progress)
+    except KeyboardInterrupt:
+        return _interrupted(path)
+    deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return _interrupted(path)
+    if not complete:
+        sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
+        return 1
+    code = finish(result)
+    journal.close()
+    return code
+
+
 def journal_path(output: OutputOptions, verb: str) -> Path:
     """What an interrupted run leaves: beside the result, else in the current folder."""
     result = next(iter(output.files(".json")), None)
     return Path(f"outrider-{verb}.unfinished.jsonl") if result is None else result.with_name(f"{result.stem}.unfinished.jsonl")
 
 
-def journal_for(output: OutputOptions, verb: str, *, resume: bool) -> Path:
-    """`journal_path`; says so when what an interrupted run left there is begun anew."""
-    path = journal_path(output, verb)
-    if path.exists() and not resume:
-        sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
-    return path
-
-
-def interrupted(path: Path) -> int:
+def _interrupted(path: Path) -> int:
     """After Ctrl-C: says what is kept; the exit code."""
     kept = f"; what is finished is in {path}: the same command with --resume goes on" if path.exists() else ""
     sys.stderr.write(f"interrupted{kept}\n")

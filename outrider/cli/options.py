@@ -40,7 +40,7 @@ TopK = Annotated[int, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")
 TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.")]
 MinP = Annotated[float, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")]
 GENERATION_CONFIG = (
-    "Where sampling defaults come from: auto (the model's generation_config.json), none, or a folder with such a file."
+    "Where what is not given about sampling comes from: auto (the model's generation_config.json), none, or a folder with one."
 )
 GenerationConfig = Annotated[str, option(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER")]
 
@@ -170,60 +170,27 @@ class ModelOptions(MachineOptions):
 class SamplingOptions:
     """How tokens are chosen and when to stop. `SamplingParams` checks the ranges and words the error."""
 
-    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens to generate.")] = 256
-    temperature: Annotated[float, option(SAMPLING, "0 is greedy.")] = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    repetition_penalty: Annotated[
-        float, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.")
-    ] = 1.0
-    presence_penalty: Annotated[float, option(SAMPLING, "Once per token seen in the output; 0 is off.")] = (
-        0.0
-    )
-    frequency_penalty: Annotated[float, option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
-    seed: Annotated[
-        int | None, option(SAMPLING, "Same seed, same text.", show_default="a new one each run")
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False),
-    ] = None
-
-    def params(self, logprobs: int | None = None) -> SamplingParams:
-        """The library's form. Raises ConfigError for a value out of range."""
-        from outrider.sampling.params import SamplingParams
-
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        max_tokens, stop = values.pop("max_new_tokens"), list(values.pop("stop") or [])
-        return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenSamplingOptions(SamplingOptions):
-    """Sampling options of verbs that may take what is left open from the model's generation_config.json."""
-
     max_new_tokens: Annotated[
         str | None,
-        option(
-            SAMPLING, "Most tokens to generate; none: to the end of the context.", metavar="N|none",
-            show_default="256, or the file's",
-        ),
-    ] = None  # type: ignore[assignment]
-    temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", show_default="0, or the file's")] = None  # type: ignore[assignment]
-    top_k: Annotated[
-        int | None, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.", show_default="0, or the file's")
-    ] = None  # type: ignore[assignment]
+        option(SAMPLING, "Most tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"),
+    ] = None
+    temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", show_default="0")] = None
+    top_k: Annotated[int | None, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.", show_default="0")] = None
     top_p: Annotated[
-        float | None, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off.", show_default="1, or the file's")
-    ] = None  # type: ignore[assignment]
+        float | None, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.", show_default="1")
+    ] = None
     min_p: Annotated[
-        float | None,
-        option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.", show_default="0, or the file's"),
-    ] = None  # type: ignore[assignment]
+        float | None, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.", show_default="0")
+    ] = None
     repetition_penalty: Annotated[
-        float | None, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.", show_default="1, or the file's")
-    ] = None  # type: ignore[assignment]
+        float | None, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.", show_default="1")
+    ] = None
+    presence_penalty: Annotated[float, option(SAMPLING, "Once per token seen in the output; 0 is off.")] = 0.0
+    frequency_penalty: Annotated[float, option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
+    seed: Annotated[int | None, option(SAMPLING, "Same seed, same text.", show_default="a new one each run")] = None
+    stop: Annotated[
+        list[str] | None, option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False)
+    ] = None
 
     def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""
@@ -235,11 +202,9 @@ class OpenSamplingOptions(SamplingOptions):
         return SamplingParams(**{**(defaults or {}), **given, "logprobs": logprobs})
 
 
-def _length(text: str) -> int | None:
+def _length(text: str | int) -> int | None:
     """A number of tokens, or 'none' for no limit. Raises ConfigError."""
-    if text == "none":
-        return None
     try:
-        return int(text)
+        return None if text == "none" else int(text)
     except ValueError:
         raise ConfigError(f"--max-new-tokens takes a number, or none for the end of the context, got '{text}'") from None

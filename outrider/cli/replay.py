@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from outrider.cli import session
-from outrider.cli.lab import OutputOptions, Resume, command_line, deliver, interrupted, journal_path, shown_progress
+from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.verbs import option, with_groups
 
 if TYPE_CHECKING:
+    from outrider.lab.journal import Journal
+    from outrider.lab.progress import Progress
     from outrider.lab.replay.result import ReplayResult
     from outrider.lab.replay.run import ReplayPlan
 
@@ -97,17 +99,17 @@ def replay(
 ) -> int:
     """Predict acceptance of model-free drafters from logged answers, without a model."""
     output.check()
-    path = journal_path(output, "replay")
-    try:
-        result = _run(workload, tokenizer, log, drafters.plan(), path, resume)
-    except KeyboardInterrupt:
-        return interrupted(path)
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    path.unlink(missing_ok=True)
-    return 0
+    plan = drafters.plan()
+
+    def run(path: Path, progress: Progress) -> tuple[ReplayResult, Journal, bool]:
+        return *_replayed(workload, tokenizer, log, plan, path, resume, progress), True
+
+    return measure("replay", output, run, resume=resume)
 
 
-def _run(name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, resume: bool) -> ReplayResult:
+def _replayed(
+    name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, resume: bool, progress: Progress
+) -> tuple[ReplayResult, Journal]:
     from outrider.demo import demo_paths
     from outrider.lab.journal import Journal
     from outrider.lab.replay.run import journal_plan, run_replay
@@ -116,19 +118,16 @@ def _run(name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path:
     from outrider.lab.workload.load import load_workload
 
     workload = load_workload(name, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
-    with shown_progress() as progress:
-        session.quieten_libraries()
-        target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
-        target.name = tokenizer
-        log = read_log(workload, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
-        plan.check_log(log)
-        if path.exists() and not resume:
-            progress.say(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)")
-        journal = Journal.open(path, journal_plan(plan, log, target), resume=resume)
-        lines = [f"line {line.number}: {line.reason}" for line in workload.skipped]
-        notes = [*workload.notes, *([f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}"] if lines else [])]
-        try:
-            return run_replay(plan, log, target, journal, workload=workload.name, notes=notes, progress=progress)
-        finally:
-            if not len(journal):
-                journal.close()  # nothing to go on with
+    session.quieten_libraries()
+    target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
+    target.name = tokenizer
+    log = read_log(workload, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
+    plan.check_log(log)
+    journal = Journal.open(path, journal_plan(plan, log, target), resume=resume)
+    lines = [f"line {line.number}: {line.reason}" for line in workload.skipped]
+    notes = [*workload.notes, *([f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}"] if lines else [])]
+    try:
+        return run_replay(plan, log, target, journal, workload=workload.name, notes=notes, progress=progress), journal
+    finally:
+        if not len(journal):
+            journal.close()  # nothing to go on with

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from outrider.cli.bench_options import BaselineOptions, ConversationOptions, ServerOptions
-from outrider.cli.lab import OutputOptions, command_line, deliver, interrupted, journal_for, shown_progress
+from outrider.cli.lab import OutputOptions, measure
 from outrider.cli.quantities import numbers
 from outrider.cli.verbs import changed, refuse_unused
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.lab.journal import Journal
+    from outrider.lab.progress import Progress
+    from outrider.lab.result import Result
     from outrider.lab.server import Endpoint
     from outrider.sampling.params import SamplingParams
 
@@ -65,20 +68,9 @@ def ask_server(
         rates_per_s=tuple(numbers("--set request_rate", servers.request_rate or "", float)),
         sampling=sampling, api=servers.api, timeout_s=servers.stall_timeout,
     )  # fmt: skip
-    path = journal_for(output, question, resume=resume)
     workload = prompts.load(url)
-    try:
-        with shown_progress() as progress:
-            result, journal, complete = study(
-                question, endpoints, workload, options, path, prompts=prompts.limit, resume=resume, progress=progress
-            )
-    except KeyboardInterrupt:
-        return interrupted(path)
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:
-        return interrupted(path)
-    if not complete:
-        sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
-        return 1
-    journal.close()
-    return 0
+
+    def run(path: Path, progress: Progress) -> tuple[Result, Journal, bool]:
+        return study(question, endpoints, workload, options, path, prompts=prompts.limit, resume=resume, progress=progress)
+
+    return measure(question, output, run, resume=resume)

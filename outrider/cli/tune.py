@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from outrider.cli.bench_options import BaselineOptions, ConversationOptions
-from outrider.cli.lab import (
-    OUTPUT,
-    OutputOptions,
-    Resume,
-    command_line,
-    deliver,
-    interrupted,
-    journal_for,
-    shown_progress,
-)
+from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, ServerTarget, TopK, TopP
 from outrider.cli.quantities import numbers
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
@@ -27,7 +18,10 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.build import Options
+    from outrider.lab.journal import Journal
+    from outrider.lab.progress import Progress
     from outrider.lab.tune.remote import Line
+    from outrider.lab.tune.result import TuneResult
     from outrider.lab.tune.run import TuneRequest
     from outrider.sampling.params import SamplingParams
 
@@ -187,23 +181,21 @@ def tune(
     from outrider.cli.session import quieten_libraries
     from outrider.lab.tune.run import run_tune
 
-    request, path = options.request(prompts.limit, machine.draft or []), journal_for(output, "tune", resume=resume)
+    request = replace(options.request(prompts.limit, machine.draft or []), line=line.line(target, machine))
     workload = prompts.load(target)
     quieten_libraries()
-    request = replace(request, line=line.line(target, machine))
-    try:
-        with shown_progress() as progress:
-            result, journal = run_tune(
-                machine.options(target), request, workload, path, resume=resume, on_bad=prompts.on_bad,
-                chat_template=prompts.chat_template, progress=progress, status=progress.say,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        return interrupted(path)
-    deliver(result.model_copy(update={"command": command_line()}), output)
-    if result.interrupted:  # advice that rests on too little makes no settings
-        return interrupted(path)
-    if settings_out is not None:
-        result.settings_file().write(settings_out)
-        sys.stderr.write(f"written: {settings_out}\n")
-    journal.close()
-    return 0
+
+    def run(path: Path, progress: Progress) -> tuple[TuneResult, Journal, bool]:
+        found = run_tune(
+            machine.options(target), request, workload, path, resume=resume, on_bad=prompts.on_bad,
+            chat_template=prompts.chat_template, progress=progress, status=progress.say,
+        )  # fmt: skip
+        return *found, True
+
+    def finish(result: TuneResult) -> int:
+        if settings_out is not None:
+            result.settings_file().write(settings_out)
+            sys.stderr.write(f"written: {settings_out}\n")
+        return 0
+
+    return measure("tune", output, run, resume=resume, finish=finish)

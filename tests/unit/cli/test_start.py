@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import session
-from outrider.cli.options import ModelOptions, OpenSamplingOptions, SamplingOptions
+from outrider.cli.options import ModelOptions, SamplingOptions
 from outrider.errors import CapabilityError, CheckpointError, NumericalError, OutriderError
 
 PROMISED = "drafter draft num-draft-tokens verifier max-new-tokens temperature seed dtype device threads json show-drafts"
@@ -139,7 +139,7 @@ def test_defaults_are_the_library_s() -> None:
     for name, value in vars(ModelOptions()).items():
         if not name.endswith("_option") and name != "settings":
             assert library[name].default == value, name
-    assert SamplingOptions().params() == OpenSamplingOptions().params() == SamplingParams()
+    assert SamplingOptions().params() == SamplingParams()
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
