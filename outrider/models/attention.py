@@ -1,8 +1,8 @@
 """Our attention and mask functions, registered with transformers, so that any of its decoders runs on our cache.
 
-The model calls `attention` where it would call SDPA or flash attention. We write the new keys and values into the cache
-at the places the pass plan names, and attend from the pass's queries to whole blocks of the cache under one additive
-mask that says which positions each query may see (committed prefix, tree ancestors, itself). Positions behind a row's
+The model calls `attention` where it would call SDPA or flash attention, while `following` a plan. We write the new keys and
+values into the cache at the places the plan names, and attend from the pass's queries to whole blocks of the cache under one
+additive mask that says which positions each query may see (committed prefix, tree ancestors, itself). Positions behind a row's
 end are masked, and a masked position contributes exactly nothing, so rows of different lengths share a pass.
 
 Queries are padded to a multiple of `QUERY_BLOCK` here, and keys come in whole blocks: a query's result then has the
@@ -11,7 +11,9 @@ same bits whether it is alone, beside draft tokens, or beside other rows (probed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,23 +52,53 @@ class PassPlan:
         return None if self.make_window_mask is None else self.make_window_mask()
 
 
+_followed: ContextVar[PassPlan] = ContextVar("the plan of the pass that this thread makes")
+
+
+@contextmanager
+def following(plan: PassPlan) -> Iterator[None]:
+    """Attention of modules that this thread calls inside follows the plan, whichever arguments their code hands on."""
+    before = _followed.set(plan)
+    try:
+        yield
+    finally:
+        _followed.reset(before)
+
+
 def attention(
     module: Any,  # transformers' attention module of one layer
-    query: Tensor,  # (B, heads, T, D)
-    key: Tensor,  # (B, KV heads, T, D)
-    value: Tensor,  # (B, KV heads, T, Dv)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
-    outrider_plan: PassPlan | None = None,
-    s_aux: Tensor | None = None,  # (heads,) sinks
+    s_aux: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention contract: returns ((B, T, heads, Dv), no weights)."""
-    assert outrider_plan is not None, "the model does not pass keyword arguments on to its attention"
-    plan, layer = outrider_plan, module.layer_idx
+    """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
+    out = attend(
+        _followed.get(), module.layer_idx, query, key, value,
+        scaling=scaling, softcap=softcap, sliding_window=sliding_window, sinks=s_aux,
+    )  # fmt: skip
+    return out, None
+
+
+def attend(
+    plan: PassPlan,
+    layer: int,
+    query: Tensor,  # (B, heads, T, D)
+    key: Tensor,  # (B, KV heads, T, D)
+    value: Tensor,  # (B, KV heads, T, Dv)
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Tensor | None = None,  # (heads,)
+) -> Tensor:
+    """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
     keys = _write(plan.keys[layer], plan.places, key)
     values = _write(plan.values[layer], plan.places, value)
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
@@ -74,11 +106,11 @@ def attention(
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)
     values = values[:num_rows, :num_keys].transpose(1, 2)
-    if softcap is None and s_aux is None:
+    if softcap is None and sinks is None:
         out = _attend(padded, keys, values, mask, scaling)
     else:
-        out = _attend_written_out(padded, keys, values, mask, scaling, softcap, s_aux)
-    return out[:, :, :num_queries].transpose(1, 2).contiguous(), None
+        out = _attend_written_out(padded, keys, values, mask, scaling, softcap, sinks)
+    return out[:, :, :num_queries].transpose(1, 2).contiguous()
 
 
 def _write(store: Tensor, places: Tensor, new: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
-from outrider.models.attention import PassPlan
+from outrider.models.attention import PassPlan, following
 from outrider.models.plan import plan_pass
 from outrider.models.signals import Listening
 
@@ -169,7 +169,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class ModuleRun:
-    """The plain run: transformers' forward with our plan passed through its keyword arguments."""
+    """The plain run: transformers' forward, whose attention follows our plan."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -177,10 +177,11 @@ class ModuleRun:
         self._listening: dict[tuple[int, ...], Listening] = {}
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
-        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False, "outrider_plan": plan}
-        if self._keeps_columns:
-            return self.module(**inputs, logits_to_keep=columns).logits
-        return self.module(**inputs).logits[:, columns]
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        with following(plan):
+            if self._keeps_columns:
+                return self.module(**inputs, logits_to_keep=columns).logits
+            return self.module(**inputs).logits[:, columns]
 
     def with_hidden(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]

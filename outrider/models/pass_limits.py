@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outrider.models.attention import QUERY_BLOCK
 from outrider.models.lm import LM, PassLimits
 from outrider.models.panel import is_transposed
-from outrider.models.probe import find_layers, probe_tokens
+from outrider.models.probe import probe_tokens, see_layers
 from outrider.models.sum_order import (
     Sample,
     attention_samples,
@@ -55,7 +55,7 @@ def find_pass_limits(lm: LM, module: Any) -> PassLimits:
     late = lm.forward(block[:, longest - QUERY_BLOCK :])  # tokens that stood at the end of the longest pass
     for _ in range(2):
         lm.kv.swap_remove(0)
-    kinds = dict.fromkeys(layer.kind for layer in find_layers(module, len(lm.shape.layers)))
+    kinds = dict.fromkeys(layer.kind for layer in see_layers(module).values())
     exact_trees = exact_trees and all(trees_keep_bits(kind, lm) for kind in kinds)
     samples: list[Sample] = [{width: logits[0] for width, logits in alone.items()}]
     samples += [sample for kind in kinds for sample in attention_samples(kind, lm, WIDTHS)]

@@ -37,24 +37,31 @@ class Seen(NamedTuple):
 
     kind: AttentionKind
     is_windowed: bool  # it was told of a window
-    takes_keywords: bool  # the keyword arguments of the pass reached it
 
 
 def _record_layer(
     seen: dict[int, Seen], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, outrider_probe: bool = False, **unused: object,
+    s_aux: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
     kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None)
-    seen[module.layer_idx] = Seen(kind, sliding_window is not None, outrider_probe)
+    seen[module.layer_idx] = Seen(kind, sliding_window is not None)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
 
 
 def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
-    """What is seen of every layer in one pass over two tokens. Raises OwnCacheNeededError when a layer shows nothing."""
+    """What is seen of every layer in one pass. Raises OwnCacheNeededError when a layer shows nothing."""
+    seen = see_layers(module)
+    if silent := [layer for layer in range(num_layers) if layer not in seen]:
+        refuse_silent_layers(module, silent)
+    return tuple(seen[layer] for layer in range(num_layers))
+
+
+def see_layers(module: Any) -> dict[int, Seen]:
+    """What is seen, by their numbers, of the layers that call our attention in one pass over two tokens."""
     seen: dict[int, Seen] = {}
     make_known(SHAPES, partial(_record_layer, seen))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
@@ -62,13 +69,11 @@ def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
     try:
         module.set_attn_implementation(SHAPES)
         with torch.inference_mode():
-            module(input_ids=ids, position_ids=positions, use_cache=False, outrider_probe=True)
+            module(input_ids=ids, position_ids=positions, use_cache=False)
     except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is told
         refuse_failure(module, error)
-    if silent := [layer for layer in range(num_layers) if layer not in seen or not seen[layer].takes_keywords]:
-        refuse_silent_layers(module, silent, silent[0] in seen)
     module.set_attn_implementation(NAME)
-    return tuple(seen[layer] for layer in range(num_layers))
+    return seen
 
 
 def probe_tokens(vocab_size: int, count: int, device: torch.device | str) -> Tensor:

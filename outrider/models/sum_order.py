@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
-from outrider.models.attention import attention
+from outrider.models.attention import attend
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.lm import LM
 from outrider.models.pack import PackedLinear
@@ -188,7 +187,6 @@ class _Bench:
         self._attend = attend
         self._kind, self._dtype, self._device = kind, lm.dtype, lm.device
         self._generator = torch.Generator().manual_seed(20250102)
-        self._layer = SimpleNamespace(layer_idx=0)
         self._kv = KVCache([kind.shape], lm.dtype, lm.device)
         self._kv.add_row()
 
@@ -240,10 +238,8 @@ class _Bench:
         if self._attend is not None:
             return self._attend(self._kv, query, key, value, parents)
         plan, _ = plan_pass(self._kv, 1, query.shape[2], parents, last_position=1 << 20)
-        out, _ = attention(
-            self._layer, query, key, value, None, scaling=1.0, softcap=self._kind.softcap, outrider_plan=plan,
-            s_aux=self._kind.sinks(self._device),
-        )  # fmt: skip
+        sinks = self._kind.sinks(self._device)
+        out = attend(plan, 0, query, key, value, scaling=1.0, softcap=self._kind.softcap, sinks=sinks)
         return out[0].flatten(1)
 
     def agrees(self, inputs: Inputs, parents: list[int], path: list[int]) -> bool:

@@ -49,20 +49,11 @@ def refuse_other_caches(module: Any) -> None:
 SPARSE = "its attention is sparse: an indexer picks the keys of each token, which Outrider's attention does not do"
 
 
-def refuse_silent_layers(module: Any, silent: Sequence[int], dropped: bool) -> NoReturn:
-    """Raise OwnCacheNeededError for the layers that never called our attention with a plan.
-
-    `dropped`: our attention was called, but without the keyword arguments of the pass.
-    """
+def refuse_silent_layers(module: Any, silent: Sequence[int]) -> NoReturn:
+    """Raise OwnCacheNeededError for the layers that never called our attention."""
     config, code = module.config.get_text_config(), type(module).__name__
-    which = _which(config, silent)
     if _keeps_state(module, getattr(config, "layer_types", None), silent[0]):
-        raise OwnCacheNeededError(_running_state(which))
-    if dropped:
-        raise OwnCacheNeededError(
-            f"the code of {code} in transformers does not pass keyword arguments on to its attention, so Outrider's "
-            f"cache cannot reach {which}"
-        )
+        raise OwnCacheNeededError(_running_state(_which(config, silent)))
     biases = ", with ALiBi position biases," if _has_alibi(module) else ""
     raise OwnCacheNeededError(
         f"the code of {code} in transformers computes attention itself{biases} and does not call the attention "

@@ -128,7 +128,7 @@ class _MtpParts(nn.Module):
 
     def states(self, ids: Tensor, features: Tensor, positions: Tensor, cache: RecordedCache) -> Tensor:
         with cache.attending(self.head.layer(0).body):
-            return self.head.on_cache(ids, features, positions)
+            return self.head.states(ids, features, positions)
 
 
 def _parts_of(head: FedHead) -> _EagleParts | _MtpParts:

@@ -69,7 +69,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "index_topk_blocks": 2, "layer_types": ["full_attention", "minimax_m3_sparse"], "dense_intermediate_size": 96,
         "shared_intermediate_size": 32},
     "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
-    "nemotron": {},
     "nemotron_h": {
         **GROUPS, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1,
         "conv_kernel": 4, "chunk_size": 8, "layers_block_type": ["mamba", "attention"], "num_hidden_layers": None},
@@ -84,7 +83,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "ngram_vocab_size_base": 64, "heads_per_ngram": 4, "split_ngram_parts": 1, "make_ngram_vocab_size_divisible_by": 4},
     "recurrent_gemma": {"attention_window_size": 16, "lru_width": 64, "num_hidden_layers": 3},
     "rwkv": {"attention_hidden_size": 64},
-    "stablelm": {},
     "xglm": {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
     "zamba": {
         "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_d_state": 8, "mamba_dt_rank": 8, "n_mamba_heads": 2,

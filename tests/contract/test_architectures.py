@@ -62,6 +62,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "cohere": ("Cohere", {**GROUPED, "logit_scale": 1.0}),
     "smollm3": ("SmolLM3", {**GROUPED, "no_rope_layers": [1, 1, 0]}),
+    "stablelm": ("StableLm", GROUPED),
     "gpt-oss": ("GptOss", {**GROUPED, **FEW_EXPERTS, "head_dim": 8, "sliding_window": WINDOW}),
     "mimo-v2": ("MiMoV2Flash", {
         **GROUPED, "head_dim": 8, "v_head_dim": 4, "sliding_window": WINDOW, "mlp_layer_types": ["dense"] * 3, "layer_types": [

@@ -29,7 +29,6 @@ SAID: dict[str, tuple[str, ...]] = {  # of each, words that must be there
     "gptj": ("GPTJForCausalLM", OWN_CODE),
     "falcon": ("FalconForCausalLM", OWN_CODE),
     "mpt": ("MptForCausalLM", OWN_CODE, BIASES),
-    "stablelm": ("StableLmForCausalLM", "does not pass keyword arguments on to its attention", "2 of 2 layers"),
     "mamba": (STATE, "2 of 2 layers (first: layer 0, linear_attention)"),
     "rwkv": (STATE, "2 of 2 layers (first: layer 0)"),
     "lfm2": (STATE, "1 of 2 layers (first: layer 0, conv)"),

@@ -10,7 +10,6 @@ What was unread becomes context; the block and the padding are overwritten by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.kv.cache import BLOCK, KVCache
-from outrider.models.attention import PassPlan, attention
+from outrider.models.attention import PassPlan, attend
 from outrider.models.heads.block import BlockHead
 
 
@@ -66,13 +65,6 @@ class BlockPasses(Protocol):
         """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B, M): (B, M, Vd)."""
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """What our attention reads of a layer."""
-
-    layer_idx: int
-
-
 class ModulePasses:
     """The head's own modules: the reference."""
 
@@ -107,15 +99,15 @@ class ModulePasses:
         mask = partial(config.mask, cached + count, num_keys, kv.dtype)
         plan = PassPlan(kv.keys, kv.values, ((slots + cached)[:, None] + offsets).flatten(), mask)
 
-        def attend(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
+        def attention(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
             if context:
                 own_keys, own_values = (
                     torch.cat(pair, dim=2) for pair in zip(context[layer], (own_keys, own_values), strict=True)
                 )
-            return attention(_Layer(layer), queries, own_keys, own_values, None, outrider_plan=plan)[0].transpose(1, 2)
+            return attend(plan, layer, queries, own_keys, own_values).transpose(1, 2)
 
         fed = head.block_tokens(torch.tensor(pending.tokens, device=device))
-        states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attend))
+        states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attention))
         return Guessed(states, head.logits(states))
 
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:

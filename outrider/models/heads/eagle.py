@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,8 +31,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
-from outrider.models import attention
-from outrider.models.attention import PassPlan
+from outrider.models.attention import PassPlan, attend
 from outrider.models.signals import AFTER_NORM
 from outrider.models.vocabulary import OUTSIDE
 
@@ -239,7 +239,7 @@ class EagleHead(nn.Module):
 
     def on_cache(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
         """What a pass gives (see `forward`), attending over a cache."""
-        return self(tokens, features, positions, _cached(plan))
+        return self(tokens, features, positions, partial(attend, plan))
 
     def states(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states of pairs whose tokens are embedded already, (B, T, H)."""
@@ -269,22 +269,6 @@ class EagleHead(nn.Module):
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), OUTSIDE)
         return full.index_copy_(-1, self.draft_ids, logits)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """What our attention reads of a layer."""
-
-    layer_idx: int
-
-
-def _cached(plan: PassPlan) -> Attend:
-    """Attention over the cache."""
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention.attention(_Layer(layer), query, key, value, None, outrider_plan=plan)[0]
-
-    return attend
 
 
 def _rope_config(config: EagleConfig) -> LlamaConfig:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.kv import LayerShape
-from outrider.models.attention import PassPlan
+from outrider.models.attention import PassPlan, following
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class MtpLayer(nn.Module):
         self.body = body
 
     def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, plan: PassPlan | None, *, hidden_first: bool = False
+        self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False
     ) -> Tensor:
         """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T)."""
         pair = [self.embed_norm(embeds), self.hidden_norm(features)]
         inputs = self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
-        return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False, outrider_plan=plan).last_hidden_state
+        return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
 
     def number(self, index: int) -> None:
         """Its place in the head's cache."""
@@ -121,12 +121,15 @@ class MtpHead(nn.Module):
         """What `join` gives is the feature."""
         return joined
 
-    def on_cache(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan | None = None, layer: int = 0
-    ) -> Tensor:
+    def on_cache(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan, layer: int = 0) -> Tensor:
         """States o (B, T, H) of the pairs (tokens (B, T), features (B, T, H)) at positions (B, T)."""
+        with following(plan):
+            return self.states(tokens, features, positions, layer)
+
+    def states(self, tokens: Tensor, features: Tensor, positions: Tensor, layer: int = 0) -> Tensor:
+        """`on_cache`, with whatever attention its layers have been given."""
         embeds = self.shared[0](tokens).to(features.dtype)
-        return self.layer(layer)(embeds, features, positions, plan, hidden_first=self.config.hidden_first)
+        return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first)
 
     def carry(self, states: Tensor, layer: int = 0) -> Tensor:
         """The features of the pairs that follow, as far as the head can tell: (..., H) -> (..., H)."""

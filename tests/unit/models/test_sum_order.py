@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from outrider.kv import LayerShape
 from outrider.models import attention, pass_limits, sum_order
+from outrider.models.attention import PassPlan
 from outrider.models.load import build_lm, finish
 from outrider.models.pass_limits import WIDTHS, find_pass_limits
 from outrider.models.sum_order import (
@@ -33,7 +34,7 @@ KINDS = [
     AttentionKind(4, LayerShape(2, 16, 16), 30.0),
     AttentionKind(4, LayerShape(2, 16, 16), None, has_sinks=True),
 ]
-Attend = Callable[..., tuple[Tensor, None]]
+Attend = Callable[..., Tensor]
 
 
 class HalvedLinear(nn.Linear):
@@ -83,11 +84,8 @@ def test_torchs_attention_does_not_keep_the_bits_of_trees(dtype: torch.dtype, ki
 def _over_reversed_keys(at_width: int, real: Attend) -> Attend:
     """Attention that walks the keys backwards in passes of one width."""
 
-    def attend(
-        layer: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
-    ) -> tuple[Tensor, None]:
-        plan = options["outrider_plan"]
-        real(layer, query, key, value, *rest, **options)  # writes keys and values
+    def attend(plan: PassPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, **told: Any) -> Tensor:
+        real(plan, layer, query, key, value, **told)  # writes keys and values
         num_keys, num_queries = plan.mask.shape[3], query.shape[2]
         keys = plan.keys[0][:1, :num_keys].transpose(1, 2)
         values = plan.values[0][:1, :num_keys].transpose(1, 2)
@@ -102,7 +100,7 @@ def _over_reversed_keys(at_width: int, real: Attend) -> Attend:
         total = torch.zeros(*query.shape[:3], values.shape[3])
         for at in range(num_keys):
             total = total + weights[..., at, None] * values[:, :, None, at]
-        return total.to(query.dtype).transpose(1, 2), None
+        return total.to(query.dtype).transpose(1, 2)
 
     return attend
 
@@ -112,7 +110,7 @@ def test_attention_that_sums_otherwise_at_one_width(dtype: torch.dtype, monkeypa
     """Catches samples whose sums do not depend on their order."""
     lm, _ = make_lm(dtype)
     monkeypatch.setattr(sum_order, "PREFIXES", (24,))
-    monkeypatch.setattr(sum_order, "attention", _over_reversed_keys(5, sum_order.attention))
+    monkeypatch.setattr(sum_order, "attend", _over_reversed_keys(5, sum_order.attend))
     samples = list(attention_samples(KINDS[0], lm, (4, 5, 8)))
     assert all(same_bits(sample, [4, 8]) for sample in samples)
     assert not same_bits(samples[0], [4, 5]), "values that cancel do not show the order"
