@@ -142,7 +142,9 @@ def target_config(options: Options) -> Any:
 
 def embedded_heads(target: str) -> dict[str, str]:
     """Folders of the trained heads that come with a target, by the drafter that drafts with them."""
-    return {name: str(folder) for name, folder in demo_heads().items()} if target == DEMO else {}
+    if target == DEMO:
+        return {name: str(folder) for name, folder in demo_heads().items()}
+    return {"mtp": target} if ships_mtp(target) else {}
 
 
 def _set_threads(asked: int | None) -> None:

@@ -82,7 +82,7 @@ def eagle_head(kind: Kind, draft_vocab: int | None) -> Callable[[Any, Path], Non
     return lambda target, folder: save_eagle(random_eagle(kind, target.config, draft_vocab=draft_vocab), folder)
 
 
-def mtp_head(target: Any, folder: Path) -> None:
+def mtp_head(target: Any, folder: Path, num_layers: int = 1) -> None:
     """A random head alone, in Qwen's layout."""
 
     def make(seed: int) -> Any:
@@ -90,7 +90,7 @@ def mtp_head(target: Any, folder: Path) -> None:
             torch.manual_seed(seed)
             return type(target)(copy.deepcopy(target.config)).eval() if seed else target
 
-    save_with_mtp(folder, make, "qwen", alone=True)
+    save_with_mtp(folder, make, "qwen", num_layers=num_layers, alone=True)
 
 
 def acceptance_head(target: Any, folder: Path) -> None:

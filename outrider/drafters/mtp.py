@@ -55,7 +55,8 @@ class MtpDrafter(FedTree):
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         target, settings = setup.target, setup.settings
         lm = target.lm
-        head = load_mtp(setup.head or target.name, target.config, lm.dtype, lm.device, target.revision)
+        folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
+        head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision)
         if target.tables is None:
             raise CapabilityError(f"{target.name}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
@@ -63,7 +64,8 @@ class MtpDrafter(FedTree):
         if turns and cls.drafts_trees(settings):
             raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
         own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
-        notes: list[str] = [f"the MTP head has {len(head.layers)} layers and drafts a token with each"] if turns else []
+        layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
+        notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
         loop = _on_runtime(own, head, lm, notes)
         if cls.drafts_trees(settings):
             drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels))

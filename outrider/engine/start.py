@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from outrider.build import DEMO, Needs, Options, choose, load_models
+from outrider.build import DEMO, Needs, Options, choose, load_models, named_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.lineup import Lineup, lossy_verifier
 from outrider.engine.observer import Observer
@@ -33,7 +33,8 @@ def make_engine(
     options, main = choose(options)
     parts = {main.drafter_name: main}
     for extra in extra_drafters:
-        parts.setdefault(extra, choose_parts(extra, {}, "auto", {}, None, lossy=False))
+        own = named_drafter(replace(options, drafter=extra, drafter_options={}, draft=None), None).drafter_options
+        parts.setdefault(extra, choose_parts(extra, own, "auto", {}, None, lossy=False))
     _check(options, parts, allow_lossy)
     needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))  # alone it may have a longer loop
     models = load_models(options, needs, status)
@@ -52,7 +53,8 @@ def _check(options: Options, parts: Mapping[str, Parts], allow_lossy: Sequence[s
     (first, main), *others = parts.items()
     for name, one in others:
         lacks_draft = one.wants_draft and options.draft is None and options.target != DEMO
-        if one.drafter.needs_head or lacks_draft:
+        lacks_head = one.drafter.needs_head and not (one.drafter.head_in_target or one.head)
+        if lacks_head or lacks_draft:
             what = "a draft model" if lacks_draft else "a trained head"
             raise ConfigError(
                 f"extra drafter '{name}' needs {what}, which only a server's first drafter can be given: "

@@ -87,7 +87,7 @@ def _why_not_alone(name: str, kind: type[Drafter], settings: Any) -> str:
 def _reads_only_text(name: str) -> bool:
     """Class attributes say who runs a model; who reads what a target's pass brings shows on a few words."""
     kind = DRAFTERS.load(name)
-    if kind.needs_draft or kind.needs_module or kind.trained or not kind.keeps_costs:
+    if kind.needs_draft or kind.needs_module or kind.needs_head or not kind.keeps_costs:
         return False
     try:
         parts = Configuration(name).parts()

@@ -1,12 +1,12 @@
 """What `--draft` names to `tune`, once or several times: a draft model, and whatever was trained for this target.
 
     a transformers folder, a hub id    the draft model of every drafter that wants one
-    an EAGLE, Medusa or block head     drafts by itself, as bench's 'eagle3 head=FOLDER' does
+    an EAGLE, MTP, Medusa, block head  drafts by itself, as bench's 'eagle3 head=FOLDER' does
     an early-exit head                 'early-exit head=FOLDER'
     an acceptance head                 ends the draft model's drafts: 'draft-model stop=acceptance acceptance_head=FOLDER'
 
-They are told apart by their files, of weights by the headers alone. Heads that come with the target (the demo's) take part
-without being named.
+They are told apart by their files, of weights by the headers alone. Heads that come with the target (the demo's, the
+MTP head of a checkpoint) take part without being named.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from outrider.models.heads.block_files import outline_block
 from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
 from outrider.models.heads.medusa_files import outline_medusa
+from outrider.models.heads.mtp_files import find_mtp
 
 MODEL = "draft-model"
 NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
@@ -96,6 +97,10 @@ def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:
         return Head(
             kind=kind, folder=folder, most=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
         )
+    if kind == "mtp":
+        found = find_mtp(Path(path), sizes.num_layers)
+        layers = 1 if found is None else len(found.layout.layers)
+        return Head(kind=kind, folder=folder, most=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
         outline_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes)  # refuses one that does not fit
     return Head(kind=kind, folder=folder)

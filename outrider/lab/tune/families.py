@@ -1,8 +1,8 @@
 """Which families are worth a probe, and why others are not.
 
     draft model     chains, with and without a stop rule, trained rules that were named too; trees; with look-up in one tree
-    heads           EAGLE: chains and EAGLE-2's trees; Medusa: chains up to its heads, its planned tree; block: chains up to its
-                    block, which all cost one pass, ended by its own confidence if it has that, trees behind its Markov head
+    heads           EAGLE, MTP: chains and EAGLE-2's trees; Medusa: chains up to its heads, its planned tree; block: chains up to
+                    its block, which all cost one pass, ended by its own confidence if it has that, trees behind its Markov head
     model-free      ngram, suffix, ngram-cache, recycling, lookahead, retrieval with a corpus
     own weights     exits after a quarter, half and three quarters of the layers; 8 and 4 bits
 
@@ -90,7 +90,8 @@ def _head(head: Head, options: SpaceOptions) -> Iterator[Family]:
         yield from _chains(head.kind, up_to(most), options, **own)
         if head.confidence:
             yield Family.of(head.kind, up_to(most), stop="confidence", **own)
-        yield from _trees(head.kind, ("best-first",), options, **own)
+        if head.kind != "mtp" or head.most is None:  # layers that take turns draft chains
+            yield from _trees(head.kind, ("best-first",), options, **own)
 
 
 def _chains(drafter: str, sizes: Sequence[int], options: SpaceOptions, **own: Any) -> Iterator[Family]:

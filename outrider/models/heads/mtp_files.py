@@ -216,7 +216,7 @@ def _folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
     if adapter is not None:
         return _folder(adapter.base, adapter.revision, fetches=fetches)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.is_file() or name.lower().endswith(SUFFIX):
         raise CheckpointError(f"'{name}' is a single file, and MTP heads are read from folders of safetensors. {INSTEAD}.")

@@ -18,10 +18,12 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams
-from tests.heads import block_head, medusa_heads, random_eagle
+from tests.heads import block_head, medusa_heads, mtp_head, random_eagle
+from tests.helpers import byte_tokenizer, tiny_llama
+from tests.mtp_heads import save_with_mtp
 from tests.unit.engine.conftest import WAIT, Models, ask, prompt, request
 
-KINDS = ("eagle3", "medusa", "block")
+KINDS = ("eagle3", "medusa", "block", "mtp")
 MakeHeadEngine = Callable[..., Engine]
 
 
@@ -32,6 +34,7 @@ def heads(models: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     save_eagle(random_eagle("eagle3", AutoConfig.from_pretrained(models.target)), folder / "eagle3")
     medusa_heads(target, folder / "medusa")
     block_head(target, folder / "block")
+    mtp_head(target, folder / "mtp", num_layers=2)
     return {kind: folder / kind for kind in KINDS}
 
 
@@ -74,6 +77,20 @@ def test_texts_and_drafts_are_those_of_one_request_alone(
     assert other.token_ids == expected[2].token_ids
     assert [answer.finish.stats.accepted for answer in answers] == [done.stats.accepted for done in expected]
     assert [answer.finish.stats.drafted for answer in answers] == [done.stats.drafted for done in expected]
+
+
+def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path) -> None:
+    """Catches an extra drafter that is not told where its head is, or that the target's tables are needed for it."""
+    save_with_mtp(tmp_path, lambda seed: tiny_llama(257, seed=seed), "deepseek")
+    byte_tokenizer().save_pretrained(tmp_path)
+    options = Options(target=str(tmp_path), drafter="ngram", dtype="float32", num_draft_tokens=3)
+    engine = make_engine(options, EngineSettings(kv_memory=16 << 20), extra_drafters=("mtp",))
+    engine.start()
+    plain, drafted = ask(engine, request(prompt(9)), request(prompt(9), speculation=Speculation(drafter="mtp")))
+    assert plain.token_ids == drafted.token_ids
+    assert drafted.finish.stats.drafted > plain.finish.stats.drafted
+    assert engine.drain(WAIT)
+    engine.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)

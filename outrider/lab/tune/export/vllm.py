@@ -22,7 +22,7 @@ from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, t
 from outrider.lab.tune.result import Words
 
 ENGINE = "vLLM"
-OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "medusa", "block")
+OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "mtp", "medusa", "block")
 DRAFTERS = OWN + PLUGGED
 PROPOSER = "outrider.integrations.vllm.Proposer"
 LAYOUTS = {"eagle": "raw", "eagle3": "raw", "medusa": "vllm", "block": "raw"}  # of `outrider export`
@@ -67,6 +67,8 @@ def config(choice: Choice, advice: Advice) -> dict[str, Any]:
         found["model"] = EXPORTED if choice.drafter in LAYOUTS else advice.draft
         if advice.sampled and choice.drafter in SAMPLING:  # its default takes the draft's favourite and accepts it with p alone
             found["draft_sample_method"] = "probabilistic"
+    elif choice.drafter == "mtp":
+        pass  # it finds the head in the target's checkpoint
     elif choice.drafter == "ngram":
         found |= {
             "prompt_lookup_max": int(choice.options.get("max_ngram", 4)),
@@ -121,6 +123,8 @@ def _notes(choice: Choice, advice: Advice) -> list[str]:
         notes.append("The draft's vocabulary must have the target's size.")
     if choice.drafter in LAYOUTS:
         notes.append(advice.export_note(choice, LAYOUTS[choice.drafter]))
+    if choice.drafter == "mtp":
+        notes.append("It takes the MTP head in the target's checkpoint.")
     if choice.drafter == "block":
         notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
         if choice.is_dspark:

@@ -12,6 +12,7 @@ from outrider.lab.tune.drafts import Head, kind_of, read_drafts
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from tests.mtp_heads import save_with_mtp
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,14 @@ def test_the_demo_brings_its_own() -> None:
     heads = read_drafts(Options("demo")).heads
     assert {one.kind: one.folder for one in heads} == dict.fromkeys(embedded_heads("demo"), "")
     assert next(one for one in heads if one.kind == "medusa").most == 4
+
+
+def test_a_checkpoint_brings_its_mtp_head(tmp_path: Path) -> None:
+    """One of several layers drafts a token with each."""
+    for layers in (1, 3):
+        save_with_mtp(tmp_path / f"{layers}", lambda seed: tiny_llama(257, seed=seed), "deepseek", num_layers=layers)
+    assert read_drafts(Options(str(tmp_path / "1"))).heads == (Head(kind="mtp", folder=""),)
+    assert read_drafts(Options(str(tmp_path / "3"))).heads == (Head(kind="mtp", folder="", most=3),)
 
 
 def test_two_models_cannot_be_tuned_at_once(root: Path) -> None:
