@@ -94,5 +94,6 @@ def _usage_message(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     if name and message.startswith("No such option"):
         message = misspelt(name, [known for parameter in context.command.params for known in parameter.opts] if context else [])
-    where = f"{context.command_path} --help" if context else "outrider --help"
+    help_option = "--help-all" if "--set " in message else "--help"
+    where = f"{context.command_path} {help_option}" if context else "outrider --help"
     return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."

@@ -104,8 +104,8 @@ def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
     """Each field with its annotation; one that `outrider.settings.setting` made brings its text along."""
     hints = get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
-        kind = hints[field.name]
-        yield field, Annotated[kind, option("Training", field.metadata["help"])] if "help" in field.metadata else kind
+        kind, text = hints[field.name], field.metadata.get("help")
+        yield field, kind if text is None else Annotated[kind, option("Training", f"{text[:1].upper()}{text[1:]}.")]
 
 
 def _is_option(annotation: Any) -> bool:

@@ -43,7 +43,7 @@ def test_every_flag_is_one_of_some_verb() -> None:
     [
         (["--top-k", "3"], "'--top-k' is written --set top_k=VALUE"),
         (["--set", "temperature=1"], "'--set temperature' is written --temperature"),
-        (["--set", "topk=3"], "Did you mean '--set top_k=VALUE'?"),
+        (["--set", "topk=3"], "Did you mean '--set top_k=VALUE'? See 'outrider generate --help-all'"),
         (["--set", "top-k=3"], "'--set top-k' is written --set top_k=VALUE"),
         (["--set", "top_k"], "--set takes NAME=VALUE, got 'top_k'"),
         (["--set"], "--set takes NAME=VALUE, got ''"),
