@@ -31,6 +31,7 @@ from outrider.models.gguf.weights import gguf_module
 from outrider.models.kernel import Kernels
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.multimodal import auto_class, text_part
+from outrider.models.older_code import hand_over
 from outrider.models.own_code import refuse_untrusted
 from outrider.models.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.pass_limits import find_pass_limits
@@ -282,6 +283,7 @@ def build_lm(
     pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
     """
     attention.register()
+    hand_over(module)
     if kernels is not None and any(True for _ in block_layers(module)):
         kernels(module)
     if known is not None:
@@ -312,7 +314,7 @@ def _shape_of(module: Any, layers: Sequence[Seen]) -> LMShape:
         vocab_size=module.get_output_embeddings().weight.shape[0],
         context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
         layers=tuple(layer.kind.shape for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
-        sliding_window=_sliding_window(config),
+        sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
     )
 
@@ -353,9 +355,9 @@ def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:
     it counts from the first token of the pass."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        kinds = [] if any(layer.is_windowed for layer in layers) else ["sliding_attention"]
+        kinds = [] if any(layer.window for layer in layers) else ["sliding_attention"]
     sizes = {"sliding_attention": _sliding_window(config), "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    found = [sizes.get(kind) for kind, layer in zip(kinds, layers, strict=False) if not layer.is_windowed]
+    found = [sizes.get(kind) for kind, layer in zip(kinds, layers, strict=False) if not layer.window]
     if getattr(config, "attn_temperature_tuning", False):
         found.append(getattr(config, "floor_scale", None))
     return [size for size in found if size]

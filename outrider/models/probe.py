@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     """What the attention of one layer was called with."""
 
     kind: AttentionKind
-    is_windowed: bool  # it was told of a window
+    window: int | None  # that it was told of
 
 
 def _record_layer(
@@ -46,7 +46,7 @@ def _record_layer(
 ) -> tuple[Tensor, None]:  # fmt: skip
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
     kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None)
-    seen[module.layer_idx] = Seen(kind, sliding_window is not None)
+    seen[module.layer_idx] = Seen(kind, sliding_window)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None

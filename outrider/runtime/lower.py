@@ -50,6 +50,12 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _has_bits(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (left, right)))
+
+
 def _rope_types(part: Any) -> set[str]:
     found = getattr(part, "rope_type", "default")
     return {str(one) for one in (found.values() if isinstance(found, dict) else (found,))}
@@ -136,7 +142,7 @@ class Lowering:
             self._transposed[id(event.outputs[0])] = tensors[0]
         if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
             return  # of constants alone, and so is one itself
-        if (followed_ := followed(event, self._positional)) is not None:
+        if (followed_ := followed(event, self._positional, self._is_constant)) is not None:
             self._positional[id(event.outputs[0])] = followed_
         rule = RULES.get(event.name)
         is_in_place = rule is None and event.name.endswith("_")
@@ -156,6 +162,9 @@ class Lowering:
             self._known[id(output)] = known
             if isinstance(output, Tensor):
                 self._sharing.setdefault(_memory(output), []).append(output)
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        return id(tensor) not in self._known
 
     # ------------------------------------------------------------------ what the rules ask
 
@@ -212,9 +221,11 @@ class Lowering:
 
     def _named(self, tensor: Tensor) -> str:
         """The name, from now on, of a constant that is no parameter."""
-        name = f"constant.{len(self._made.constants)}"
         dtype = tensor.dtype if tensor.dtype in DTYPES else torch.float32
-        self._made.constants[name] = tensor.detach().to(dtype).contiguous().clone()
+        made = tensor.detach().to(dtype).contiguous().clone()
+        same = (name for name, known in self._made.constants.items() if _has_bits(known, made))
+        name = next(same, f"constant.{len(self._made.constants)}")  # layers may make the same table, each for itself
+        self._made.constants[name] = made
         self._names[id(tensor)] = name
         self._kept.append(tensor)  # as long as it lives no other tensor is told by its identity
         return name

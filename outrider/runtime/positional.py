@@ -17,7 +17,7 @@ from outrider.runtime.events import Event
 # one position's number each, whatever stands beside it
 OPERATIONS = frozenset({
     "_to_copy", "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "log1p", "floor", "sqrt", "rsqrt", "reciprocal", "clamp",
-    "unsqueeze", "alias", "detach", "clone",
+    "unsqueeze", "repeat", "alias", "detach", "clone",
 })  # fmt: skip
 MOST_NUMBERS = 1 << 24  # of a table
 
@@ -35,14 +35,18 @@ class Positional:
         return found.movedim(self.axes.index("T"), 0).reshape(length, -1).contiguous()
 
 
-def followed(event: Event, known: dict[int, Positional]) -> Positional | None:
+def followed(event: Event, known: dict[int, Positional], is_constant: Callable[[Tensor], bool]) -> Positional | None:
     """What an operation makes of such numbers and constants; None where it may mix positions."""
+    if event.name in ("index", "gather"):
+        return _rows(event, known) if is_constant(event.args[0]) else None
     places = [place for place, arg in enumerate(event.args) if isinstance(arg, Tensor) and id(arg) in known]
     if event.name not in OPERATIONS or len(places) != 1:
         return None
     (place,) = places
     before, args = known[id(event.args[place])], event.args
     axes = before.axes
+    if event.name == "repeat" and any(count > 1 for count, axis in zip(args[1], axes, strict=True) if axis):
+        return None
     if event.name == "unsqueeze":
         at = args[1] % (len(axes) + 1)
         axes = (*axes[:at], "", *axes[at:])
@@ -56,6 +60,22 @@ def followed(event: Event, known: dict[int, Positional]) -> Positional | None:
         return operation(*given, **event.kwargs)
 
     return Positional(axes, make)
+
+
+def _rows(event: Event, known: dict[int, Positional]) -> Positional | None:
+    """Rows of a table that positions name: table[positions], or such a gather from copies of a table for each row of the pass."""
+    if event.name == "index":
+        table, (index, *others) = event.args
+        if (before := known.get(id(index))) is None or others:
+            return None
+        make = before.make
+        return Positional((*before.axes, *[""] * (table.dim() - 1)), lambda positions: table[make(positions)])
+    table, dim, index = event.args
+    before = known.get(id(index))
+    if before is None or before.axes != ("B", "T", "") or dim != 1 or not torch.equal(table, table[:1].expand_as(table)):
+        return None
+    make = before.make
+    return Positional(before.axes, lambda positions: table[:1].gather(1, make(positions)))
 
 
 def _others(args: tuple[Any, ...], place: int) -> list[Any]:

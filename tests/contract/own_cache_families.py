@@ -22,14 +22,12 @@ MAMBA2 = {
     "mamba_chunk_size": 8,
 }  # fmt: skip
 SPARSE = {**LATENT, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}  # fewer heads: scores of 0, and ties
-OLD = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "axk2": {**GROUPS, **SPARSE},
     "bailing_hybrid": {**GROUPS, **LATENT, **ALTERNATING, "head_dim": 16},
     "bamba": {**MAMBA2, "attn_layer_indices": [1]},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
-    "codegen": {**OLD, "rotary_dim": 8},
     "deepseek_v32": {**GROUPS, **SPARSE},
     "deepseek_v4": {
         **SPARSE, **SHORT_WINDOW, **EXPERTS, "num_key_value_heads": 1, "o_lora_rank": 16, "o_groups": 2, "n_routed_experts": 4,
@@ -43,10 +41,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": {**MAMBA2, "head_dim": 16, "mamba_d_ssm": 128},
     "falcon_mamba": {"state_size": 8},
     "glm_moe_dsa": {**GROUPS, **SPARSE},
-    "gpt_neo": {
-        "hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
-    "gpt_neox_japanese": {},
-    "gptj": {**OLD, "rotary_dim": 8},
     "granitemoehybrid": {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
     "hrm_text": {},
     "hy_v4": {**EXPERTS, **SPARSE},
@@ -73,7 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **GROUPS, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1,
         "conv_kernel": 4, "chunk_size": 8, "layers_block_type": ["mamba", "attention"], "num_hidden_layers": None},
     "olmo_hybrid": DELTA,
-    "openai-gpt": OLD,
+    "openai-gpt": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048},
     "qwen3_5_moe_text": {**DELTA, **SHARED_EXPERT},
     "qwen3_5_text": DELTA,
     "qwen3_next": {**DELTA, **SHARED_EXPERT},
@@ -93,7 +87,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_hidden_size": 128, "adapter_rank": 8, "hybrid_layer_ids": [1]},
     "zaya": {**EXPERTS, "num_experts_per_tok": 1},
 }  # fmt: skip
-OTHERWISE_NAMED = ("bloom", "codegen", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm")  # sizes have names of their own
+OTHERWISE_NAMED = ("bloom", "mpt", "openai-gpt", "xglm")  # sizes have names of their own
 ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, ALiBi
     "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "bloom",
 )  # fmt: skip

@@ -63,6 +63,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {**GROUPED, "logit_scale": 1.0}),
     "smollm3": ("SmolLM3", {**GROUPED, "no_rope_layers": [1, 1, 0]}),
     "stablelm": ("StableLm", GROUPED),
+    "gptj": ("GPTJ", {**GPT2, "rotary_dim": 4}),
+    "codegen": ("CodeGen", {**GPT2, "rotary_dim": 4}),
+    "gpt-neo": ("GPTNeo", {
+        "vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 128,
+        "initializer_range": 0.3, "attention_types": [[["global", "local"], 1]], "window_size": WINDOW}),
+    "gpt-neox-japanese": ("GPTNeoXJapanese", SMALL),
     "gpt-oss": ("GptOss", {**GROUPED, **FEW_EXPERTS, "head_dim": 8, "sliding_window": WINDOW}),
     "mimo-v2": ("MiMoV2Flash", {
         **GROUPED, "head_dim": 8, "v_head_dim": 4, "sliding_window": WINDOW, "mlp_layer_types": ["dense"] * 3, "layer_types": [

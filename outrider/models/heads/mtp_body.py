@@ -78,7 +78,7 @@ def make_body(
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
     decoder.set_input_embeddings(nn.Identity())
-    return decoder, last, seen.kind.shape, text.sliding_window if seen.is_windowed else None
+    return decoder, last, seen.kind.shape, seen.window
 
 
 def _norm_name(code: Any, text: Any) -> str:

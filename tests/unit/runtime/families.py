@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models import attention
+from outrider.models.older_code import hand_over
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -22,6 +23,7 @@ LATENT = {  # attention over compressed keys and values
 }  # fmt: skip
 SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
 HALF_WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048}
 FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "afmoe": EXPERTS,
     "apertus": {},
@@ -29,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "axk1": {**GROUPS, **LATENT},
     "biogpt": {},
     "bitnet": {},
+    "codegen": {**GPT, "rotary_dim": 8},
     "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
     "cohere2_moe": EXPERTS,
@@ -53,9 +56,12 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "glm4": {"head_dim": 16, "pad_token_id": 0},
     "glm4_moe": {**GROUPS, "head_dim": 16},
     "glm4_moe_lite": {**GROUPS, **LATENT},
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
-    "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
+    "gpt2": {**GPT, "n_inner": 96},
+    "gpt_bigcode": {**GPT, "n_inner": 96},
+    "gpt_neo": {
+        "hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
     "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.25},
+    "gptj": {**GPT, "rotary_dim": 8},
     "gpt_oss": {**EXPERTS, **SHORT_WINDOW},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
     "granite_swa": {**HALF_WINDOWED, "attention_multiplier": 0.1},
@@ -115,6 +121,7 @@ NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our ca
         "head_dim": 16, "sliding_window": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
         "laurel_rank": 8, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "altup_num_inputs": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 4}),
+    "gpt_neox_japanese": ("combined with another's", {}),
     "jetmoe": ("'index_add'", EXPERTS),
     "longcat_flash": ("lists", {**EXPERTS, **LATENT, "head_dim": 8}),
     "llama4_text": ("cannot be told apart", EXPERTS),
@@ -130,7 +137,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
     if dtype == torch.bfloat16 and picks_all:  # in which rounding changes what a router picks: all experts, of all groups
         named |= {key: named["num_experts"] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in named}
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
-    if family in ("gpt2", "gpt_bigcode", "opt"):
+    if family in ("codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
         named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}
         if family == "opt":
             named |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}
@@ -141,4 +148,5 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
         for tensor in model.parameters():  # norms and biases that are not ones and zeros
             if tensor.dim() == 1:
                 tensor += 0.1 * torch.randn_like(tensor)
+    hand_over(model)  # as loading does
     return model.to(dtype)
