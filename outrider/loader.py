@@ -40,6 +40,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.models.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked, kept, library
+from outrider.runtime.gpu.run import DeviceRun, use_device_run
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.run import use_native_run
@@ -57,6 +58,7 @@ class ModelLoader:
         self.notes: list[str] = []
         self._tokenizer: Any = None  # the target's, once it is loaded
         self._runtime = EAGER  # of the target
+        self._kernels: DeviceRun | None = None  # of the model that was loaded last
         self._starts: dict[tuple[str, int | None], kept.Start | None] = {}  # that were looked for
         self._refuse_elsewhere()
 
@@ -128,7 +130,9 @@ class ModelLoader:
         runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
         if runtime == NATIVE and known is None:
             checked.keep(key, checked.Checked(lm.shape, lm.limits))
-        if runtime != NATIVE:
+        if self._kernels is not None:
+            lm.limits = self._kernels.find_limits(lm, options.max_num_seqs * (1 + self.needs.max_nodes))
+        elif runtime != NATIVE:
             finish(lm, module, kernels=kernels)
         if isinstance(lm, StateLM):
             self.notes.append(lm.note(self._labels[name]))
@@ -226,6 +230,7 @@ class ModelLoader:
         """Run the model's passes, and its drafting loop, as was asked for; how they run now.
 
         'auto' falls back to eager passes, and a note says why. Raises CapabilityError where another runtime was insisted on."""
+        self._kernels = None
         asked, fast = self.options.runtime, NATIVE if self.device.type == "cpu" else GRAPHS
         if asked == EAGER:
             return EAGER
@@ -236,6 +241,7 @@ class ModelLoader:
                 use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
                 loaded.lm.limits = find_native_limits(loaded.lm) if known is None else known.limits
             else:
+                self._use_own_kernels(loaded, module)
                 use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
         except CapabilityError as error:
             label, reason = self._labels[loaded.name], str(error).rstrip(".")
@@ -244,6 +250,14 @@ class ModelLoader:
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
             return EAGER
         return fast
+
+    def _use_own_kernels(self, loaded: LoadedModel, module: nn.Module) -> None:
+        """Run passes as few kernels; where the model cannot be lowered its own code runs, and a note says so."""
+        try:
+            self._kernels = use_device_run(loaded.lm, module)
+        except CapabilityError as error:
+            reason = str(error).rstrip(".")
+            self.notes.append(f"{self._labels[loaded.name]} runs by its own code, which takes more and slower kernels: {reason}")
 
     def _own_cache(self, label: str, why: str) -> str:
         """Raises CapabilityError where a runtime was insisted on, which runs on our cache alone."""

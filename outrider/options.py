@@ -62,11 +62,12 @@ class Needs:
     module: bool = False  # the target's own weights, beside its packed ones
     loop_lengths: tuple[int, ...] = ()  # tokens that calls of a recorded loop draft (CUDA graphs); none: no loop
     heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that draft, and their folders
+    max_nodes: int = 0  # that a row drafts in a step
 
     @classmethod
     def of(cls, parts: Parts) -> Needs:
         heads = parts.drafter.heads_of(parts.drafter_settings)
-        return cls(parts.wants_draft, parts.wants_module, parts.loop_lengths, heads)
+        return cls(parts.wants_draft, parts.wants_module, parts.loop_lengths, heads, parts.length.most)
 
     @property
     def tables(self) -> bool:
@@ -78,7 +79,8 @@ class Needs:
         """The needs of several decoders together. With programs that make up any length they share the drafting loop, too."""
         each = [cls.of(replace(parts, any_length=True)) for parts in several]
         heads = tuple(dict.fromkeys(head for n in each for head in n.heads))
-        return cls(any(n.draft for n in each), any(n.module for n in each), max(n.loop_lengths for n in each), heads)
+        loops, nodes = max(n.loop_lengths for n in each), max(n.max_nodes for n in each)
+        return cls(any(n.draft for n in each), any(n.module for n in each), loops, heads, nodes)
 
 
 def replaced(options: Options, **changes: Any) -> Options:

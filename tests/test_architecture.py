@@ -173,11 +173,15 @@ def is_bare(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return bool(named) or function.returns is None
 
 
+IN_TRITON = "runtime/gpu/kernels.py"  # annotations mean something else in its language
+
+
 def test_public_functions_are_annotated() -> None:
     """A signature one has to guess."""
     bare = [
         f"{name_of(file)}:{function.lineno} {function.name}"
         for file in FILES
+        if name_of(file) != IN_TRITON
         for function in public_functions(parsed(file).body)
         if is_bare(function)
     ]

@@ -18,8 +18,10 @@ from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.graphs import use_graphs
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel, Tables, build_lm, finish
+from outrider.runtime.gpu.run import use_device_run
 
 SMOL, LLAMA, QWEN = "SmolLM2-135M", "Llama-3.1-8B", "Qwen3-30B-A3B"
+MOST_TOKENS = 64  # of a pass for which bits are promised
 SPARE_BYTES = 2 << 30  # device memory that libraries, recordings and activations need beside weights
 
 
@@ -134,7 +136,7 @@ def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_si
     if free is not None and needed + SPARE_BYTES > free:
         room = f"{needed / 1e9:.1f} GB and {SPARE_BYTES / 1e9:.0f} to run in; {free / 1e9:.1f} are free"
         raise CapabilityError(f"{name} needs {room}")
-    start, notes = time.monotonic(), []
+    start, notes, own = time.monotonic(), [], None
     torch.manual_seed(0)
     with torch.device(context.device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
@@ -143,6 +145,10 @@ def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_si
     loaded = LoadedModel(name, lm, config, None, frozenset(), tables=Tables.of(module))
     if context.on_cuda:
         try:
+            own = use_device_run(lm, module)
+        except CapabilityError as error:
+            notes.append(f"by the model's own code: {error}")
+        try:
             use_graphs(loaded, module, loop_lengths, lm.shape.vocab_size if loop_lengths else None)
         except CapabilityError as error:
             notes.append(f"without CUDA graphs: {error}")
@@ -150,7 +156,10 @@ def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_si
         programs = {length: DraftLoopProgram(lm, module, length, lm.shape.vocab_size) for length in loop_lengths}
         loaded.draft_loop = DraftLoop(lm, programs)
     weights = WeightBytes.of(module)  # before linears are packed
-    finish(lm, module)
+    if own is None:
+        finish(lm, module)
+    else:
+        lm.limits = own.find_limits(lm, MOST_TOKENS)
     context.synchronize()
     return Shaped(name, loaded, weights, time.monotonic() - start, notes)
 

@@ -55,7 +55,7 @@ class DraftLoopProgram(nn.Module):
             mask = partial(attention_mask, starts, WIDTH, key_positions.shape[0], keys[0].dtype)
             places = (slots + starts)[:, None] + offsets
             near = None if self.window is None else partial(mask, self.window)
-            plan = PassPlan(keys, values, places.flatten(), mask, near)
+            plan = PassPlan(keys, values, places.flatten(), mask, near, chain_keys=key_positions.shape[0])
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]

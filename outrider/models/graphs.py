@@ -166,6 +166,7 @@ class GraphedPass:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._sees_chains = getattr(run, "sees_chains", _needs_mask)
         self.graphs = Graphs()
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
@@ -185,17 +186,20 @@ class GraphedPass:
     def _replayed(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> list[Tensor]:
-        masks = [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
+        by_places = plan.chain_keys is not None and self._sees_chains(ids.numel())
+        masks = [] if by_places else [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
 
         def call(ids: Tensor, positions: Tensor, places: Tensor, columns: Tensor, *masks: Tensor) -> list[Tensor]:
-            full, *near = (partial(_given, mask) for mask in masks)
-            own = PassPlan(plan.keys, plan.values, places, full, near[0] if near else None)
+            full, *near = [partial(_given, mask) for mask in masks] or [partial(_given, None)]
+            own = PassPlan(
+                plan.keys, plan.values, places, full, near[0] if near else None, chain_keys=plan.chain_keys if by_places else None
+            )
             if not layers:
                 return [self._run(ids, positions, own, columns)]
             logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
             return [logits, *hidden]
 
-        key = (layers, memory_of([*plan.keys, *plan.values]))
+        key = (layers, memory_of([*plan.keys, *plan.values]), plan.chain_keys if by_places else None)
         return self.graphs.run(key, call, [ids, positions, plan.places, columns, *masks])
 
 
@@ -222,5 +226,11 @@ def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:
     return (stores[0].shape, *(store.data_ptr() for store in stores))
 
 
-def _given(mask: Tensor) -> Tensor:
+def _given(mask: Tensor | None) -> Tensor:
+    assert mask is not None, "a run that reads places asked for a mask"
     return mask
+
+
+def _needs_mask(num_tokens: int) -> bool:
+    """Runs that do not say otherwise read the mask."""
+    return False

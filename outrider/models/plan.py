@@ -43,7 +43,8 @@ def plan_pass(
     near = None if window is None else partial(mask, window)
     on_host = sees.numpy() if sees is not None and kv.device.type == "cpu" else None
     places = ((slots + starts)[:, None] + offsets).flatten()
-    return PassPlan(*_stores(kv, first_row), places, partial(mask, None), near, on_host), positions
+    chain_keys = num_keys if parents is None else None
+    return PassPlan(*_stores(kv, first_row), places, partial(mask, None), near, on_host, chain_keys), positions
 
 
 def _plan_one_chain(
@@ -55,7 +56,7 @@ def _plan_one_chain(
     places = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
     positions = places if start + width <= last_position + 1 else places.clamp(max=last_position)
     mask = partial(chain_mask, start, width, num_keys, kv.dtype, kv.device)
-    return PassPlan(*_stores(kv, first_row), places, mask), positions[None]
+    return PassPlan(*_stores(kv, first_row), places, mask, chain_keys=num_keys), positions[None]
 
 
 def _plan_trees(

@@ -20,8 +20,11 @@ TREE_PARENTS = [-1, -1, 0, 2, 1, 3, 4, 5]  # of the nodes behind the pending tok
 
 
 @torch.inference_mode()
-def find_native_limits(lm: LM) -> PassLimits:
-    """Limits of passes, of which there are none, and whether tokens kept their bits. The cache is empty, before and after."""
+def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
+    """Limits of passes, of which there are none, and whether tokens kept their bits. The cache is empty, before and after.
+
+    `widest`: tokens of a wide pass that is tried as well, where kernels might choose another way for it.
+    """
     lm.limits = PassLimits(granularity=1)
     tokens = probe_tokens(lm.shape.vocab_size, PREFIXES[0] + CHAIN + len(TREE_PARENTS) + 1, lm.device)
     for _ in PREFIXES:
@@ -30,14 +33,16 @@ def find_native_limits(lm: LM) -> PassLimits:
     chain, others = tokens[:, PREFIXES[0] : PREFIXES[0] + CHAIN], tokens[:, -len(TREE_PARENTS) - 1 :]
     tree = others.clone()
     tree[:, TREE_PATH] = chain
-    parents = torch.tensor([TREE_PARENTS])
+    parents = torch.tensor([TREE_PARENTS], device=lm.device)
     together = lm.forward(torch.cat([chain, others[:, :CHAIN]]))[0]
     in_tree = lm.forward(tree, parents)[0, TREE_PATH]
     whole = lm.forward(chain)[0]
     alone = lm.forward(chain[:, :1])[0]
+    wide = lm.forward(torch.cat([chain, others.repeat(1, -(-widest // others.shape[1]))], dim=1)[:, : max(widest, CHAIN)])[0]
     lm.kv.advance(0, CUT)
     late = lm.forward(chain[:, CUT:])[0]
     for _ in PREFIXES:
         lm.kv.swap_remove(0)
     exact_rows = torch.equal(together, whole) and torch.equal(alone, whole[:1]) and torch.equal(late, whole[CUT:])
+    exact_rows = exact_rows and torch.equal(wide[:CHAIN], whole)
     return PassLimits(granularity=1, exact_trees=torch.equal(in_tree, whole), exact_rows=exact_rows)

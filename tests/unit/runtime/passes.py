@@ -30,10 +30,10 @@ def every_pass(lm: LM, capture: tuple[int, ...] = ()) -> dict[str, Tensor]:
         note(f"prompt {row}", lm.forward(tokens[:, :length], first_row=row))
         lm.kv.advance(row, length)
     behind = torch.stack([tokens[0, PREFIX : PREFIX + 8], tokens[0, SHORT : SHORT + 8]])
-    note("trees", lm.forward(behind, torch.tensor(PARENTS)))
-    note("one tree", lm.forward(behind[:1], torch.tensor(PARENTS[:1])))
+    note("trees", lm.forward(behind, torch.tensor(PARENTS, device=lm.device)))
+    note("one tree", lm.forward(behind[:1], torch.tensor(PARENTS[:1], device=lm.device)))
     note("chains", lm.forward(behind))
-    note("last column", lm.forward(behind, columns=torch.tensor([7])))
+    note("last column", lm.forward(behind, columns=torch.tensor([7], device=lm.device)))
     note("single tokens", lm.forward(behind[:, :1]))
     note("second row", lm.forward(behind[1:], first_row=1))
     for _ in range(2):

@@ -1,0 +1,103 @@
+"""A lowered program on a CUDA device as a `Run` (`models/lm.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor
+
+from outrider.errors import CapabilityError
+from outrider.lazy import Package
+from outrider.models.attention import PassPlan
+from outrider.models.lm import LM, PassLimits
+from outrider.models.probe import check_same_logits, probe_logits
+from outrider.runtime.blocks import DTYPES, NotLoweredError
+from outrider.runtime.gpu.rotary import DeviceRotary
+from outrider.runtime.limits import find_native_limits
+from outrider.runtime.lower import lower
+from outrider.runtime.ops import Code, Program, Source
+
+in_kernels: Any = Package("outrider.runtime.gpu.steps")  # imported with the first run: it needs Triton
+EXPERT_TOKENS = 64  # of a pass, beyond which experts are multiplied by the model's own code, all tokens of an expert together
+
+
+class DeviceRun:
+    """A model's passes as few kernels. It reads the module's own weights, some of which it joins."""
+
+    def __init__(self, lm: LM, module: Any, program: Program) -> None:
+        self._program, self._plain = program, lm.run
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        constants = {name: constant.to(lm.device) for name, constant in program.constants.items()}
+        self._steps = in_kernels.Steps(program, {**named, **constants}, lm.shape.layers)
+        self._rotary = DeviceRotary(module, program, lm.shape.context_length, lm.device)
+        self._has_experts = any(op.code == Code.EXPERTS for op in program.body)
+
+    @property
+    def max_exact_tokens(self) -> int:
+        """Tokens of a pass up to which a token's bits do not depend on the others."""
+        return EXPERT_TOKENS if self._has_experts else in_kernels.NARROW
+
+    def find_limits(self, lm: LM, most_tokens: int) -> PassLimits:
+        """Limits of passes that decode at most so many tokens. The cache is empty, before and after."""
+        found = find_native_limits(lm, min(most_tokens, self.max_exact_tokens))
+        return replace(found, exact_rows=found.exact_rows and most_tokens <= self.max_exact_tokens)
+
+    def sees_chains(self, num_tokens: int) -> bool:
+        """Whether a pass of chains with so many tokens needs no mask: `PassPlan.chain_keys` says enough."""
+        return not self._by_module(num_tokens)
+
+    def _by_module(self, num_tokens: int) -> bool:
+        return self._has_experts and num_tokens > EXPERT_TOKENS
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+        """Logits (B, K, V)."""
+        return self.with_hidden(ids, positions, plan, columns, ())[0]
+
+    def with_hidden(
+        self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K, V), and the hidden states (B, T, H) of these layers."""
+        if self._by_module(ids.numel()):
+            if layers:
+                return self._plain.with_hidden(ids, positions, plan, columns, tuple(layers))
+            return self._plain(ids, positions, plan, columns), []
+        wanted = [self._program.signals.index(layer) for layer in layers]
+        num_rows, num_tokens = ids.shape
+        work = in_kernels.Work(
+            ids.reshape(-1).contiguous(), positions.expand(ids.shape).reshape(-1).contiguous(), plan, columns,
+            self._rotary.tables, num_rows, num_tokens, hidden=dict.fromkeys(wanted, ids),
+        )  # fmt: skip
+        logits = self._steps.run(work)
+        hidden = [work.hidden[index].view(*ids.shape, -1) for index in wanted]
+        return logits.reshape(ids.shape[0], len(columns), -1), hidden
+
+
+def use_device_run(lm: LM, module: Any) -> DeviceRun:
+    """Run the model's passes as a lowered program from now on.
+
+    Raises CapabilityError, with `lm` as it was, where that cannot be.
+    """
+    if lm.dtype not in DTYPES:
+        raise NotLoweredError(f"{str(lm.dtype).removeprefix('torch.')} is not lowered, bfloat16 and float32 are")
+    if find_spec("triton") is None:
+        raise NotLoweredError("Triton is not installed")
+    before, expected = lm.run, probe_logits(lm)
+    program = lower(module)
+    if program.matrices:
+        raise NotLoweredError("weights kept in integers")
+    if any(value.source == Source.INPUT for value in program.values):
+        raise NotLoweredError("a program with further inputs")
+    lm.run = run = DeviceRun(lm, module, program)
+    try:
+        check_same_logits(lm, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+    except Exception as error:
+        lm.run = before
+        if isinstance(error, CapabilityError):
+            raise
+        raise CapabilityError(f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+    return run
+
+

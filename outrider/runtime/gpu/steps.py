@@ -1,0 +1,216 @@
+"""What a pass does on the device, one step after the other: products by torch, tokenwise kernels, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from outrider.kv import LayerShape
+from outrider.models.attention import PassPlan
+from outrider.runtime.gpu.compiled import compiled
+from outrider.runtime.gpu.kernels import attention_joined, attention_parts, expert_products
+from outrider.runtime.gpu.places import joinable, places_of, read_elsewhere
+from outrider.runtime.gpu.products import NARROW, narrow
+from outrider.runtime.gpu.source import kernel_text
+from outrider.runtime.gpu.writer import SPLIT, Argument
+from outrider.runtime.ops import Code, Op, Program, View
+from outrider.runtime.schedule import Kind, Phase, schedule
+
+LINES, WIDE_LINES = 16, 64  # queries, times the heads of a group, of one program of attention; the latter in wide passes
+PART, WIDE_PART = 128, 512  # keys of one program of attention
+JOINED = 16  # parts read at once
+EXPERT_BLOCK, EXPERT_STEP = 32, 128
+
+
+@dataclass
+class Work:
+    """One pass: what is given, and the tensors made so far by the value that gives each its number."""
+
+    ids: Tensor  # (N,)
+    positions: Tensor  # (N,)
+    plan: PassPlan
+    columns: Tensor
+    rotary: Sequence[Tensor]
+    num_rows: int
+    num_tokens: int
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # (tokens, width)
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # by index of the signal
+
+    @property
+    def count(self) -> int:
+        return self.num_rows * self.num_tokens
+
+
+Step = Callable[[Work], None]
+
+
+class Steps:
+    """The steps of a program. `tensors`: parameters, buffers and constants by name, on the device."""
+
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor], layers: Sequence[LayerShape]) -> None:
+        self._program, self._tensors, self._layers = program, tensors, layers
+        phases = schedule(program).phases
+        self._places = places_of(program, phases)
+        outside = read_elsewhere(program, phases)
+        self._steps: list[Step] = []
+        last: dict[int, int] = {}
+        for phase, wanted in zip(phases, outside, strict=True):
+            self._steps += self._of(phase, wanted)
+            last.update(dict.fromkeys(self._touched(phase), len(self._steps) - 1))
+        self._forgotten: dict[int, list[int]] = {}
+        assert program.logits is not None
+        kept = {self._places[program.logits.value].tensor}
+        for tensor, number in last.items():
+            if tensor not in kept:
+                self._forgotten.setdefault(number, []).append(tensor)
+
+    def run(self, work: Work) -> Tensor:
+        """Logits (rows * columns, V)."""
+        for number, step in enumerate(self._steps):
+            step(work)
+            for tensor in self._forgotten.get(number, ()):
+                work.tensors.pop(tensor, None)
+        assert self._program.logits is not None
+        return self.view(work, self._program.logits)
+
+    def view(self, work: Work, view: View) -> Tensor:
+        """(tokens, numbers) of a dense view."""
+        place = self._places[view.value]
+        begin = place.offset + view.offset
+        return work.tensors[place.tensor][:, begin : begin + view.rows * view.cols]
+
+    def _touched(self, phase: Phase) -> set[int]:
+        views = [view for op in phase.ops for view in (*op.inputs, *([op.output] if op.output is not None else []))]
+        return {self._places[view.value].tensor for view in views if view.value in self._places}
+
+    def _of(self, phase: Phase, wanted: frozenset[int]) -> list[Step]:
+        if phase.kind == Kind.LINEARS:
+            return [self._linear(ops) for ops in joinable(phase)]
+        if phase.kind == Kind.ATTENTIONS:
+            return [self._attention(op) for op in phase.ops]
+        if phase.kind == Kind.EXPERTS:
+            return [self._experts(op) for op in phase.ops]
+        steps = [self._tokenwise(phase, wanted)] if any(op.code != Code.SIGNAL for op in phase.ops) else []
+        return [*steps, *(self._signal(op) for op in phase.ops if op.code == Code.SIGNAL)]
+
+    def _signal(self, op: Op) -> Step:
+        def step(work: Work) -> None:
+            if op.layer in work.hidden:
+                work.hidden[op.layer] = self.view(work, op.inputs[0]).contiguous()
+
+        return step
+
+    def _linear(self, ops: Sequence[Op]) -> Step:
+        weights = [self._tensors[op.weight] for op in ops]
+        weight = weights[0].t() if ops[0].transposed else joined(weights)
+        bias = joined([self._tensors[op.bias] for op in ops]) if ops[0].bias else None
+        output = ops[0].output
+        assert output is not None
+        view, tensor = ops[0].inputs[0], self._places[output.value].tensor
+        multiply = narrow(weight, bias) if weight.dtype == torch.bfloat16 and weight.is_contiguous() else None
+
+        def step(work: Work) -> None:
+            x = self.view(work, view)
+            work.tensors[tensor] = multiply(x) if multiply and len(x) <= NARROW else F.linear(x, weight, bias)
+
+        return step
+
+    def _tokenwise(self, phase: Phase, wanted: frozenset[int]) -> Step:
+        made = kernel_text(phase.ops, self._program, self._places, wanted)
+        kernel = compiled(made.text)
+        fresh = [(self._places[value], self._program.values[value].dtype) for value in sorted(made.stored)]
+        programs = triton.cdiv(made.columns, SPLIT) if made.columns else made.programs
+        warps = min(16, max(1 if made.tile <= 128 else 4, made.tile // 1024))
+
+        def step(work: Work) -> None:
+            count = work.num_rows * len(work.columns) if phase.is_head else work.count
+            for place, dtype in fresh:
+                if place.tensor not in work.tensors:
+                    work.tensors[place.tensor] = torch.empty(count, place.width, dtype=dtype, device=work.ids.device)
+            given = [self._given(work, argument) for argument in made.arguments]
+            kernel[(count, programs)](len(work.columns), work.num_tokens, *given, num_warps=warps)
+
+        return step
+
+    def _given(self, work: Work, argument: Argument) -> Tensor:
+        kind, what = argument
+        if isinstance(what, str):
+            return self._tensors[what]
+        if kind == "tensor":
+            return work.tensors[what]
+        lists = {"rotary": work.rotary, "keys": work.plan.keys, "values": work.plan.values}
+        if kind in lists:
+            return lists[kind][what]
+        return {"ids": work.ids, "positions": work.positions, "places": work.plan.places, "columns": work.columns}[kind]
+
+    def _attention(self, op: Op) -> Step:
+        assert op.output is not None
+        layer, place, out = self._layers[op.layer], self._places[op.inputs[0].value], self._places[op.output.value]
+        view, dtype = op.inputs[0], self._program.values[op.output.value].dtype
+        heads, kv_heads = op.heads, layer.num_kv_heads
+        size, value_size = layer.key_size, layer.value_size
+
+        def step(work: Work) -> None:
+            plan, tokens, device = work.plan, work.num_tokens, work.ids.device
+            masked, mask, num_keys = plan.chain_keys is None, plan.places, plan.chain_keys
+            if num_keys is None:
+                mask = plan.mask if not op.window or plan.window_mask is None else plan.window_mask
+                num_keys = mask.shape[3]
+            lines, is_narrow = tokens * (heads // kv_heads), work.count <= NARROW
+            part = PART if is_narrow else WIDE_PART
+            block = WIDE_LINES if dtype == torch.bfloat16 and not is_narrow else LINES
+            num_parts = triton.cdiv(num_keys, part)
+            parts = torch.empty(work.count * heads, num_parts, value_size, dtype=torch.float32, device=device)
+            sums = torch.empty(work.count * heads, num_parts, 2, dtype=torch.float32, device=device)
+            grid = (work.num_rows * kv_heads, num_parts, triton.cdiv(lines, block))
+            attention_parts[grid](
+                work.tensors[place.tensor], plan.keys[op.layer], plan.values[op.layer], mask,
+                plan.places, parts, sums, tokens, plan.keys[op.layer].shape[1], num_keys, num_parts, op.scale,
+                QUERY_WIDTH=place.width, QUERY_OFFSET=place.offset + view.offset, QUERY_STEP=view.row_step,
+                HEADS=heads, KV_HEADS=kv_heads, SIZE=size, VALUE_SIZE=value_size,
+                SIZE_PAD=max(16, triton.next_power_of_2(size)), VALUE_PAD=max(16, triton.next_power_of_2(value_size)),
+                MASKED=masked, MASK_TOKENS=mask.shape[2] if masked else 1, WINDOW=op.window, SEES_ALL=op.sees_all,
+                SOFTCAP=op.softcap, PART=part, BLOCK=64 if dtype == torch.bfloat16 else 32, LINES=block, num_warps=4,
+            )  # fmt: skip
+            made = torch.empty(work.count, out.width, dtype=dtype, device=device)
+            attention_joined[(work.count * heads,)](
+                parts, sums, made, num_parts, VALUE_SIZE=value_size, VALUE_PAD=triton.next_power_of_2(value_size), BLOCK=JOINED,
+                num_warps=2,
+            )  # fmt: skip
+            work.tensors[out.tensor] = made
+
+        return step
+
+    def _experts(self, op: Op) -> Step:
+        assert op.output is not None
+        x, chosen, out = op.inputs[0], op.inputs[1], self._places[op.output.value]
+        weight, bias = self._tensors[op.weight], self._tensors[op.bias] if op.bias else None
+        source, index, rows, outputs = self._places[x.value], self._places[chosen.value], op.output.rows, op.output.cols
+        dtype = self._program.values[op.output.value].dtype
+
+        def step(work: Work) -> None:
+            made = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
+            expert_products[(work.count * rows, triton.cdiv(outputs, EXPERT_BLOCK))](
+                work.tensors[source.tensor], work.tensors[index.tensor], weight, weight if bias is None else bias, made,
+                X_WIDTH=source.width, X_OFFSET=source.offset + x.offset, X_STEP=x.row_step, CHOSEN_WIDTH=index.width,
+                CHOSEN_OFFSET=index.offset + chosen.offset, ROWS=rows, INPUTS=x.cols, OUTPUTS=outputs,
+                TRANSPOSED=op.transposed, BIASED=bias is not None, BLOCK=EXPERT_BLOCK, STEP=EXPERT_STEP, num_warps=4,
+            )  # fmt: skip
+            work.tensors[out.tensor] = made
+
+        return step
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Weights below one another, which from now on are views of what is returned: no weight lies in memory twice."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = torch.cat([part.detach() for part in parts])
+    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = own
+    return whole

@@ -1,0 +1,94 @@
+"""Our kernels on a real CUDA device: what Triton makes of them computes what the module does, with bits of each token's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from outrider.models.graphs import GraphedPass
+from outrider.models.lm import LM
+from outrider.models.load import build_lm
+from outrider.runtime.gpu.run import DeviceRun, use_device_run
+from tests.unit.runtime.families import make
+from tests.unit.runtime.passes import differences, every_pass
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "phi3", "cohere2")
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_compute_what_the_module_does(family: str) -> None:
+    module = make(family, torch.bfloat16).to(CUDA)
+    lm = build_lm(module, family, torch.bfloat16, CUDA)
+    expected = every_pass(lm)
+    use_device_run(lm, module)
+    assert isinstance(lm.run, DeviceRun)
+    worst = differences(every_pass(lm), expected)
+    assert max(worst.values()) < 0.1, worst
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(576, 576), (4096, 14336), (50257, 768), (97, 64)])
+def test_a_product_has_the_bits_of_its_token(outputs: int, inputs: int) -> None:
+    """Catches a tile or an instruction that sums in another order, for any number of tokens."""
+    from outrider.runtime.gpu.products import NARROW, narrow
+
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inputs, device=CUDA, dtype=torch.bfloat16)
+    x = torch.randn(NARROW, inputs, device=CUDA, dtype=torch.bfloat16)
+    multiply = narrow(weight, None)
+    whole = multiply(x)
+    for count in (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64, 100):
+        assert torch.equal(multiply(x[:count]), whole[:count]), count
+    expected = x.double() @ weight.double().t()
+    assert ((whole - expected).norm() / expected.norm()).item() < 1e-2
+
+
+def _large_enough() -> LM:
+    """A model whose attention has several parts and whose rows share programs."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4,
+        vocab_size=4096, max_position_embeddings=4096,
+    )  # fmt: skip
+    with CUDA:
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    lm = build_lm(module, "large enough", torch.bfloat16, CUDA)
+    own = use_device_run(lm, module)
+    lm.limits = own.find_limits(lm, 128)
+    return lm
+
+
+def test_rows_trees_and_widths_keep_their_bits() -> None:
+    limits = _large_enough().limits
+    assert limits.exact_rows
+    assert limits.exact_trees
+
+
+@torch.inference_mode()
+def test_a_row_has_its_bits_beside_others_far_into_a_text() -> None:
+    lm = _large_enough()
+    tokens = torch.randint(0, 4096, (8, 700), device=CUDA)
+    for _ in range(8):
+        lm.kv.add_row()
+    lm.catch_up([[*line[: 500 + 20 * row].tolist(), 0] for row, line in enumerate(tokens)])
+    together = lm.forward(tokens[:, -8:])
+    alone = lm.forward(tokens[:1, -8:])
+    one = lm.forward(tokens[:1, -8:-7])
+    assert torch.equal(alone[0], together[0])
+    assert torch.equal(one[0, 0], together[0, 0])
+
+
+@torch.inference_mode()
+def test_recorded_passes_have_the_bits_of_those_that_are_not() -> None:
+    lm = _large_enough()
+    tokens = torch.randint(0, 4096, (2, 60), device=CUDA)
+    for _ in range(2):
+        lm.kv.add_row()
+    lm.catch_up([[*line[:40].tolist(), 0] for line in tokens])
+    expected = lm.forward(tokens[:, 40:45])
+    lm.run = GraphedPass(lm.run)
+    for _ in range(3):
+        assert torch.equal(lm.forward(tokens[:, 40:45]), expected)
+    assert len(lm.run.graphs) == 1

@@ -1,0 +1,139 @@
+"""Programs in kernels: what they compute, against the modules they were made of, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outrider.errors import CapabilityError
+from outrider.models.graphs import GraphedPass
+from outrider.models.load import build_lm
+from outrider.models.signals import AFTER_NORM
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.gpu.places import Place, places_of, read_elsewhere
+from outrider.runtime.gpu.run import DeviceRun, use_device_run
+from outrider.runtime.gpu.source import kernel_text
+from outrider.runtime.gpu.writer import SPLIT, UNARY
+from outrider.runtime.lower import lower
+from outrider.runtime.ops import Code, Op, Program, Value, View
+from outrider.runtime.schedule import Kind, schedule
+from tests.unit.runtime.families import make
+from tests.unit.runtime.gpu.fake_triton import fake_triton
+from tests.unit.runtime.passes import differences, every_pass
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
+FAMILIES = (  # turned halves, norms of heads, experts, windows and soft caps, transposed weights, latent attention, groups
+    "llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("outrider.runtime.gpu.run.find_spec", lambda name: name)
+    with fake_triton():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), ("llama", torch.bfloat16)], ids=str
+)
+def test_kernels_compute_what_the_module_does(family: str, dtype: torch.dtype) -> None:
+    """Catches a lost barrier, a part of a value that is read stale, a wrong place in a joined product, a mask that is lost."""
+    module = make(family, dtype)
+    lm = build_lm(module, family, dtype, CPU)
+    capture = (AFTER_NORM, 0, 1, 2)
+    expected = every_pass(lm, capture)
+    lm.run = DeviceRun(lm, module, lower(module))
+    worst = differences(every_pass(lm, capture), expected)
+    assert max(worst.values()) < TOLERANCE[dtype], worst
+
+
+def test_a_lost_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutation of the test above: what it runs on sees reads that a device would answer now one way, now another."""
+    import outrider.runtime.gpu.steps as steps
+
+    without = steps.compiled
+    monkeypatch.setattr(steps, "compiled", lambda text: without(text.replace("tl.debug_barrier()", "pass")))
+    module = make("llama")
+    lm = build_lm(module, "llama", torch.float32, CPU)
+    lm.run = DeviceRun(lm, module, lower(module))
+    with pytest.raises(AssertionError, match="without a barrier"):
+        every_pass(lm)
+
+
+def test_a_layer_of_a_llama_takes_few_kernels() -> None:
+    """Catches operations that fell apart into kernels of their own: launches are what a small model waits for."""
+    kinds = [phase.kind for phase in schedule(lower(make("llama"))).phases]
+    layers = 2
+    assert kinds.count(Kind.TOKENWISE) == 4 * layers + 2  # two norms, the turned heads, the gate; the first norm, and the head
+    assert kinds.count(Kind.ATTENTIONS) == layers
+
+
+def test_layers_share_their_kernels() -> None:
+    program = lower(make("llama"))
+    phases = schedule(program).phases
+    places, wanted = places_of(program, phases), read_elsewhere(program, phases)
+    made = [
+        kernel_text(phase.ops, program, places, own) for phase, own in zip(phases, wanted, strict=True)
+        if phase.kind == Kind.TOKENWISE
+    ]  # fmt: skip
+    assert len({one.text for one in made}) == 5 < len(made)
+
+
+def test_products_of_one_input_are_one() -> None:
+    """Queries, keys and values lie side by side, and the module's weights become views of the joined one."""
+    module = make("llama")
+    lm = build_lm(module, "llama", torch.float32, CPU)
+    layer = module.model.layers[0].self_attn
+    before = layer.k_proj.weight.clone()
+    DeviceRun(lm, module, lower(module))
+    assert torch.equal(layer.k_proj.weight, before)
+    assert layer.k_proj.weight.untyped_storage().data_ptr() == layer.q_proj.weight.untyped_storage().data_ptr()
+
+
+def test_wide_elementwise_phases_are_divided() -> None:
+    program, size = Program(), 5 * SPLIT
+    program.values = [Value(size, torch.float32) for _ in range(3)]
+    first, second, last = (View(value, 1, size, 0, size) for value in range(3))
+    program.body = [Op(Code.SILU, (first,), second), Op(Code.MUL, (second, first), last)]
+    program.logits = last
+    made = kernel_text(program.body, program, {value: Place(value, size) for value in range(3)}, {2})
+    assert made.columns == size
+    assert made.stored == {2}  # what only this phase reads stays in registers
+
+
+def test_an_operation_without_a_kernel_is_named() -> None:
+    program = Program(values=[Value(4, torch.float32)])
+    op = Op(Code.ATTENTION, (View(0, 1, 4),), View(0, 1, 4))
+    with pytest.raises(NotLoweredError, match="operation attention on a CUDA device"):
+        kernel_text([op], program, {0: Place(0, 4)}, set())
+
+
+def test_a_wrong_kernel_is_found_when_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make("llama")
+    lm = build_lm(module, "llama", torch.float32, CPU)
+    before = lm.run
+    monkeypatch.setitem(UNARY, Code.SILU, "{0}")
+    with pytest.raises(CapabilityError, match="differ from the plain ones"):
+        use_device_run(lm, module)
+    assert lm.run is before
+
+
+def test_experts_of_long_passes_run_by_the_module() -> None:
+    """Catches a recorded pass that the module makes without the mask that it needs."""
+    module = make("qwen3_moe")
+    lm = build_lm(module, "qwen3_moe", torch.float32, CPU)
+    run = use_device_run(lm, module)
+    graphed = GraphedPass(run)
+    assert run.sees_chains(8)
+    assert not run.sees_chains(100)
+    assert not graphed._sees_chains(100)
+    tokens = torch.arange(90)[None] % 97
+    lm.kv.add_row()
+    expected = run._plain
+    own = lm.forward(tokens)
+    lm.run = expected
+    assert (lm.forward(tokens) - own).abs().max() == 0
