@@ -54,10 +54,10 @@ class CannotStartError(Exception):
 
 
 class Record:
-    """The JSON file: rewritten after every result, never half written."""
+    """The JSON file, rewritten after every result. What an earlier run of the same day found on the same card stays in it."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
-        self.path, self.content = path, {"schema": SCHEMA, **head, "stages": {}}
+        self.path, self.content = path, {"schema": SCHEMA, **head, "stages": _found_before(path, head)}
         path.parent.mkdir(parents=True, exist_ok=True)
         self.write()
 
@@ -65,6 +65,16 @@ class Record:
         part = self.path.with_name(self.path.name + ".part")
         part.write_text(json.dumps(self.content, separators=(",", ":"), default=str) + "\n", encoding="utf-8")
         part.replace(self.path)
+
+    def leave(self, stage: str) -> None:
+        """A stage that is not asked for: an earlier run's result stays."""
+        if stage not in self.content["stages"]:
+            self.set(stage, "skipped", reason=NOT_ASKED)
+
+    def begin(self, stage: str) -> None:
+        """A stage begins: an earlier run's result goes."""
+        self.content["stages"].pop(stage, None)
+        self.set(stage, "running")
 
     def set(self, stage: str, status: str, seconds: float = 0.0, reason: str = "") -> dict[str, Any]:
         """What became of a stage; its result stays as it is."""
@@ -76,6 +86,18 @@ class Record:
     def keep(self, stage: str, found: dict[str, Any]) -> None:
         self.content["stages"][stage]["result"].update(found)
         self.write()
+
+
+def _found_before(path: Path, head: dict[str, Any]) -> dict[str, Any]:
+    """The stages of an earlier run on the same card and day, with the same libraries."""
+    same = ("date", "tiny", "card", "driver", "cuda", "torch", "transformers")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    stages: dict[str, Any] = content.get("stages", {})
+    is_same = content.get("schema") == SCHEMA and all(content.get(name) == head[name] for name in same)
+    return {name: entry for name, entry in stages.items() if entry["reason"] != NOT_ASKED} if is_same else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +239,7 @@ def run_stages(record: Record, chosen: Sequence[str], device: Any, asked: argpar
     end = time.monotonic() + asked.minutes * 60
     for name in STAGES:
         if name not in chosen:
-            record.set(name, "skipped", reason=NOT_ASKED)
+            record.leave(name)
     modules = {name: found for name in chosen if (found := load_stage(record, name)) is not None}
     shares = {name: float(module.MINUTES) for name, module in modules.items()}
     for position, (name, module) in enumerate(modules.items()):
@@ -250,7 +272,7 @@ def run_stage(record: Record, name: str, module: ModuleType, device: Any, tiny: 
     """One stage to its end, and what became of it."""
     from gpu_stages.context import Context, OutOfTimeError
 
-    record.set(name, "running")
+    record.begin(name)
     start = time.monotonic()
     context = Context(device, tiny, deadline_s, say, lambda found: record.keep(name, found))
     status, reason = "ok", ""

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from gpu_stages.context import Context, OutOfTimeError
 
 MINUTES = 1.5
 REPOSITORY = Path(__file__).resolve().parents[2]
-TESTS = ("-m", "gpu", "tests/contract/test_on_gpu.py", "tests/unit/sampling/test_rng.py")
+TESTS = ("-m", "gpu", "tests/contract/test_on_gpu.py", "tests/unit/sampling/test_rng.py", "tests/unit/runtime/gpu")
 TINY_TESTS = ("tests/contract/test_exact_law.py", "-k", "test_law_is_the_targets and plain and sampled and token")
 TESTS_SHARE = 0.5  # of the time of this stage
 SERVER_S = 60.0
@@ -37,8 +38,8 @@ def run(context: Context) -> dict[str, Any]:
     from gpu_stages import right_texts
 
     questions: dict[str, Callable[[Context], dict[str, Any]]] = {
-        "tests": tests, "texts": right_texts.texts, "graphs": right_texts.graphs, "bits": right_texts.bits,
-        "law": right_texts.law, "server": server,
+        "tests": tests, "graphs": right_texts.graphs, "bits": right_texts.bits, "law": right_texts.law, "server": server,
+        "texts": right_texts.texts,
     }  # fmt: skip
     late = []
     for name, ask in questions.items():
@@ -51,7 +52,8 @@ def run(context: Context) -> dict[str, Any]:
         except ModuleNotFoundError as error:
             answer = {"right": None, "told": f"package '{error.name}' is missing here"}
         except Exception as error:  # noqa: BLE001  one question that breaks must not silence the others
-            answer = {"right": False, "told": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+            told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            answer = {"right": False, "told": told, "traceback": places_of(error)}
         context.keep({name: {**answer, "seconds": round(time.monotonic() - start, 1)}})
         context.say(f"  {name}: {answer['told']} ({time.monotonic() - start:.1f} s)")
         context.release()
@@ -59,6 +61,12 @@ def run(context: Context) -> dict[str, Any]:
     if late:
         raise OutOfTimeError("; ".join(late))
     return {}
+
+
+def places_of(error: Exception) -> list[str]:
+    """Where an error came from, without the folders of this machine."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    return [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def tests(context: Context) -> dict[str, Any]:
