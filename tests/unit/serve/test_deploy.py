@@ -233,8 +233,8 @@ def test_options_of_the_deployment_files_exist() -> None:
     for file in ("entrypoint.sh", "outrider.env", "outrider.service", "compose.yaml"):
         text = (DEPLOY / file).read_text()
         for line in re.findall(r"(?:OUTRIDER_ARGS=|outrider serve ).*", text):
-            used |= set(re.findall(r"(?<![\w-])(--[a-z-]+)", line))
-        used |= set(re.findall(r"(?:than|finish \()(--[a-z-]+)", text))
+            used |= set(re.findall(r"(?<![\w-])(--(?:set \w+|[a-z-]+))", line))
+        used |= set(re.findall(r"(?:than |finish \()(--(?:set \w+|[a-z-]+))", text))
     assert used
     assert used <= known
 
@@ -264,7 +264,7 @@ def test_page_names_metrics_that_exist() -> None:
 def test_page_names_options_that_exist() -> None:
     known = set.union(*(options_of(verb) for verb in ("serve", "tune", "bench", "estimate", "train")))
     foreign = {"--build", "--build-arg", "--rm", "--restart"}  # docker's
-    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", PAGE)) - foreign <= known
+    assert set(re.findall(r"(?<![\w-])(--(?:set \w+|[a-z][a-z-]+))", PAGE)) - foreign <= known
 
 
 def test_page_explains_every_finding_of_the_self_test() -> None:
