@@ -37,7 +37,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "diffllama": {},
     "doge": {},
     "dots3_note_text": {**GROUPS, **SHORT_WINDOW, "n_group": 2, "num_key_value_heads": 4},
-    "falcon": {"multi_query": True},
     "falcon_h1": {**MAMBA2, "head_dim": 16, "mamba_d_ssm": 128},
     "falcon_mamba": {"state_size": 8},
     "glm_moe_dsa": {**GROUPS, **SPARSE},

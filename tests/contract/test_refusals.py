@@ -26,7 +26,7 @@ STATE = "keep one running state"
 BIASES = "with ALiBi position biases"
 SAID: dict[str, tuple[str, ...]] = {  # of each, words that must be there
     "bloom": ("BloomForCausalLM", OWN_CODE, BIASES),
-    "falcon": ("FalconForCausalLM", OWN_CODE),
+    "xglm": ("XGLMForCausalLM", OWN_CODE),
     "mpt": ("MptForCausalLM", OWN_CODE, BIASES),
     "mamba": (STATE, "2 of 2 layers (first: layer 0, linear_attention)"),
     "rwkv": (STATE, "2 of 2 layers (first: layer 0)"),

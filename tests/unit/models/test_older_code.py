@@ -13,7 +13,7 @@ from outrider.models.older_code import hand_over
 from outrider.models.probe import see_layers
 from tests.contract.test_architectures import CONFIGS, WINDOW, make_module
 
-OLD = ("codegen", "gpt-neo", "gpt-neox-japanese", "gptj")
+OLD = ("codegen", "falcon", "gpt-neo", "gpt-neox-japanese", "gptj")
 IDS = torch.arange(3, 20)[None]
 
 
@@ -22,9 +22,9 @@ IDS = torch.arange(3, 20)[None]
 def test_its_own_attention_stays_its_own(name: str) -> None:
     """Catches a model that a user's program goes on with, and that has forgotten how to attend without a plan."""
     module = make_module(*CONFIGS[name])
-    before = module(IDS, use_cache=False).logits
+    before, own = module(IDS, use_cache=False).logits, module.config._attn_implementation
     build_lm(module, name, torch.float32, torch.device("cpu"))
-    module.set_attn_implementation("eager")
+    module.set_attn_implementation(own)
     assert torch.equal(module(IDS, use_cache=False).logits, before)
 
 

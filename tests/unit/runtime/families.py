@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 16},
     "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2},
     "exaone_moe": GROUPS,
+    "falcon": {"multi_query": True},
     "flex_olmo": EXPERTS,
     "flint": {
         **EXPERTS, **SHORT_WINDOW, "mlp_only_layers": [0], "shared_expert_intermediate_size": 32,
