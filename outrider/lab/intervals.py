@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import bootstrap
+from scipy.stats import binomtest, bootstrap
 
 from outrider.lab.result import Interval
 
 RESAMPLES = 2000
+
+
+def proportion(count: int, total: int) -> Interval:
+    """count / total with Wilson's interval, as if trials were independent."""
+    found = binomtest(count, total).proportion_ci(method="wilson")
+    return Interval(value=count / total, low=float(found.low), high=float(found.high))
 
 
 def ratio_of_sums(above: Sequence[float], below: Sequence[float], level: float = 0.95, seed: int = 0) -> Interval:
@@ -44,7 +49,7 @@ def _resampled(
     arrays = tuple(np.asarray(column, dtype=np.float64) for column in columns)
     value = float(statistic(*arrays))
     if len(arrays[0]) == 1:
-        return Interval(value=value, low=0.0, high=math.inf, level=level)
+        return Interval.unknown(value).model_copy(update={"level": level})
     found = bootstrap(
         arrays, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, confidence_level=level, method="percentile",
         rng=np.random.default_rng(seed),

@@ -14,6 +14,7 @@ field's docstring. No machine paths and no host names: models and files are name
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +52,11 @@ class Interval(Record):
     low: float
     high: float
     level: float = 0.95  # of confidence
+
+    @classmethod
+    def unknown(cls, value: float) -> Interval:
+        """A number that was measured, but nothing can be said about its uncertainty."""
+        return cls(value=value, low=0.0, high=math.inf)
 
 
 class Result(Record):

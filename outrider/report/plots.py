@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from outrider.report.clean import clean, one_line
 from outrider.report.document import Plot, Series
-from outrider.report.plotted import finite, places, points, short, with_interval
+from outrider.report.plotted import finite, has_words, places, points, short, with_interval
 from outrider.report.svg import FAINT, INK, PAPER, adapted, series_colour
 
 WIDTH = 420  # of the picture, in points: text of 12 is then 10 px high on a phone of 390 px, 12 to 16 on a screen
@@ -51,7 +51,7 @@ def to_svg(plot: Plot, prefix: str = "plot") -> str:
         axes: Any = canvas.add_subplot(facecolor="none")
         if _is_empty(plot):
             _draw_nothing(axes)
-        elif plot.kind == "bar" and _in_words(plot):
+        elif plot.kind == "bar" and has_words(plot):
             _draw_bars(axes, plot, lying=True)
         else:
             _draw_bars(axes, plot, lying=False) if plot.kind == "bar" else _draw_lines(axes, plot)
@@ -60,10 +60,6 @@ def to_svg(plot: Plot, prefix: str = "plot") -> str:
         file = io.StringIO()
         canvas.savefig(file, format="svg", metadata={"Date": None})
     return adapted(file.getvalue(), title=one_line(plot.title) or "plot", prefix=prefix, hovers=_hovers(plot))
-
-
-def _in_words(plot: Plot) -> bool:
-    return any(isinstance(place, str) for place in plot.x)
 
 
 def _is_empty(plot: Plot) -> bool:
@@ -75,7 +71,7 @@ def _height(plot: Plot) -> float:
     if _is_empty(plot):
         return 48
     legend = 18 * sum(len(_legend_name(series).split("\n")) for series in plot.series) if len(plot.series) > 1 else 0
-    if plot.kind == "bar" and _in_words(plot):
+    if plot.kind == "bar" and has_words(plot):
         lines = sum(max(len(_name(place).split("\n")) * 15, 16 * len(plot.series)) + 12 for place in places(plot))
         return 60 + lines + legend
     return 250 + legend
@@ -87,7 +83,7 @@ def _draw_nothing(axes: Any) -> None:
 
 
 def _draw_lines(axes: Any, plot: Plot) -> None:
-    xs = list(range(len(plot.x))) if _in_words(plot) else finite(plot.x, len(plot.x))  # type: ignore[arg-type]
+    xs = list(range(len(plot.x))) if has_words(plot) else finite(plot.x, len(plot.x))  # type: ignore[arg-type]
     for number, series in enumerate(plot.series):
         ys, lows, highs = (_gaps(column) for column in zip(*points(series, len(plot.x)), strict=True))
         style = _line_style(plot, number)
@@ -155,7 +151,7 @@ def _label(axes: Any, below: str, beside: str) -> None:
 
 def _place_ticks(axes: Any, plot: Plot) -> None:
     """Ticks at the places themselves where they are few."""
-    if _in_words(plot):
+    if has_words(plot):
         axes.set_xticks(range(len(plot.x)), [textwrap.fill(_name(place), 12) for place in places(plot)])
         return
     xs = sorted({x for x in finite(plot.x, len(plot.x)) if x is not None})  # type: ignore[arg-type]

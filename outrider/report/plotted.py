@@ -69,12 +69,13 @@ def places(plot: Plot) -> list[str]:
 
 def numbers(plot: Plot) -> Table:
     """One row per x, one column per series."""
-    columns = [Column(plot.x_label, align="left" if _has_words(plot) else "right")]
+    columns = [Column(plot.x_label, align="left" if has_words(plot) else "right")]
     columns += [Column(series.label or plot.y_label) for series in plot.series]
     found = [points(series, len(plot.x)) for series in plot.series]
     rows = [[place, *(with_interval(*one[row]) for one in found)] for row, place in enumerate(places(plot))]
     return Table(columns, rows)
 
 
-def _has_words(plot: Plot) -> bool:
+def has_words(plot: Plot) -> bool:
+    """Whether the x values are words."""
     return any(isinstance(place, str) for place in plot.x)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from outrider.engine.request import Update
-from outrider.serve.dialogue import Dialogue
+from outrider.serve.dialogue import Answering, Dialogue
 from outrider.serve.exchange import Exchange
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.logprobs import Namer, chat_logprobs
@@ -20,11 +20,12 @@ from outrider.serve.usage import no_usage
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
-class Chat:
+class Chat(Answering):
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
     def __init__(self, dialogue: Dialogue) -> None:
-        self._dialogue, self._body, self._exchange = dialogue, dialogue.body, dialogue.exchange
+        super().__init__(dialogue)
+        self._body, self._exchange = dialogue.body, dialogue.exchange
         self._choices = [
             Choice(number, dialogue.body, dialogue.exchange, reply) for number, reply in enumerate(dialogue.replies)
         ]
@@ -42,18 +43,6 @@ class Chat:
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._exchange.prompts[0]
         return found
-
-    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as a stream. What the engine refuses is raised here, before the first chunk."""
-        return self._chunks(self._dialogue.updates())
-
-    async def settle(self) -> None:
-        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self._dialogue.settle()
-
-    def cancel(self) -> None:
-        """End what still runs."""
-        self._dialogue.cancel()
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
         head = self._exchange.head(CHUNK)

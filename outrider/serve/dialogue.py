@@ -127,7 +127,7 @@ class Dialogue:
 
 
 class Answering(ABC):
-    """One request of another interface to conversations: what its endpoints have in common, whatever their events look like."""
+    """One request of an interface to conversations: what their endpoints have in common, whatever their events look like."""
 
     def __init__(self, dialogue: Dialogue) -> None:
         self._dialogue = dialogue

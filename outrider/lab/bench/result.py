@@ -6,7 +6,6 @@ tokens, plain / configuration, so above 1 is faster.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -280,7 +279,7 @@ class BenchResult(Result):
             for one in cell.configurations
             for found in _comparables(f"{cell.label}: {self.configurations[one.configuration].label}", one)
         ] + [
-            Comparable(f"{server.label}, {level.level.label}: tokens/s", _open(level.tokens_per_s), True, "tokens/s")
+            Comparable(f"{server.label}, {level.level.label}: tokens/s", Interval.unknown(level.tokens_per_s), True, "tokens/s")
             for server in self.servers
             for level in server.levels
             if level.tokens_per_s is not None
@@ -289,18 +288,10 @@ class BenchResult(Result):
 
 def _comparables(label: str, one: Measured) -> Iterator[Comparable]:
     if one.tokens_per_s is not None:
-        yield Comparable(f"{label}: tokens/s", one.tokens_per_s_interval or _open(one.tokens_per_s), True, "tokens/s")
+        yield Comparable(f"{label}: tokens/s", one.tokens_per_s_interval or Interval.unknown(one.tokens_per_s), True, "tokens/s")
     for name, found in (("speedup", one.speedup), ("end-to-end speedup", one.end_to_end)):
         if found is not None:
-            yield Comparable(f"{label}: {name}", found.interval or _open(found.value), True, "x")
+            yield Comparable(f"{label}: {name}", found.interval or Interval.unknown(found.value), True, "x")
     if one.identity is not None:
         share = one.identity.num_identical / one.identity.num_compared
         yield Comparable(f"{label}: identical texts", share, True, scale="difference")
-
-
-def _open(value: float) -> Interval:
-    """Without an interval nothing is known about its uncertainty."""
-    return Interval(value=value, low=0.0, high=math.inf)
-
-
-

@@ -13,7 +13,7 @@ from outrider.lab.explain.laws import FinishedText, Laws
 from outrider.lab.recording import Step
 
 NUMBERS = (
-    "p_token", "q_token", "p_draft", "q_draft", "p_entropy", "q_entropy", "tv", "tv_open", "outside", "rank_draft", "rank_token",
+    "p_token", "q_token", "p_draft", "q_draft", "p_entropy", "q_entropy", "tv", "outside", "rank_draft", "rank_token",
 )  # fmt: skip
 NONE = -1  # where there is no token
 
@@ -38,7 +38,6 @@ class Positions:
     p_entropy: np.ndarray  # nats
     q_entropy: np.ndarray
     tv: np.ndarray  # 1 - sum min(p, q)
-    tv_open: np.ndarray  # the same without top-k, top-p and min-p
     outside: np.ndarray  # mass of p on tokens that the draft can never say
     rank_draft: np.ndarray  # of the tested draft token in p, 1 = likeliest
     rank_token: np.ndarray  # of the text's token in q
@@ -109,9 +108,6 @@ class _Rows:
         ints["q_best"][place], ints["guess"][place] = law.q_best, NONE if law.guess is None else law.guess
         numbers["q_token"][place], numbers["q_entropy"][place] = q[law.token], entropy(q)
         numbers["rank_token"][place], numbers["tv"][place] = rank(q, law.token), 1 - np.minimum(p, q).sum()
-        opened = law.opened()
-        assert opened.q is not None
-        numbers["tv_open"][place] = 1 - np.minimum(opened.p_soft, opened.q).sum() if law.filtered else numbers["tv"][place]
         numbers["outside"][place] = 0.0 if law.outside is None else p[law.outside].sum()
         if tested:
             numbers["q_draft"][place] = q[tested[0]]

@@ -8,14 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
 from outrider.lab.explain.annotate import NONE
 from outrider.lab.explain.causes import CAUSES, LUCK
 from outrider.lab.explain.labelled import Labelled
 from outrider.lab.explain.regions import KINDS, SECTIONS
 from outrider.lab.explain.result import CauseRow, Confusion, GroupRow, LevelRow, RankRow, Times
-from outrider.lab.result import Interval
+from outrider.lab.intervals import proportion
 from outrider.models.token_bytes import token_name
 
 ENTROPIES = (0.01, 0.1, 0.3, 1.0, 2.0)  # nats: ends of the ranges
@@ -126,12 +125,6 @@ class Pool:
                     )
                 )  # fmt: skip
         return rows
-
-
-def proportion(count: int, total: int) -> Interval:
-    """count / total with Wilson's interval."""
-    found = binomtest(count, total).proportion_ci(method="wilson")
-    return Interval(value=count / total, low=float(found.low), high=float(found.high))
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from outrider.lab.comparable import Comparable
@@ -85,13 +84,8 @@ class ReplayResult(Result):
         for one in self.configurations:
             cells = {"": one.overall, **{f" ({task})": cell for task, cell in one.by_task.items() if len(one.by_task) > 1}}
             for task, cell in cells.items():
-                found.append(Comparable(f"{one.configuration}{task}: tau", _measured(cell.tau, cell.tau_interval), True))
+                found.append(Comparable(f"{one.configuration}{task}: tau", cell.tau_interval or Interval.unknown(cell.tau), True))
                 if cell.speedup is not None:
-                    speedup = _measured(cell.speedup, cell.speedup_interval)
+                    speedup = cell.speedup_interval or Interval.unknown(cell.speedup)
                     found.append(Comparable(f"{one.configuration}{task}: predicted speedup", speedup, True, "x"))
         return found
-
-
-def _measured(value: float, interval: Interval | None) -> Interval:
-    """Without an interval nothing can be said about it."""
-    return interval or Interval(value=value, low=0.0, high=math.inf)

@@ -13,20 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-from scipy import stats
-
+from outrider.lab.intervals import ratio_of_rates
 from outrider.lab.result import Interval
 from outrider.lab.server.types import Answer, Difference, LevelComparison, LevelMeasurement
 
 MIN_PAIRS = 8  # for an interval
-RESAMPLES = 2000
 MOST_DIFFERENCES = 20  # kept; all are counted
 AROUND = 60  # characters shown of each text
 
 Pair = tuple[Answer, Answer]  # baseline, other
-Array = npt.NDArray[np.float64]
 
 
 def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool) -> LevelComparison:
@@ -54,21 +49,9 @@ def _speedup(pairs: Sequence[Pair]) -> tuple[float | None, Interval | None]:
     rows = rows or [(1, a.seconds, 1, b.seconds) for a, b in pairs if a.text and a.text == b.text]
     if not rows or not all(row[1] and row[3] for row in rows):
         return None, None
-    columns = np.array(rows, dtype=float).T
-    value = float(_ratio(*columns))
-    if len(rows) < MIN_PAIRS:
-        return value, None
-    drawn = stats.bootstrap(
-        tuple(columns), _ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile",
-        rng=np.random.default_rng(0),
-    )  # fmt: skip
-    low, high = map(float, drawn.confidence_interval)
-    return value, Interval(value=value, low=low, high=high) if math.isfinite(low + high) else None
-
-
-def _ratio(tokens: Array, seconds: Array, tokens_here: Array, seconds_here: Array, axis: int = -1) -> Array:
-    """Tokens per second here / there."""
-    return (tokens_here.sum(axis) / seconds_here.sum(axis)) / (tokens.sum(axis) / seconds.sum(axis))
+    tokens, seconds, tokens_here, seconds_here = map(list, zip(*rows, strict=True))
+    found = ratio_of_rates(tokens_here, seconds_here, tokens, seconds)
+    return found.value, found if len(rows) >= MIN_PAIRS and math.isfinite(found.low + found.high) else None
 
 
 def _difference(pair: Pair) -> Difference:

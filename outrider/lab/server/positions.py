@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scipy.stats import binomtest
-
+from outrider.lab.intervals import proportion
 from outrider.lab.result import Interval, Record
 from outrider.lab.server.types import Speculation
 
@@ -26,10 +25,7 @@ def positions(counts: Speculation) -> list[PositionRow]:
         return []
     rows, before = [], counts.num_steps
     for place, accepted in enumerate(counts.accepted_per_position):
-        given = None
-        if 0 <= accepted <= before and before:
-            low, high = binomtest(accepted, before).proportion_ci(method="wilson")
-            given = Interval(value=accepted / before, low=float(low), high=float(high))
+        given = proportion(accepted, before) if 0 <= accepted <= before and before else None
         rows.append(PositionRow(position=place + 1, accepted=accepted, share=accepted / counts.num_steps, given=given))
         before = accepted
     return rows

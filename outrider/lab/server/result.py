@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from pydantic import Field
@@ -50,21 +49,16 @@ class ServerResult(Result):
         for level in self.server.levels:
             name = level.level.label
             if level.tokens_per_s is not None:
-                found.append(Comparable(f"{name}: tokens/s", _open(level.tokens_per_s), True, "tokens/s"))
+                found.append(Comparable(f"{name}: tokens/s", Interval.unknown(level.tokens_per_s), True, "tokens/s"))
             counts = level.speculation
             if counts is not None and counts.tau is not None:
-                found.append(Comparable(f"{name}: tokens per pass with a draft", _open(counts.tau), True))
+                found.append(Comparable(f"{name}: tokens per pass with a draft", Interval.unknown(counts.tau), True))
             for row in positions(counts) if counts is not None else ():
                 if row.given is not None:
                     label = f"{name}: accepted at position {row.position}, given the one before"
                     found.append(Comparable(label, row.given, True, scale="difference"))
         found += [
-            Comparable(f"{one.level.label}: speedup", _open(one.measured), True, "x")
+            Comparable(f"{one.level.label}: speedup", Interval.unknown(one.measured), True, "x")
             for one in self.advice if one.measured is not None
         ]  # fmt: skip
         return found
-
-
-def _open(value: float) -> Interval:
-    """Without an interval nothing is known about its uncertainty."""
-    return Interval(value=value, low=0.0, high=math.inf)
