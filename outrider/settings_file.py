@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, did_you_mean
+from outrider.wellformed import read_json
 
 FORMAT = 1
 OPTIONS = ("drafter", "draft", "num_draft_tokens", "drafter_options", "verifier", "verifier_options")
@@ -47,12 +48,7 @@ class SettingsFile:
 
 def read_settings(path: Path) -> SettingsFile:
     """Raises ConfigError that says what is wrong with the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"settings file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"settings file {path} is not JSON: {error}") from error
+    content = read_json(path, f"settings file {path}")
     if not isinstance(content, dict) or content.get("outrider_settings") != FORMAT:
         raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}')
     options: Any = content.get("options")

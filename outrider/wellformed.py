@@ -1,11 +1,16 @@
-"""Whether a string is text: Python, and escapes in JSON, can make halves of surrogate pairs, which no tokenizer or client takes.
+"""Whether what comes from outside is well formed: text, and files of JSON.
 
-Bytes that are no UTF-8 become such halves, too, when they come from the command line.
+Python, and escapes in JSON, can make halves of surrogate pairs, which no tokenizer or client takes. Bytes that are no UTF-8
+become such halves, too, when they come from the command line.
 """
 
 from __future__ import annotations
 
-from outrider.errors import RequestError
+import json
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError, RequestError
 
 
 def is_text(text: str) -> bool:
@@ -18,6 +23,17 @@ def checked_text(called: str, text: str) -> str:
     if not text.isascii() and (place := _first_half(text)) is not None:
         raise RequestError(f"{called} is not UTF-8 text: letter {place + 1} is half of a surrogate pair")
     return text
+
+
+def read_json(path: Path, called: str, form: str = "") -> Any:
+    """The content of a JSON file. Raises ConfigError that says what is wrong with it; `called`: what the message calls it,
+    `form`: what it should look like."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{called} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{called} is not JSON: {error}{form}") from error
 
 
 def _first_half(text: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from outrider.lab.tune.export.choice import Advice, Tuned
 from outrider.lab.tune.export.stated import Stated
 from outrider.lab.tune.result import TuneResult
 from outrider.settings_file import SettingsFile, read_settings
+from outrider.wellformed import read_json
 
 NEITHER = "is neither a settings file (outrider tune --settings-out) nor a result of tune (--out)"
 
@@ -47,12 +47,7 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """Raises ConfigError in one line that says what is wrong with the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"settings file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"settings file {path} is not JSON: {error}") from error
+    content = read_json(path, f"settings file {path}")
     if isinstance(content, dict) and "kind" in content:
         result = read_result(path)
         if not isinstance(result, TuneResult):

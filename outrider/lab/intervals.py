@@ -10,6 +10,7 @@ from scipy.stats import binomtest, bootstrap
 from outrider.lab.result import Interval
 
 RESAMPLES = 2000
+AT_ONCE = 1 << 21  # prompts of all resamples in memory at a time
 
 
 def proportion(count: int, total: int) -> Interval:
@@ -52,7 +53,7 @@ def _resampled(
         return Interval.unknown(value).model_copy(update={"level": level})
     found = bootstrap(
         arrays, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, confidence_level=level, method="percentile",
-        rng=np.random.default_rng(seed),
+        batch=max(1, AT_ONCE // len(arrays[0])), rng=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
     return Interval(value=value, low=float(found.low), high=float(found.high), level=level)
 

@@ -13,7 +13,6 @@ field's docstring. No machine paths and no host names: models and files are name
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import UTC, datetime
 from importlib import import_module
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.errors import ConfigError, did_you_mean
 from outrider.machine import describe_machine, versions
+from outrider.wellformed import read_json
 
 SCHEMA_VERSION: Literal[1] = 1
 KINDS = {
@@ -86,12 +86,7 @@ class Result(Record):
 
 def read_result(path: Path) -> Result:
     """The result in a file, as its own class. Raises ConfigError that says what is wrong with the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+    content = read_json(path, str(path))
     if not isinstance(content, dict) or "kind" not in content:
         raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'")
     if content["kind"] not in KINDS:

@@ -18,11 +18,9 @@ step; the time of a step does not depend on what was drafted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -31,6 +29,7 @@ from scipy.optimize import isotonic_regression
 from outrider.errors import ConfigError
 from outrider.lab.result import Record
 from outrider.sampling.theory import alpha_of_tau, tau_of
+from outrider.wellformed import read_json
 
 ROUNDING = 1e-9
 EXAMPLE = (
@@ -191,12 +190,7 @@ def extended(survival: Sequence[float], length: int) -> list[float]:
 
 def read_costs(path: Path) -> StepCosts:
     """Costs from a JSON file. Raises ConfigError that says what is wrong and shows the form."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--costs {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"--costs {path} is not JSON: {error}. Its form: {EXAMPLE}") from error
+    content = read_json(path, f"--costs {path}", f". Its form: {EXAMPLE}")
     if isinstance(content, dict) and "kind" in content:
         raise ConfigError(
             f"--costs {path} is a result of kind '{content['kind']}', and reads cost points: {EXAMPLE}; 'outrider estimate "

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
-from outrider.lab.intervals import RESAMPLES, ratio_of_sums
+from outrider.lab.intervals import ratio_of_rates, ratio_of_sums
 from outrider.lab.result import Interval
 
 LEVEL = 0.95
 FEWEST = 5  # texts or blocks; an interval from fewer would be a guess
-BATCH = 100  # resamples at once: bounds memory
 
 Sums = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per text, in the order of the replay
 
@@ -34,11 +32,8 @@ def gain_interval(new: Sums, old: Sums, *, blocks: bool) -> Interval | None:
     c, d = _units(old, blocks=blocks)
     if len(a) < FEWEST:
         return None
-    found = stats.bootstrap(
-        (a, b, c, d), _gain, paired=True, vectorized=True, method="percentile", n_resamples=RESAMPLES, batch=BATCH,
-        confidence_level=LEVEL, rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
-    return Interval(value=float(_gain(a, b, c, d)), low=float(found.low), high=float(found.high), level=LEVEL)
+    found = ratio_of_rates(a.tolist(), b.tolist(), c.tolist(), d.tolist(), LEVEL)
+    return found.model_copy(update={"value": found.value - 1, "low": found.low - 1, "high": found.high - 1})
 
 
 def block_length(num_texts: int) -> int:
@@ -51,7 +46,3 @@ def _units(sums: Sums, *, blocks: bool) -> list[np.ndarray]:
     num_texts = len(sums[0])
     starts = np.arange(0, num_texts, block_length(num_texts) if blocks else 1)
     return [np.add.reduceat(np.asarray(column, dtype=np.float64), starts) for column in sums]
-
-
-def _gain(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, axis: int = -1) -> np.ndarray:
-    return (a.sum(axis) / b.sum(axis)) / (c.sum(axis) / d.sum(axis)) - 1
