@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Kind = Annotated[
     str,
     typer.Argument(
-        help="draft-model, medusa, eagle, eagle3, block, early-exit or acceptance.", show_default=False, metavar="KIND"
+        help="draft-model, medusa, eagle, eagle3, mtp, block, early-exit or acceptance.", show_default=False, metavar="KIND"
     ),
 ]
 TargetOption = Annotated[str, typer.Option(help="'demo', a local folder, or a hub id.", show_default=False)]

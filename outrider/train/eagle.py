@@ -1,15 +1,8 @@
 """Kinds `eagle` and `eagle3`: heads that continue the target's hidden states, trained as they draft (training-time test).
 
-Unroll j of a text does for every position t at once what the j-th drafting step does behind the features known up to t:
-
-    reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
-    sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
-    guesses    x_{t+2+j}, whose law the target says in logits[t + 1 + j]
-
-A head trained on unroll 0 alone has never read its own states, and is lost from the second draft token on. The loss of unroll j
-counts step_decay^j. A reduced draft vocabulary holds the tokens that stand most often in the training responses; the target's law
-is cut to them and renormalised, positions whose likeliest token is outside do not count in the loss (but as rejections in what is
-reported). EAGLE adds the distance of its state from the target's feature, and noise on the features it reads.
+How, and how a reduced vocabulary counts: `unrolled.py`. A head trained on unroll 0 alone has never read its own states, and is
+lost from the second draft token on. EAGLE adds the distance of its state from the target's feature, and noise on the features
+that it reads.
 
 Sources: EAGLE (2401.15077), EAGLE-3 (2503.01840) and its code; EAGLE-3.1's norms as in speculators.
 """
@@ -26,13 +19,11 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle import STEADY_ROPE, EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, default_signals, load_eagle, save_eagle
-from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import setting
-from outrider.train.chunked import chunk_size, judged_in_chunks
-from outrider.train.expected import chain_means
-from outrider.train.losses import TINY, Laws, Loss, acceptance, laws_over, parse_loss, smooth_l1, weighted_mean
-from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
+from outrider.train.losses import Laws, acceptance, parse_loss, smooth_l1, weighted_mean
+from outrider.train.recipe import FeatureBatch, RecipeSetup
+from outrider.train.unrolled import UnrolledRecipe
 
 LOSS_HELP = "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv"
 
@@ -91,7 +82,7 @@ class Eagle3Training:
         return tuple(int(word) for word in words)
 
 
-class EagleRecipe:
+class EagleRecipe(UnrolledRecipe):
     """Trains an EAGLE head; satisfies `recipe.Recipe`."""
 
     Settings: ClassVar[type] = EagleTraining
@@ -99,13 +90,6 @@ class EagleRecipe:
     drafter: ClassVar[str] = "eagle head={folder}"
     uses_draft: ClassVar[bool] = False
     default_lr: ClassVar[float | None] = 1e-3
-
-    def __init__(self, head: EagleHead, settings: Any, dtype: torch.dtype | None = None) -> None:
-        """`head`: bound to the target. `dtype`: of what is saved; None: as it is trained."""
-        self.module: nn.Module = head
-        self.signals = head.config.signals
-        self.head, self._settings, self._dtype = head, settings, dtype
-        self._loss: Loss = parse_loss(settings.loss)
 
     @classmethod
     def build(cls, setup: RecipeSetup) -> EagleRecipe:
@@ -125,40 +109,8 @@ class EagleRecipe:
         settings: EagleTraining = setup.settings
         return replace(_like_target(setup, cls.kind), num_layers=settings.num_layers, own_output=False)
 
-    def loss(self, batch: FeatureBatch) -> LossReport:
-        settings, head = self._settings, self.head
-        masks, states, rows, places = [], [], [], []
-        for step, found in enumerate(unrolled(head, batch.tokens, self._features(batch), settings.unrolls)):  # (B, T-1, H)
-            masks.append(_ahead(batch.mask, step))
-            row, place = masks[-1].nonzero(as_tuple=True)
-            states.append(found[row, place])
-            rows.append(row)
-            places.append(place + 1 + step)  # of the target's law
-        laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1]))  # once for all steps
-        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's law
-        numbers = [number[row, place] for row, place in zip(rows, places, strict=True)]
-        counts = [laws.counts[one] for one in numbers]
-        decay = [settings.step_decay**step for step in range(len(counts))]
-        weights = [share / sum(decay) * one / one.sum().clamp(min=TINY) for share, one in zip(decay, counts, strict=True)]
-        every, size = torch.cat(numbers), [len(one) for one in numbers]
-
-        def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            return self._judge(laws.at(every[which]), head.logits(part))
-
-        judged = judged_in_chunks(
-            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(laws.law.shape[-1])
-        )
-        total, parts, accepted = judged.total, {}, []
-        losses, accepts = judged.losses.split(size), judged.accepted.split(size)
-        for step, mask in enumerate(masks):
-            distance = self._feature_loss(batch, rows[step], places[step], states[step])
-            total = total + distance * decay[step] / sum(decay)
-            parts[f"loss@{step}"] = float(weighted_mean(losses[step], counts[step]) + distance.detach())
-            accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
-        per_position, survival, count = chain_means(accepted, torch.stack(masks).all(dim=0))
-        return LossReport(total, per_position, parts, survival, max(count, 1))
-
     def save(self, folder: Path) -> None:
+        assert isinstance(self.head, EagleHead)
         save_eagle(self.head, folder, self._dtype)
 
     def _features(self, batch: FeatureBatch) -> Tensor:
@@ -203,23 +155,7 @@ class Eagle3Recipe(EagleRecipe):
             num_key_value_heads=settings.kv_heads or like.num_key_value_heads,
         )  # fmt: skip
 
-    def _features(self, batch: FeatureBatch) -> Tensor:
-        return self.head.features(batch.hidden)
-
-    def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return self._loss(said.law, logits), acceptance(said.whole, logits.detach())
-
-    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
-        return states.new_zeros(())
-
-
-def _ahead(mask: Tensor, step: int) -> Tensor:
-    """(B, T-1) bool: [t] says whether logits[t + 1 + step] count, and all that the chain from t guessed before them."""
-    found = torch.ones_like(mask[:, 1:])
-    for earlier in range(step + 1):
-        later = mask[:, 1 + earlier :]
-        found = found & torch.nn.functional.pad(later, (0, found.shape[1] - later.shape[1]))
-    return found
+    _features, _judge, _feature_loss = UnrolledRecipe._features, UnrolledRecipe._judge, UnrolledRecipe._feature_loss
 
 
 def _like_target(setup: RecipeSetup, kind: Kind) -> EagleConfig:

@@ -13,7 +13,8 @@ layer k - 1 at t). Embedding and output head are the target's. The layer is tran
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from outrider.kv import LayerShape
-from outrider.models.attention import PassPlan, following
+from outrider.models.attention import PassPlan, following, make_known
+
+BY_FUNCTION = "outrider-by-function"  # the attention of a head in training
+_by: ContextVar[Callable[..., Tensor]] = ContextVar("the function that attends in the pass that this thread makes")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class MtpConfig:
     signals: tuple[int, ...]  # the target's hidden state that a pair reads, by its key of `models/signals.py`
     hidden_first: bool = False  # the projection's input begins with the hidden state
     carries_normed: bool = True  # the pair that follows takes the state behind the final norm
+    trained_for: str = ""  # name of the target, of a head that was trained here
 
     @property
     def feature_size(self) -> int:
@@ -112,6 +117,15 @@ class MtpHead(nn.Module):
         assert isinstance(found, MtpLayer)
         return found
 
+    @property
+    def output_parameters(self) -> list[Tensor]:
+        """The head's own tensors that `logits` reads."""
+        return list(self.layer(0).norm.parameters())
+
+    def features(self, hidden: dict[int, Tensor]) -> Tensor:
+        """What pairs read, (..., H), from the target's hidden states by signal."""
+        return self.fuse(self.join(hidden))
+
     def join(self, hidden: dict[int, Tensor]) -> Tensor:
         """The target's state that a pair reads, (..., H)."""
         (signal,) = self.config.signals
@@ -131,14 +145,37 @@ class MtpHead(nn.Module):
         embeds = self.shared[0](tokens).to(features.dtype)
         return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first)
 
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling): for training."""
+        body, before = self.layer(0).body, _by.set(attend)
+        if body.config._attn_implementation != BY_FUNCTION:
+            make_known(BY_FUNCTION, _by_function)
+            body.set_attn_implementation(BY_FUNCTION)
+        try:
+            return self.states(tokens, features, positions)
+        finally:
+            _by.reset(before)
+
     def carry(self, states: Tensor, layer: int = 0) -> Tensor:
         """The features of the pairs that follow, as far as the head can tell: (..., H) -> (..., H)."""
         return self.layer(layer).norm(states) if self.config.carries_normed else states
 
     def logits(self, states: Tensor, layer: int = 0) -> Tensor:
         """(..., H) -> (..., V)."""
-        return self.shared[1](self.layer(layer).norm(states))
+        states, output = self.layer(layer).norm(states), self.shared[1]
+        table = getattr(output, "weight", None)
+        if not isinstance(table, Tensor) or table.dtype == states.dtype:
+            return output(states)
+        return output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
 
     def in_full(self, logits: Tensor) -> Tensor:
         """The logits are over the target's whole vocabulary."""
         return logits
+
+
+def _by_function(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention contract."""
+    return _by.get()(module.layer_idx, query, key, value, scaling), None

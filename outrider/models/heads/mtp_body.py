@@ -20,6 +20,7 @@ from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
 from outrider.models.probe import find_layers
+from outrider.models.signals import decoder_layers
 
 TABLE = 8  # rows of its tables, which nobody reads
 # Fields by which families say which layers have experts, and what they must be for a single layer with and without.
@@ -28,6 +29,7 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
     "moe_layer_end_index": (0, 0), "moe_layer_interval": (1, 1), "mlp_layer_types": (["sparse"], ["dense"]),
 }  # fmt: skip
 FULL = "full_attention"
+Body = tuple[nn.Module, nn.Module, LayerShape, int | None]  # what `make_body` gives
 
 
 def one_layer_config(config: Any, *, has_experts: bool) -> Any:
@@ -48,16 +50,14 @@ def one_layer_config(config: Any, *, has_experts: bool) -> Any:
 
 def make_body(
     what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> tuple[nn.Module, nn.Module, LayerShape, int | None]:
+) -> Body:
     """A decoder of one layer that ends without a norm; that norm; what its cache keeps of a token; its window.
 
     `tensors`: of the layer (`block.*`) and the norm. Raises CheckpointError, beginning with `what`, where they are not what a
     layer of this family has, CapabilityError for a layer that our cache cannot serve.
     """
     text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors))
-    code = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    if code is None:
-        raise CapabilityError(f"{what}: its layer is of {type(text).__name__}, a family that transformers has no code for")
+    code = _code_of(what, text)
     base = code.base_model_prefix
     norm = _norm_name(code, text)
     inner = f"{base}.layers.0."
@@ -68,7 +68,31 @@ def make_body(
             None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     _check(what, code, report, inner)
-    module = module.eval().requires_grad_(False).to(device)
+    return _finished(what, module.to(device), norm)
+
+
+def copied_body(what: str, target: Any, device: torch.device) -> Body:
+    """A body that begins as the last of a target's layers with full attention, in fp32.
+
+    Raises CapabilityError, beginning with `what`, where no layer can be copied: one in integers, for instance.
+    """
+    for layer in reversed(list(decoder_layers(target, what))):
+        there = layer.state_dict()
+        text = one_layer_config(target.config, has_experts=any("experts." in name for name in there))
+        module = _code_of(what, text)(text)
+        copy_to = getattr(module, module.base_model_prefix).layers[0]
+        if {name: tensor.shape for name, tensor in copy_to.state_dict().items()} == {n: t.shape for n, t in there.items()}:
+            norm, own, model = _norm_name(type(module), text), getattr(module, module.base_model_prefix), target.get_decoder()
+            copy_to.load_state_dict(there)
+            getattr(own, norm).load_state_dict(getattr(model, norm).state_dict())
+            return _finished(what, module.float().to(device), norm)
+    raise CapabilityError(f"{what}: none of the target's layers with full attention can be copied")
+
+
+def _finished(what: str, module: Any, norm: str) -> Body:
+    """What `make_body` promises, of a whole model of one layer."""
+    module = module.eval().requires_grad_(False)
+    base, text = module.base_model_prefix, module.config
     attention.register()
     try:
         (seen,) = find_layers(module, 1)
@@ -79,6 +103,14 @@ def make_body(
     setattr(decoder, norm, nn.Identity())
     decoder.set_input_embeddings(nn.Identity())
     return decoder, last, seen.kind.shape, seen.window
+
+
+def _code_of(what: str, text: Any) -> Any:
+    """transformers' class for language models of a family."""
+    code = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    if code is None:
+        raise CapabilityError(f"{what}: its layer is of {type(text).__name__}, a family that transformers has no code for")
+    return code
 
 
 def _norm_name(code: Any, text: Any) -> str:

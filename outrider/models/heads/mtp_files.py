@@ -33,6 +33,7 @@ from outrider.models.heads.mtp_layout import (
     find_layout,
     strangers,
 )
+from outrider.models.heads.tensors import read_config
 from outrider.models.memory import ModelMemory, layer_kv_bytes, safetensors_header, weight_files
 from outrider.models.signals import AFTER_NORM
 
@@ -108,7 +109,9 @@ def load_mtp(
     files = _found(folder, config)
     layout, text = files.layout, config.get_text_config()
     signal = AFTER_NORM if layout.reads_normed else text.num_hidden_layers
-    made = MtpConfig(layout.name, text.hidden_size, (signal,), layout.hidden_first, layout.reads_normed)
+    own = read_config(folder).get("outrider")
+    trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
+    made = MtpConfig(layout.name, text.hidden_size, (signal,), layout.hidden_first, layout.reads_normed, trained_for)
     return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
 
 

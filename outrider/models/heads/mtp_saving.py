@@ -1,0 +1,37 @@
+"""MTP heads written down: a folder with nothing but the head, in the layout that it was read from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.models.heads.mtp import MtpHead
+from outrider.models.heads.mtp_layout import BLOCK, EMBED_NORM, HIDDEN_NORM, NORM, PROJECTION
+from outrider.models.heads.tensors import write_head
+
+PARTS = (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK)
+NAMES = {  # of these, in order; {n}: number of layers of the target
+    "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0"),
+    "deepseek": tuple(f"model.layers.{{n}}{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")),
+    "mimo": tuple(
+        f"model.mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
+    ),
+    "ernie": (*(f"model.mtp_{part}.0" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm", "model.mtp_block.0"),
+}
+
+
+def save_mtp(head: MtpHead, folder: Path, num_layers: int, dtype: torch.dtype | None = None) -> None:
+    """A head of one layer for a target with `num_layers`; weights as they are, or in `dtype`.
+
+    Raises OSError when the disk is full.
+    """
+    layer, tensors = head.layer(0), dict[str, Tensor]()
+    body: Any = layer.body
+    for part, name in zip(PARTS, NAMES[head.config.layout], strict=True):
+        module = body.layers[0] if part == BLOCK else getattr(layer, part)
+        tensors |= {f"{name.format(n=num_layers)}.{own}": tensor for own, tensor in module.state_dict().items()}
+    config = {"outrider": {"head": "mtp", "target": head.config.trained_for}}
+    write_head(folder, "model.safetensors", config, tensors, dtype or head.dtype)

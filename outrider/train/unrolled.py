@@ -1,0 +1,92 @@
+"""Heads that are fed the target's hidden states, trained as they draft (training-time test): `eagle.py`, `mtp.py`.
+
+Unroll j of a text does for every position t at once what the j-th drafting step does behind the features known up to t:
+
+    reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
+    sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
+    guesses    x_{t+2+j}, whose law the target says in logits[t + 1 + j]
+
+The loss of unroll j counts step_decay^j. A reduced draft vocabulary holds the tokens that stand most often in the training
+responses; the target's law is cut to them and renormalised, positions whose likeliest token is outside do not count in the loss
+(but as rejections in what is reported).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.eagle_unroll import unrolled
+from outrider.models.heads.mtp import MtpHead
+from outrider.train.chunked import chunk_size, judged_in_chunks
+from outrider.train.expected import chain_means
+from outrider.train.losses import TINY, Laws, Loss, acceptance, laws_over, parse_loss, weighted_mean
+from outrider.train.recipe import FeatureBatch, LossReport
+
+
+class UnrolledRecipe:
+    """What the kinds share: everything but which head it is and where it is saved."""
+
+    def __init__(self, head: EagleHead | MtpHead, settings: Any, dtype: torch.dtype | None = None) -> None:
+        """`head`: bound to the target. `dtype`: of what is saved; None: as it is trained."""
+        self.module: nn.Module = head
+        self.signals = head.config.signals
+        self.head, self._settings, self._dtype = head, settings, dtype
+        self._loss: Loss = parse_loss(settings.loss)
+
+    def loss(self, batch: FeatureBatch) -> LossReport:
+        settings, head = self._settings, self.head
+        masks, states, rows, places = [], [], [], []
+        for step, found in enumerate(unrolled(head, batch.tokens, self._features(batch), settings.unrolls)):  # (B, T-1, H)
+            masks.append(_ahead(batch.mask, step))
+            row, place = masks[-1].nonzero(as_tuple=True)
+            states.append(found[row, place])
+            rows.append(row)
+            places.append(place + 1 + step)  # of the target's law
+        laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1]))  # once for all steps
+        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's law
+        numbers = [number[row, place] for row, place in zip(rows, places, strict=True)]
+        counts = [laws.counts[one] for one in numbers]
+        decay = [settings.step_decay**step for step in range(len(counts))]
+        weights = [share / sum(decay) * one / one.sum().clamp(min=TINY) for share, one in zip(decay, counts, strict=True)]
+        every, size = torch.cat(numbers), [len(one) for one in numbers]
+
+        def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            return self._judge(laws.at(every[which]), head.logits(part))
+
+        judged = judged_in_chunks(
+            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(laws.law.shape[-1])
+        )
+        total, parts, accepted = judged.total, {}, []
+        losses, accepts = judged.losses.split(size), judged.accepted.split(size)
+        for step, mask in enumerate(masks):
+            distance = self._feature_loss(batch, rows[step], places[step], states[step])
+            total = total + distance * decay[step] / sum(decay)
+            parts[f"loss@{step}"] = float(weighted_mean(losses[step], counts[step]) + distance.detach())
+            accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
+        per_position, survival, count = chain_means(accepted, torch.stack(masks).all(dim=0))
+        return LossReport(total, per_position, parts, survival, max(count, 1))
+
+    def _features(self, batch: FeatureBatch) -> Tensor:
+        """(B, T, H) that the head reads."""
+        return self.head.features(batch.hidden)
+
+    def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's law is `said`."""
+        return self._loss(said.law, logits), acceptance(said.whole, logits.detach())
+
+    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
+        """The loss of states (n, H) of these rows and places as states: none, they are free to be whatever drafts best."""
+        return states.new_zeros(())
+
+
+def _ahead(mask: Tensor, step: int) -> Tensor:
+    """(B, T-1) bool: [t] says whether logits[t + 1 + step] count, and all that the chain from t guessed before them."""
+    found = torch.ones_like(mask[:, 1:])
+    for earlier in range(step + 1):
+        later = mask[:, 1 + earlier :]
+        found = found & torch.nn.functional.pad(later, (0, found.shape[1] - later.shape[1]))
+    return found
