@@ -92,13 +92,12 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
 def _finished(what: str, module: Any, norm: str) -> Body:
     """What `make_body` promises, of a whole model of one layer."""
     module = module.eval().requires_grad_(False)
-    base, text = module.base_model_prefix, module.config
     attention.register()
     try:
         (seen,) = find_layers(module, 1)
     except CapabilityError as error:
         raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}") from error
-    decoder = getattr(module, base)
+    decoder = getattr(module, module.base_model_prefix)
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
     decoder.set_input_embeddings(nn.Identity())
