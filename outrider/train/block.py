@@ -101,7 +101,8 @@ class BlockRecipe:
             return measure(law, logits), acceptance(law, logits.detach())
 
         shares = weights / weights.sum().clamp(min=TINY)
-        judged = judged_in_chunks(judge, states, shares, self.head.output_parameters, chunk_size(batch.logits.shape[-1]))
+        size = chunk_size(batch.logits.shape[-1], states.device)
+        judged = judged_in_chunks(judge, states, shares, self.head.output_parameters, size)
         loss, accept = judged.total, judged.accepted
         parts = {"acceptance": float(weighted_mean(accept, torch.ones_like(accept)))}
         if self.head.confidence_head is not None:

@@ -16,6 +16,8 @@ from torch import Tensor
 # (states (n, H), which of all positions they are (n,)) -> (loss of each (n,), acceptance of each (n,))
 Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 CHUNK_NUMBERS = 1 << 22  # most logits of a chunk: 16 MB in fp32, which glibc's allocator uses again instead of mapping it anew
+# On a device a chunk costs a hundred launches whatever its size: chunks as large as a quarter of the free memory allows.
+BYTES_OF_A_NUMBER, FREE_SHARE = 40, 0.25  # ten tensors in fp32
 
 
 class Judged(NamedTuple):
@@ -34,9 +36,12 @@ def judged_in_chunks(judge: Judge, states: Tensor, weights: Tensor, parameters: 
     return Judged(*_InChunks.apply(judge, size, torch.is_grad_enabled(), states, weights, *parameters))
 
 
-def chunk_size(vocab_size: int) -> int:
-    """Positions whose logits are `CHUNK_NUMBERS`, at least one."""
-    return max(1, CHUNK_NUMBERS // vocab_size)
+def chunk_size(vocab_size: int, device: torch.device) -> int:
+    """Positions whose logits are `CHUNK_NUMBERS`, or on a device what its free memory allows; at least one."""
+    numbers = CHUNK_NUMBERS
+    if device.type == "cuda":
+        numbers = max(numbers, int(FREE_SHARE * torch.cuda.mem_get_info(device)[0]) // BYTES_OF_A_NUMBER)
+    return max(1, numbers // vocab_size)
 
 
 class _InChunks(torch.autograd.Function):

@@ -46,7 +46,8 @@ class UnrolledRecipe:
             states.append(found[row, place])
             rows.append(row)
             places.append(place + 1 + step)  # of the target's law
-        laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1]))  # once for all steps
+        device = batch.logits.device
+        laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1], device))  # for all steps
         number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's law
         numbers = [number[row, place] for row, place in zip(rows, places, strict=True)]
         counts = [laws.counts[one] for one in numbers]
@@ -58,7 +59,7 @@ class UnrolledRecipe:
             return self._judge(laws.at(every[which]), head.logits(part))
 
         judged = judged_in_chunks(
-            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(laws.law.shape[-1])
+            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(laws.law.shape[-1], device)
         )
         total, parts, accepted = judged.total, {}, []
         losses, accepts = judged.losses.split(size), judged.accepted.split(size)

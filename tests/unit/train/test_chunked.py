@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.train import block, eagle
+from outrider.train import block, eagle, unrolled
 from outrider.train.chunked import CHUNK_NUMBERS, chunk_size, judged_in_chunks
 from outrider.train.losses import law_of, lk_hybrid, weighted_mean
 from tests.unit.train.head_material import build_recipe, features, own_texts, target_module
@@ -109,7 +109,7 @@ def test_a_recipe_in_chunks_has_the_loss_of_the_formula(
     mask = batch.mask.clone()
     mask[1, 7:] = False  # rows of different lengths
     batch = replace(batch, mask=mask)
-    monkeypatch.setattr(eagle, "chunk_size", lambda vocab_size: 4)
+    monkeypatch.setattr(unrolled, "chunk_size", lambda vocab_size, device: 4)
     report = recipe.loss(batch)
     report.loss.backward()
     names = [name for name, parameter in recipe.module.named_parameters() if parameter.requires_grad]
@@ -134,7 +134,7 @@ def test_a_block_recipe_in_chunks_is_the_one_at_once(settings: dict[str, Any], m
     batch = features(module, recipe.signals, own_texts(module, 3, 12))
     found = []
     for size in (3, 10_000):
-        monkeypatch.setattr(block, "chunk_size", lambda vocab_size, size=size: size)
+        monkeypatch.setattr(block, "chunk_size", lambda vocab_size, device, size=size: size)
         torch.manual_seed(1)  # the anchors
         report = recipe.loss(batch)
         report.loss.backward()
@@ -151,7 +151,7 @@ def test_a_block_recipe_in_chunks_is_the_one_at_once(settings: dict[str, Any], m
 def _by_the_formula(recipe: Any, batch: Any) -> Tensor:
     settings, head = recipe._settings, recipe.head
     terms = []
-    for step, states in enumerate(eagle.unrolled(head, batch.tokens, head.features(batch.hidden), settings.unrolls)):
+    for step, states in enumerate(unrolled.unrolled(head, batch.tokens, head.features(batch.hidden), settings.unrolls)):
         rows, places = eagle._ahead(batch.mask, step).nonzero(as_tuple=True)
         said, logits = batch.logits[rows, places + 1 + step], head.logits(states[rows, places])
         ids = torch.arange(said.shape[-1]) if head.draft_ids is None else head.draft_ids
@@ -164,5 +164,15 @@ def _by_the_formula(recipe: Any, batch: Any) -> Tensor:
 
 def test_a_chunk_is_bounded_by_its_logits() -> None:
     """Catches a bound in positions, which a larger vocabulary would make of any size; and one below a single position."""
-    assert chunk_size(1000) * 1000 <= CHUNK_NUMBERS < (chunk_size(1000) + 1) * 1000
-    assert chunk_size(10 * CHUNK_NUMBERS) == 1
+    cpu = torch.device("cpu")
+    assert chunk_size(1000, cpu) * 1000 <= CHUNK_NUMBERS < (chunk_size(1000, cpu) + 1) * 1000
+    assert chunk_size(10 * CHUNK_NUMBERS, cpu) == 1
+
+
+def test_chunks_on_a_device_follow_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches chunks of a CPU's cache there: a step of a head over 49,152 tokens was then 10,000 launches."""
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40 << 30, 80 << 30))
+    assert 5000 < chunk_size(49_152, device) < 6000
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 << 30))
+    assert chunk_size(49_152, device) == chunk_size(49_152, torch.device("cpu"))
