@@ -152,7 +152,7 @@ def _by_the_formula(recipe: Any, batch: Any) -> Tensor:
     settings, head = recipe._settings, recipe.head
     terms = []
     for step, states in enumerate(unrolled.unrolled(head, batch.tokens, head.features(batch.hidden), settings.unrolls)):
-        rows, places = eagle._ahead(batch.mask, step).nonzero(as_tuple=True)
+        rows, places = unrolled._ahead(batch.mask, step).nonzero(as_tuple=True)
         said, logits = batch.logits[rows, places + 1 + step], head.logits(states[rows, places])
         ids = torch.arange(said.shape[-1]) if head.draft_ids is None else head.draft_ids
         counts = torch.isin(said.argmax(-1), ids).float()
