@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.choice import choose, chosen_chain
+from outrider.drafters.parallel import LawStop, draft_chain
 from outrider.drafters.programs import Loop, bans_bite, drafted, loop_of, programs_serve
 from outrider.drafters.reading import Turns, read_together
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
-from outrider.models.vocabulary import check_same_vocabulary, fit_width
+from outrider.models.vocabulary import check_same_vocabulary
 from outrider.rows import Row, Rows
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
-from outrider.sampling.distribution import BatchSampling, distribution
 from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_RAGGED = 2  # tokens a row may lag behind and still catch up inside the first drafting pass
@@ -110,42 +109,8 @@ class ModelDrafter(Drafter):
 
     def _propose_stepwise(self, rows: Rows, pending: list[list[int]], wanted: list[int]) -> Draft:
         """Token by token: any sampling option, any stop rule, no compiler."""
-        plain, steps, lengths = rows.sampling.is_plain_greedy, max(wanted), torch.tensor(wanted, device=rows.device)
-        tokens: list[Tensor] = []  # each (B,)
-        laws: list[Tensor] = []  # each (B, V)
-        start = rows.positions
         rule = self._stop_rule(rows)
-        logits = self._first_logits(pending)
-        for node in range(steps):
-            if node:
-                logits = self.lm.forward(tokens[-1][:, None])[:, 0]
-                self._advance()
-            logits = fit_width(logits, rows.vocab_size)
-            so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
-            if rule is not None:
-                soft = self._law(logits, rows.soft_sampling, rows, so_far, node)
-                rule.before(soft)
-                lengths = torch.where(rule.going, lengths, lengths.clamp(max=node))
-                if not rule.going.any():
-                    break
-            if plain:
-                tokens.append(logits.argmax(dim=-1))
-            else:
-                laws.append(self._law(logits, rows.sampling, rows, so_far, node))
-                tokens.append(choose(laws[-1], rows, start, node))
-            if rule is not None:
-                rule.after(soft, tokens[-1])
-                lengths = torch.where(rule.going, lengths, lengths.clamp(max=node + 1))
-                if not rule.going.any():  # before another pass
-                    break
-        if not tokens:
-            return Draft.empty(len(rows), rows.device)
-        return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
-
-    @staticmethod
-    def _law(logits: Tensor, sampling: BatchSampling, rows: Rows, so_far: Draft | None, node: int) -> Tensor:
-        """(B, V): what node `node` behind the tokens so far is drawn from."""
-        return distribution(logits[:, None], sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
+        return draft_chain(rows, wanted, _Passes(self.lm, pending, max(wanted)), None if rule is None else LawStop(rule))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
@@ -188,19 +153,24 @@ class ModelDrafter(Drafter):
         self._known = [n if skip else len(row.tokens) for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
         return [row.tokens[-1:] if skip else row.tokens[n:] for row, n, skip in zip(rows, kv.lengths, idle, strict=True)]
 
-    def _first_logits(self, pending: list[list[int]]) -> Tensor:
-        """Logits (B, V) after each row's last token, the caches fed with it."""
-        width = max(len(p) for p in pending)
-        padded = torch.tensor([p + [0] * (width - len(p)) for p in pending], device=self.lm.device)
-        last = torch.tensor([len(p) - 1 for p in pending], device=self.lm.device)
-        logits = self.lm.forward(padded)
-        for index, tokens in enumerate(pending):
-            self.lm.kv.advance(index, len(tokens))
-        return logits[torch.arange(len(pending), device=self.lm.device), last]
 
-    def _advance(self) -> None:
-        for index in range(self.lm.kv.num_rows):
-            self.lm.kv.advance(index, 1)
+class _Passes:
+    """`Guesses` of a model that runs a pass for every token, behind texts whose last tokens its caches lack."""
+
+    def __init__(self, lm: LM, pending: list[list[int]], num_levels: int) -> None:
+        self.num_levels = num_levels
+        self._lm, self._pending = lm, pending
+
+    def logits(self, level: int, parents: Tensor) -> Tensor:
+        """(B, 1, V), the caches fed with `parents` (B, 1), or first with all that they lack."""
+        lines = [[0]] * len(parents) if level else self._pending
+        width = max(map(len, lines))
+        fed = parents if level else torch.tensor([line + [0] * (width - len(line)) for line in lines], device=self._lm.device)
+        logits = self._lm.forward(fed)
+        for index, line in enumerate(lines):
+            self._lm.kv.advance(index, len(line))
+        last = torch.tensor([len(line) - 1 for line in lines], device=self._lm.device)
+        return logits[torch.arange(len(lines), device=self._lm.device), last][:, None]
 
 
 def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None]:

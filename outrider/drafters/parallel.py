@@ -1,4 +1,4 @@
-"""Drafts whose every level is there at once: one pass of a head gave the logits of all draft positions, what remains is choosing.
+"""Chains of any drafter that gives logits token by token, and trees of one whose every level is there at once.
 
 Medusa heads and block heads differ in where their logits come from. Once they are there, level d's law depends on nothing of
 the draft but, with a Markov head, the token before (`Guesses.logits`); so chains and trees of any shape cost no further pass.
@@ -95,6 +95,9 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
         previous = tokens[-1]
         if stop is not None:
             stop.after(soft, previous)
+            lengths = torch.where(stop.going, lengths, lengths.clamp(max=node + 1))
+            if not bool((lengths > node + 1).any()):  # before another pass
+                break
     if not tokens:
         return Draft.empty(len(rows), rows.device)
     return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
