@@ -52,6 +52,16 @@ class PassPlan:
         """The mask of sliding-window layers, of `mask`'s shape; None when the model has none."""
         return None if self.make_window_mask is None else self.make_window_mask()
 
+    @cached_property
+    def distances(self) -> Tensor:
+        """(B, 1, T padded, S) fp32: each key's position less that of the query, as both stand on the query's own path."""
+        positions = (self.mask == 0).sum(-1)[:, 0] - 1  # as many keys are seen as stand before it, and itself
+        num_rows, num_keys = len(self.mask), self.mask.shape[3]
+        places = self.places.view(num_rows, -1) % self.keys[0].shape[1]
+        keys = torch.arange(num_keys, device=places.device).repeat(num_rows, 1)
+        keys.scatter_(1, places, positions[:, : places.shape[1]])
+        return (keys[:, None] - positions[:, :, None])[:, None].float()
+
 
 _followed: ContextVar[PassPlan] = ContextVar("the plan of the pass that this thread makes")
 
@@ -77,12 +87,13 @@ def attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
     out = attend(
         _followed.get(), module.layer_idx, query, key, value,
-        scaling=scaling, softcap=softcap, sliding_window=sliding_window, sinks=s_aux,
+        scaling=scaling, softcap=softcap, sliding_window=sliding_window, sinks=s_aux, slopes=alibi_slopes,
     )  # fmt: skip
     return out, None
 
@@ -98,6 +109,7 @@ def attend(
     softcap: float | None = None,
     sliding_window: int | None = None,
     sinks: Tensor | None = None,  # (heads,)
+    slopes: Tensor | None = None,  # (heads,) fp32
 ) -> Tensor:
     """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
     keys = _write(plan.keys[layer], plan.places, key)
@@ -107,10 +119,11 @@ def attend(
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)
     values = values[:num_rows, :num_keys].transpose(1, 2)
-    if softcap is None and sinks is None:
+    if softcap is None and sinks is None and slopes is None:
         out = _attend(padded, keys, values, mask, scaling)
     else:
-        out = _attend_written_out(padded, keys, values, mask, scaling, softcap, sinks)
+        bias = mask if slopes is None else mask + slopes.view(1, -1, 1, 1) * plan.distances
+        out = _attend_written_out(padded, keys, values, bias, scaling, softcap, sinks)
     return out[:, :, :num_queries].transpose(1, 2).contiguous()
 
 
@@ -130,12 +143,13 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: 
 
 
 def _attend_written_out(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, softcap: float | None,
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float | None, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Attention in steps, softmax in fp32, for what the fused kernels lack.
 
-    A soft cap squashes the scores (Gemma 2). A sink is a learned score of each head whose weight goes to no value (gpt-oss).
+    `bias`: the mask and, with ALiBi, each key's distance times a slope of the head (BLOOM). A soft cap squashes the scores
+    (Gemma 2). A sink is a learned score of each head whose weight goes to no value (gpt-oss).
     """
     groups = query.shape[1] // keys.shape[1]
     keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
@@ -143,7 +157,7 @@ def _attend_written_out(
     scores = torch.matmul(query, keys.transpose(2, 3)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
+    scores = scores + bias
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))

@@ -1,8 +1,8 @@
 """Attention of model code that is older than transformers' interface for it, handed to that interface.
 
-Most of these families multiply queries with keys in a method of their own, `_attn`; Falcon does so in its layer's `forward`.
-Where the config names an attention that is registered by us, the method asks the interface for it, as newer code does; else it
-is what it was.
+Some of these families multiply queries with keys in a method of their own, `_attn`, others in their layer's `forward`. Where the
+config names an attention that is registered by us, that method asks the interface for it, as newer code does; else it is what
+it was.
 """
 
 from __future__ import annotations
@@ -12,65 +12,72 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
 
 PLAIN = ("eager", "sdpa", "flash_attention_2")  # what the method itself computes
 
-# By the class of the attention module: its layer, scale and window
-TOLD: dict[str, Callable[[Any, Any], tuple[int, float, int | None]]] = {
-    "CodeGenAttention": lambda part, config: (part.layer_idx, 1 / part.scale_attn, None),
-    "GPTJAttention": lambda part, config: (part.layer_idx, 1 / part.scale_attn, None),
-    "GPTNeoSelfAttention": lambda part, config: (
-        part.layer_id, 1.0, config.window_size if part.attention_type == "local" else None
-    ),
-    "GPTNeoXJapaneseAttention": lambda part, config: (part.layer_idx, 1 / part.norm_factor, None),
-}  # fmt: skip
-
 
 def hand_over(module: nn.Module) -> None:
     """Make a model of such a family ask transformers' interface for its attention. Others are left as they are."""
-    parts: list[Any] = [part for part in module.modules() if _is_older(part)]
+    parts: list[Any] = [part for part in module.modules() if type(part).__name__ in OLDER]
     for part in parts:
-        if type(part).__name__ == "FalconAttention":
-            part.forward = partial(_falcon, part, module.config, part.forward)
-            continue
-        part.layer_idx, scaling, window = TOLD[type(part).__name__](part, module.config)
-        part._attn = partial(_attn, part, module.config, part._attn, scaling, window)
+        method, make = OLDER[type(part).__name__]
+        if method not in vars(part) and (ours := make(part, module.config)) is not None:
+            setattr(part, method, partial(_either, module.config, getattr(part, method), ours))
     models: list[Any] = [part for part in module.modules() if parts and isinstance(part, transformers.PreTrainedModel)]
     for model in models:
         model._can_set_attn_implementation = _yes  # transformers looks for a call of the interface in the source
-
-
-def _is_older(part: nn.Module) -> bool:
-    """Whether it is attention of such a family, and not handed over yet. ALiBi is nothing that our attention computes."""
-    if type(part).__name__ == "FalconAttention":
-        config: Any = part.config
-        return "forward" not in vars(part) and not config.alibi
-    return type(part).__name__ in TOLD and "_attn" not in vars(part)
 
 
 def _yes() -> bool:
     return True
 
 
+def _either(config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *args: Any, **told: Any) -> Any:
+    """What the method was, or what it is made to be where the config names another attention."""
+    if config._attn_implementation in PLAIN:
+        return plain(*args, **told)
+    return ours(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation], *args, **told)
+
+
+# ---------------------------------------------------------------- `_attn`
+
+
+def _scaled(part: Any, config: Any) -> Callable[..., Any]:
+    return partial(_attn, part, 1 / part.scale_attn, None)
+
+
+def _scaled_japanese(part: Any, config: Any) -> Callable[..., Any]:
+    return partial(_attn, part, 1 / part.norm_factor, None)
+
+
+def _local(part: Any, config: Any) -> Callable[..., Any]:
+    part.layer_idx = part.layer_id
+    return partial(_attn, part, 1.0, config.window_size if part.attention_type == "local" else None)
+
+
 def _attn(
-    part: Any, config: Any, plain: Callable[..., Any], scaling: float, window: int | None,
-    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
+    part: Any, scaling: float, window: int | None, attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """(B, heads, T, size) each -> the same, and no weights."""
-    if config._attn_implementation in PLAIN:
-        return plain(query, key, value, attention_mask)
     query, key = query.to(value.dtype), key.to(value.dtype)  # rotated in fp32
-    out, weights = _interface(config)(part, query, key, value, attention_mask, scaling=scaling, sliding_window=window)
+    out, weights = attend(part, query, key, value, attention_mask, scaling=scaling, sliding_window=window)
     return out.transpose(1, 2), weights
 
 
-def _falcon(part: Any, config: Any, plain: Callable[..., Any], hidden_states: Tensor, **told: Any) -> Any:
-    """(B, T, hidden size) -> the same, and no weights."""
-    if config._attn_implementation in PLAIN:
-        return plain(hidden_states, **told)
+# ---------------------------------------------------------------- `forward`: (B, T, hidden size) -> the same, and no weights
+
+
+def _rotated(part: Any, config: Any) -> Callable[..., Any] | None:
+    """Falcon's, without ALiBi: with it, it rounds positions in its own way."""
+    return None if config.alibi else partial(_falcon, part)
+
+
+def _falcon(part: Any, attend: Callable[..., Any], hidden_states: Tensor, **told: Any) -> Any:
     fused, size = part.query_key_value(hidden_states), part.head_dim
     if part.new_decoder_architecture:  # each head of keys behind its queries
         fused = fused.unflatten(2, (part.num_kv_heads, -1, size))
@@ -83,9 +90,38 @@ def _falcon(part: Any, config: Any, plain: Callable[..., Any], hidden_states: Te
     query, key, value = (one.transpose(1, 2) for one in (query, key, value))
     rotate = sys.modules[type(part).__module__].apply_rotary_pos_emb
     query, key = rotate(query, key, *told["position_embeddings"])
-    out, weights = _interface(config)(part, query, key, value, told["attention_mask"])
+    out, weights = attend(part, query, key, value, told["attention_mask"])
     return part.dense(out.flatten(2)), weights
 
 
-def _interface(config: Any) -> Callable[..., Any]:
-    return transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation]
+def _sloped(part: Any, config: Any) -> Callable[..., Any] | None:
+    """BLOOM's. None where a matrix product is made in slices, as in training on several devices."""
+    if part.pretraining_tp > 1 and part.slow_but_exact:
+        return None
+    slopes = sys.modules[type(part).__module__].build_alibi_tensor(_two_positions(part), part.num_heads, torch.float32)[:, 0, 1]
+    return partial(_bloom, part, slopes.contiguous())
+
+
+def _bloom(
+    part: Any, slopes: Tensor, attend: Callable[..., Any], hidden_states: Tensor, residual: Tensor, **told: Any
+) -> Any:
+    """Slopes times distances are fp32 here; its own code rounds slopes times positions to the model's type."""
+    query, key, value = part._reshape(part.query_key_value(hidden_states))
+    mask, scaling = told["attention_mask"], part.inv_norm_factor
+    out, weights = attend(part, query, key, value, mask, scaling=scaling, alibi_slopes=slopes)
+    return part.dense(out.flatten(2)) + residual, weights
+
+
+def _two_positions(part: Any) -> Tensor:
+    return torch.ones(1, 2, dtype=torch.int64, device=part.dense.weight.device)
+
+
+# By the class of the attention module: the method, and what makes ours of (part, config); None: it stays what it was
+OLDER: dict[str, tuple[str, Callable[[Any, Any], Callable[..., Any] | None]]] = {
+    "CodeGenAttention": ("_attn", _scaled),
+    "GPTJAttention": ("_attn", _scaled),
+    "GPTNeoSelfAttention": ("_attn", _local),
+    "GPTNeoXJapaneseAttention": ("_attn", _scaled_japanese),
+    "FalconAttention": ("forward", _rotated),
+    "BloomAttention": ("forward", _sloped),
+}

@@ -42,10 +42,10 @@ class Seen(NamedTuple):
 def _record_layer(
     seen: dict[int, Seen], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, **unused: object,
+    s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-    kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None)
+    kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None, alibi_slopes is not None)
     seen[module.layer_idx] = Seen(kind, sliding_window)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)

@@ -52,10 +52,15 @@ class AttentionKind(NamedTuple):
     shape: LayerShape
     softcap: float | None
     has_sinks: bool = False
+    has_slopes: bool = False
 
     def sinks(self, device: torch.device | str = "cpu") -> Tensor | None:
         """(heads,) to be sampled with, always the same; None for a layer without."""
         return torch.linspace(-4.0, 8.0, self.num_heads, device=device) if self.has_sinks else None
+
+    def slopes(self, device: torch.device | str = "cpu") -> Tensor | None:
+        """(heads,) of ALiBi, likewise."""
+        return torch.logspace(-1.0, -8.0, self.num_heads, 2.0, device=device) if self.has_slopes else None
 
 
 def same_bits(sample: Sample, widths: list[int]) -> bool:
@@ -238,8 +243,8 @@ class _Bench:
         if self._attend is not None:
             return self._attend(self._kv, query, key, value, parents)
         plan, _ = plan_pass(self._kv, 1, query.shape[2], parents, last_position=1 << 20)
-        sinks = self._kind.sinks(self._device)
-        out = attend(plan, 0, query, key, value, scaling=1.0, softcap=self._kind.softcap, sinks=sinks)
+        sinks, slopes = self._kind.sinks(self._device), self._kind.slopes(self._device)
+        out = attend(plan, 0, query, key, value, scaling=1.0, softcap=self._kind.softcap, sinks=sinks, slopes=slopes)
         return out[0].flatten(1)
 
     def agrees(self, inputs: Inputs, parents: list[int], path: list[int]) -> bool:

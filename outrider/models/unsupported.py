@@ -102,7 +102,7 @@ def refuse_other_logits(module: Any, name: str, tokens: Tensor, tolerance: float
             f"{name}: {what}. Two of transformers' own kernels (eager, sdpa) differ as much: rounding in {dtype}. "
             "Use --dtype float32."
         )
-    beyond = "position biases such as ALiBi, a mask of their own"
+    beyond = "position biases or a mask of their own"
     raise OwnCacheNeededError(f"its layers compute something that Outrider's attention does not ({beyond}): {what}")
 
 

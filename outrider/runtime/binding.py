@@ -121,6 +121,7 @@ class Binding:
             shape = self._layers[op.layer]
             made.heads, made.kv_heads, made.window, made.sees_all = op.heads, shape.num_kv_heads, op.window, op.sees_all
             made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
+            made.weight = self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
             self._check(op)
         elif op.code == Code.STORE:
             self._check(op)

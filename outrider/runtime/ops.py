@@ -5,7 +5,8 @@ writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H * D numb
 ways to look at a block (`View`). Attention alone sees more than one token.
 
     LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
-    ATTENTION   in[0] query, in[1] sinks (constant)       STORE    in[0] key or value, into the cache of `layer`
+    ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`
+                `weight` slopes of ALiBi by name
     GATHER      the rows that the output head reads       EXPERTS  a linear layer of each of the experts that in[1] names
     the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
 

@@ -145,14 +145,15 @@ def is_rotary(part: nn.Module) -> bool:
 def _attention(
     events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
-    sliding_window: int | None = None, s_aux: Tensor | None = None, sees_all: bool = False, **unused: object,
+    sliding_window: int | None = None, s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, sees_all: bool = False,
+    **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     told = {
         "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window, "sees_all": sees_all,
-        "sinks": s_aux,
+        "sinks": s_aux, "slopes": alibi_slopes,
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), told, (out,)))
     return out, None

@@ -191,6 +191,8 @@ class _Pass:
         if op.softcap:
             scores = torch.tanh(scores / op.softcap) * op.softcap
         scores = scores + mask[:, :, :tokens].float()
+        if op.weight:
+            scores = scores + self._tensors[op.weight].view(1, -1, 1, 1) * plan.distances[:, :, :tokens]
         if len(op.inputs) > 1:
             sinks = self.read(op.inputs[1])[:1].view(1, op.heads, 1, 1).float()
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)

@@ -130,6 +130,7 @@ def attention(low: Lowering, event: Event) -> list[Known]:
             layer=told["layer"], heads=heads,
             scale=size**-0.5 if told["scaling"] is None else float(told["scaling"]),
             softcap=float(told["softcap"] or 0.0), window=int(told["window"] or 0), sees_all=told["sees_all"],
+            weight=low.name(told["slopes"]),
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]

@@ -27,7 +27,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "axk2": {**GROUPS, **SPARSE},
     "bailing_hybrid": {**GROUPS, **LATENT, **ALTERNATING, "head_dim": 16},
     "bamba": {**MAMBA2, "attn_layer_indices": [1]},
-    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "deepseek_v32": {**GROUPS, **SPARSE},
     "deepseek_v4": {
         **SPARSE, **SHORT_WINDOW, **EXPERTS, "num_key_value_heads": 1, "o_lora_rank": 16, "o_groups": 2, "n_routed_experts": 4,
@@ -86,9 +85,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_hidden_size": 128, "adapter_rank": 8, "hybrid_layer_ids": [1]},
     "zaya": {**EXPERTS, "num_experts_per_tok": 1},
 }  # fmt: skip
-OTHERWISE_NAMED = ("bloom", "mpt", "openai-gpt", "xglm")  # sizes have names of their own
+OTHERWISE_NAMED = ("mpt", "openai-gpt", "xglm")  # sizes have names of their own
 ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, ALiBi
-    "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "bloom",
+    "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "mpt",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ using panels::RANGE, panels::TOGETHER, panels::WIDTH;
 
 constexpr int64_t QUERIES = 64, SPAN = 512, LANES = 16;
 constexpr float LEAST = -std::numeric_limits<float>::infinity();
+alignas(64) constexpr float COUNTED[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 inline int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
@@ -147,16 +148,22 @@ struct Block {
     float kept[QUERIES];
     alignas(64) float bases[QUERIES];
     std::copy(state.most, state.most + QUERIES, bases);
+    const float* const slopes = static_cast<const float*>(op.weight);
+    const int64_t first_query = this->first;
     const Floats scale = floats(float(op.scale) * (op.softcap ? 1.f : LOG2_E)), cap = floats(float(op.softcap));
     for (int64_t query = from; query < to; ++query) {
       float* const own = scores + query * RANGE;
       const int64_t first = std::max<int64_t>(0, int64_t(low[query]) - begin);
       const int64_t behind = std::min(num_keys, int64_t(high[query]) + 1 - begin);
       Floats most = floats(LEAST);
+      Floats slope = floats(0), apart = slope;
+      if (slopes) slope = floats(slopes[head * group() + (first_query + query) % group()] * LOG2_E);
+      if (slopes) apart = load(COUNTED) - floats(float(start() + depth(token(query))));
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) {
         Floats score = load(own + LANES * v) * scale;
         if (op.softcap) score = hyperbolic_tangent(score / cap) * (cap * floats(LOG2_E));
+        if (slopes) score = multiply_add(apart + floats(float(begin + LANES * v)), slope, score);
         const Mask seen = first16(behind - LANES * v) & Mask(~first16(first - LANES * v));
         score = choose(seen, score, floats(LEAST));
         store(own + LANES * v, score);

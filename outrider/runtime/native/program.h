@@ -32,7 +32,8 @@ struct Op {
   int64_t rows, cols;
   Operand out, in[3];
   double numbers[2];
-  // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS alone have a form, and inputs that share a scale
+  // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS alone have a form, and inputs that share a scale.
+  // ATTENTION: `weight` is null, or ALiBi's slope of each head, fp32
   Format format;
   int64_t form, group;
   const void *weight, *bias;

@@ -13,7 +13,7 @@ from outrider.models.older_code import hand_over
 from outrider.models.probe import see_layers
 from tests.contract.test_architectures import CONFIGS, WINDOW, make_module
 
-OLD = ("codegen", "falcon", "gpt-neo", "gpt-neox-japanese", "gptj")
+OLD = ("bloom", "codegen", "falcon", "gpt-neo", "gpt-neox-japanese", "gptj")
 IDS = torch.arange(3, 20)[None]
 
 

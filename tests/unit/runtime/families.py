@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "axk1": {**GROUPS, **LATENT},
     "biogpt": {},
     "bitnet": {},
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "codegen": {**GPT, "rotary_dim": 8},
     "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
@@ -138,7 +139,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
     if dtype == torch.bfloat16 and picks_all:  # in which rounding changes what a router picks: all experts, of all groups
         named |= {key: named["num_experts"] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in named}
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
-    if family in ("codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
+    if family in ("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
         named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}
         if family == "opt":
             named |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}

@@ -78,7 +78,7 @@ class NativeAttention:
             shape.num_kv_heads * shape.value_size,
         )
         self._tables = {name: torch.zeros(rows, size, dtype=dtype) for name, size in zip("qkv", sizes, strict=True)}
-        sinks = kind.sinks()
+        sinks, slopes = kind.sinks(), kind.slopes()
         out = kind.num_heads * shape.value_size
         query = View(0, kind.num_heads, shape.key_size, 0, shape.key_size)
         key = View(1, shape.num_kv_heads, shape.key_size, 0, shape.key_size)
@@ -95,13 +95,14 @@ class NativeAttention:
                 Op(
                     Code.ATTENTION, (query,) if sinks is None else (query, View(5, 1, kind.num_heads)),
                     View(3, kind.num_heads, shape.value_size, 0, shape.value_size),
-                    heads=kind.num_heads, softcap=kind.softcap or 0.0, window=window,
+                    heads=kind.num_heads, softcap=kind.softcap or 0.0, window=window, weight="" if slopes is None else "slopes",
                 ),
             ],
             head=[Op(Code.GATHER, (View(3, 1, out, 0, out),), View(4, 1, out, 0, out))],
             logits=View(4, 1, out, 0, out),
         )  # fmt: skip
-        self._executor = Executor(program, self._tables | ({} if sinks is None else {"sinks": sinks}), [shape], dtype, path)
+        constants = {name: one for name, one in (("sinks", sinks), ("slopes", slopes)) if one is not None}
+        self._executor = Executor(program, self._tables | constants, [shape], dtype, path)
 
     def __call__(self, kv: KVCache, query: Tensor, key: Tensor, value: Tensor, parents: Tensor | None) -> Tensor:
         """query, key, value (1, heads, tokens, size) -> (tokens, heads * value size), fp32."""

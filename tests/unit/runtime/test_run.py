@@ -93,6 +93,7 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
     AttentionKind(9, LayerShape(3, 64, 64), None), AttentionKind(8, LayerShape(1, 128, 96), None),
     AttentionKind(4, LayerShape(4, 80, 80), 20.0), AttentionKind(32, LayerShape(2, 18, 34), None),
     AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), AttentionKind(8, LayerShape(2, 18, 34), 20.0, has_sinks=True),
+    AttentionKind(6, LayerShape(3, 64, 64), None, has_slopes=True),
 ], ids=str)  # fmt: skip
 @torch.inference_mode()
 def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_path: Path) -> None:
@@ -119,6 +120,9 @@ def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_pa
         )
         scores = query[0].float() @ keys.transpose(1, 2)
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        if (slopes := kind.slopes()) is not None:
+            before = torch.arange(keys.shape[1]) - torch.arange(prefix, prefix + width)[:, None]
+            scores = scores + slopes[:, None, None] * before
         scores = with_sinks(scores + plan.mask[0, :, :width].float(), kind)
         expected = F.softmax(scores, -1)[..., : keys.shape[1]] @ values
         assert (found.transpose(0, 1) - expected).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)

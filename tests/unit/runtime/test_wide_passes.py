@@ -22,6 +22,7 @@ KINDS = [
     (AttentionKind(8, LayerShape(1, 128, 96), None), 0), (AttentionKind(9, LayerShape(3, 64, 64), None), 300),
     (AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), 300),
     (AttentionKind(4, LayerShape(2, 34, 18), 20.0, has_sinks=True), 0),
+    (AttentionKind(8, LayerShape(4, 64, 64), None, has_slopes=True), 0),
 ]  # fmt: skip
 
 
@@ -89,6 +90,8 @@ def test_a_wide_pass_is_torchs(kind: AttentionKind, window: int, dtype: torch.dt
     if kind.softcap:
         scores = kind.softcap * torch.tanh(scores / kind.softcap)
     apart = torch.arange(TOTAL)[:, None] - torch.arange(TOTAL)
+    if (slopes := kind.slopes()) is not None:
+        scores = scores - slopes[:, None, None] * apart
     unseen = (apart < 0) | (apart >= (window or TOTAL))
     scores = with_sinks(scores.masked_fill(unseen, -torch.inf), kind)
     expected = scores.softmax(-1)[..., :TOTAL] @ value.repeat_interleave(group, 0)
