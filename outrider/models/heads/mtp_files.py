@@ -37,7 +37,7 @@ from outrider.models.heads.tensors import read_config
 from outrider.models.memory import ModelMemory, layer_kv_bytes, safetensors_header, weight_files
 from outrider.models.signals import AFTER_NORM
 
-INSTEAD = "Use --drafter ngram, or train a head: outrider train eagle3"
+INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
 FLOATS = ("F64", "F32", "F16", "BF16")
 FP8 = "F8_E4M3"
 OTHER_ATTENTION = (".indexer.",)  # in names: what Outrider's attention does not compute

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import candidate_generator
 
 from outrider.build import Built, Options, build
 from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
+from outrider.models.load import load_config, load_module
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.contract.own_cache_families import FAMILIES as ON_THEIR_OWN
+from tests.contract.test_multimodal import saved as saved_whole
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
-from tests.mtp_heads import MtpReference, save_with_mtp
+from tests.mtp_heads import WEIGHTS, MtpReference, save_with_mtp
 from tests.unit.runtime.families import FAMILIES, SIZES
 
 VOCAB = SIZES["vocab_size"]
@@ -39,6 +42,12 @@ def random_model(family: str, seed: int) -> Any:
         torch.manual_seed(seed)
         config = AutoConfig.for_model(family, **copy.deepcopy(named))
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def random_text(config: Any, seed: int) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32).eval().requires_grad_(False)
 
 
 def echoing_llama(seed: int, *, noise: float = 0.0) -> Any:
@@ -117,6 +126,23 @@ def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "auto")
     with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
+
+
+def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
+    """Qwen3.5's are published so: the text's sizes are a part of the config, its layers have other names than the head's."""
+    saved_whole("qwen3_5", tmp_path / "model")
+    text: Any = load_module(str(tmp_path / "model"), load_config(str(tmp_path / "model")), torch.float32, torch.device("cpu"))
+    reference = save_with_mtp(
+        tmp_path / "head", lambda seed: random_text(text.config, seed) if seed else text, "qwen", alone=True
+    )  # fmt: skip
+    head, whole = (load_file(tmp_path / name / WEIGHTS) for name in ("head", "model"))
+    save_file({**whole, **head}, tmp_path / "model" / WEIGHTS, metadata={"format": "pt"})
+    made = built(tmp_path / "model")
+    assert made.options.drafter == "mtp"
+    seen = watched(made)
+    write(made)
+    assert sum(len(draft) for _, draft in seen) > 60
+    assert all(not draft or draft == reference.draft(tokens, len(draft))[0] for tokens, draft in seen)
 
 
 @pytest.mark.parametrize(("family", "layout", "num_layers"), [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2)])
