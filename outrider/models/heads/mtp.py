@@ -164,7 +164,7 @@ class MtpHead(nn.Module):
         """(..., H) -> (..., V)."""
         states, output = self.layer(layer).norm(states), self.shared[1]
         table = getattr(output, "weight", None)
-        if not isinstance(table, Tensor) or table.dtype == states.dtype:
+        if states.dtype != torch.float32 or not isinstance(table, Tensor) or table.dtype not in (torch.bfloat16, torch.float16):
             return output(states)
         return output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
 
