@@ -180,7 +180,7 @@ def assemble(models: Models, parts: Parts) -> Built:
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
-        notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not what the model alone would say")
+        notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model alone would emit")
     if not target.lm.limits.exact_rows:
         why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.config, target.lm.device)
         notes.append(f"exact up to rounding here, not to the bit: {why}")

@@ -95,7 +95,7 @@ class AnswerOptions:
     top_k: TopK = 0
     top_p: TopP = 1.0
     min_p: MinP = 0.0
-    ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text: full batches to the end.")] = False
+    ignore_eos: Annotated[bool, option(SAMPLING, "Generate past the end of the text, so that batches stay full.")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
 
     def params(self, temperature: float = 0.0) -> SamplingParams:
@@ -115,7 +115,7 @@ class EnoughOptions:
     interval: Annotated[float, option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
     budget: Annotated[float, option(ENOUGH, "Minutes of measuring, loading aside.")] = 20.0
     min_rounds: Annotated[int, option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
-    max_rounds: Annotated[int, option(ENOUGH, "At most as many.")] = 10
+    max_rounds: Annotated[int, option(ENOUGH, "Maximum number of rounds.")] = 10
     max_other_cpu: Annotated[
         float, option(ENOUGH, "Repeat a run while others used more than this share of the processors.")
     ] = 0.1

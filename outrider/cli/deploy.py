@@ -49,7 +49,7 @@ class OtherEngineOptions:
     ] = None
     temperature: Annotated[
         float | None,
-        option(WHAT, "vllm, sglang, ray: what requests sample at, which settings files do not say.", min=0.0, show_default="0"),
+        option(WHAT, "vllm, sglang, ray: temperature of requests; settings files have none.", min=0.0, show_default="0"),
     ] = None
 
 
@@ -87,7 +87,7 @@ class ContainerOptions:
         str | None, option(CONTAINERS, "compose, k8s: an image of deploy/Dockerfile.", show_default="outrider:cpu, or :cuda")
     ] = None
     cpus: Annotated[int, option(CONTAINERS, "compose, k8s: processors, and threads of the arithmetic.", min=1)] = 4
-    memory: Annotated[str, option(CONTAINERS, "compose, k8s: most memory, like 16GiB.")] = "8GiB"
+    memory: Annotated[str, option(CONTAINERS, "compose, k8s: memory limit, like 16GiB.")] = "8GiB"
     gpus: Annotated[int, option(CONTAINERS, "compose, k8s: NVIDIA GPUs.", min=0, max=1)] = 0
 
 
@@ -96,7 +96,7 @@ class ReplicaOptions:
     """How many servers."""
 
     replicas: Annotated[int, option(SEVERAL, "ray, k8s: at least so many.", min=1)] = 1
-    max_replicas: Annotated[int | None, option(SEVERAL, "ray, k8s: at most.", min=1, show_default="4, or --replicas")] = None
+    max_replicas: Annotated[int | None, option(SEVERAL, "ray, k8s: maximum.", min=1, show_default="4, or --replicas")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class EngineOptions:
     served_model_name: Annotated[str | None, option(ENGINE, "What clients call the model.", show_default="the target")] = None
     max_num_seqs: Annotated[int | None, option(ENGINE, "Requests decoded at the same time.", show_default="32")] = None
     max_queue: Annotated[
-        int | None, option(ENGINE, "Requests that may wait; more are told to come again.", show_default="256")
+        int | None, option(ENGINE, "Requests that may wait; more get 429 with Retry-After.", show_default="256")
     ] = None
     kv_memory: Annotated[
         str | None,

@@ -69,9 +69,9 @@ class LimitOptions:
     ] = 8
     batch_size: Annotated[int, option(LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE")] = 32
     outcome_nodes: Annotated[
-        int, option(LIMITS, "Nodes drafted ahead, while a target's pass runs, for what it may say; 0: none.")
+        int, option(LIMITS, "Nodes drafted ahead while a target's pass runs, for tokens that it may emit; 0: none.")
     ] = 64
-    law_tokens: Annotated[int, option(LIMITS, "Likeliest tokens that the law of a drawn token is cut to.")] = 64
+    law_tokens: Annotated[int, option(LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")] = 64
     max_rows: Annotated[int, option(LIMITS, "Texts of one asker that are kept.")] = 256
     max_instances: Annotated[int, option(LIMITS, "Askers at the same time.")] = 64
     max_requests_per_second: Annotated[float, option(LIMITS, "Messages about rows, of one asker.")] = 5000.0

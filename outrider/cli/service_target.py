@@ -95,7 +95,7 @@ def target(
         if model.draft is None and model.drafter in ("auto", "remote"):
             model = dataclasses.replace(model, draft_endpoint=address)
         else:
-            _say(f"note: {DRAFT_VARIABLE} is set, but not used: --draft or --drafter says who drafts")
+            _say(f"note: {DRAFT_VARIABLE} is set, but not used: --draft or --drafter chooses the drafter")
     from outrider.build import Options
     from outrider.cli.session import quieten_libraries
     from outrider.remote.target.run import TargetSettings, run_target

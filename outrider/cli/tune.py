@@ -76,7 +76,7 @@ class TuneOptions:
     temperature: Annotated[float, option(SAMPLING, "0 is greedy.", min=0.0)] = 0.0
     top_k: TopK = 0
     top_p: TopP = 1.0
-    ignore_eos: Annotated[bool, option(SAMPLING, "Go on behind the end of the text.")] = False
+    ignore_eos: Annotated[bool, option(SAMPLING, "Generate past the end of the text.")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts.", min=0)] = 0
 
     def sampling(self) -> SamplingParams:
@@ -130,7 +130,7 @@ class LineOptions:
         from outrider.lab.tune.remote import Line
 
         if self.remote_rtt_ms is not None and self.draft_endpoint is not None:
-            raise ConfigError("--remote-rtt-ms and --draft-endpoint both say how far the draft service is; give one of them")
+            raise ConfigError("--remote-rtt-ms and --draft-endpoint both set the service's round trip; give one of them")
         if self.remote_rtt_ms is not None:
             return Line(self.remote_rtt_ms / 1e3, self.hit_rate)
         if self.draft_endpoint is None:

@@ -17,7 +17,7 @@ DRAFTERS = Registry(
         "mtp": Entry("outrider.drafters.mtp:MtpDrafter", "the multi-token-prediction head in the target's own checkpoint"),
         "lookahead": Entry("outrider.drafters.lookahead:LookaheadDrafter", "Jacobi guesses in the target's own passes"),
         "ngram-cache": Entry("outrider.drafters.ngram_cache:NgramCacheDrafter", "what followed the same words in any text yet"),
-        "recycling": Entry("outrider.drafters.recycling:RecyclingDrafter", "the target's favourites when it last saw a token"),
+        "recycling": Entry("outrider.drafters.recycling:RecyclingDrafter", "the target's likeliest next tokens when last there"),
         "retrieval": Entry("outrider.drafters.retrieval:RetrievalDrafter", "copies from your own corpus of texts"),
         "medusa": Entry("outrider.drafters.medusa:MedusaDrafter", "heads that guess the next tokens from one hidden state"),
         "block": Entry("outrider.drafters.block:BlockDrafter", "a few layers that guess a whole block in one pass"),

@@ -52,7 +52,7 @@ class MedusaSettings(TreeSettings, ConfidenceSettings):
     def __post_init__(self) -> None:
         ConfidenceSettings.__post_init__(self)
         if self.stop == "acceptance":
-            raise ConfigError("stop=acceptance is for drafter 'draft-model', whose laws its head was trained on")
+            raise ConfigError("stop=acceptance is for drafter 'draft-model', whose distributions its head was trained on")
         if self.tree == MEDUSA:
             if self.adapt:
                 raise ConfigError("adapt plans shapes anew; tree 'medusa' is planned once. Use sequoia or best-first")

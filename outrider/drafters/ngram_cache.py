@@ -35,10 +35,10 @@ Candidate = tuple[float, int, int, int, Context]  # minus its probability, paren
 class NgramCacheSettings:
     min_ngram: int = setting(2, "shortest n-gram looked up, in tokens")
     max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
-    branches: int = setting(3, f"most continuations drafted behind one token, 1 to {MAX_FOLLOWERS}; 1 drafts chains")
+    branches: int = setting(3, f"maximum of continuations drafted after one token, 1 to {MAX_FOLLOWERS}; 1 drafts chains")
     min_probability: float = setting(0.05, "nodes whose path is less likely than this, by the counts, are not drafted")
     max_entries: int = setting(200_000, "n-grams kept, about 400 bytes each; the ones unused for longest go first")
-    learn_prompts: bool = setting(True, "also learn from prompts, not only from what the model says")
+    learn_prompts: bool = setting(True, "also learn from prompts, not only from the model's answers")
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_ngram <= self.max_ngram:

@@ -36,7 +36,7 @@ UNKNOWN = NONE
 
 @dataclass(frozen=True)
 class RecyclingSettings:
-    top_k: int = setting(8, f"favourites remembered behind each token, 1 to {len(RANK_ACCEPTANCE)}; 1 drafts chains")
+    top_k: int = setting(8, f"likeliest next tokens remembered for each token, 1 to {len(RANK_ACCEPTANCE)}; 1 drafts chains")
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= len(RANK_ACCEPTANCE):

@@ -37,9 +37,9 @@ class RetrievalSettings:
     # None first: values are read as the first kind that fits, and None would fit text
     corpus: str | None = setting(None, "text file, .jsonl file or folder to copy from")
     index: str | None = setting(None, "file that keeps the corpus's index; alone, it stands for the corpus")
-    max_match: int = setting(16, f"longest end of the text looked up, in tokens, at most {DEPTH}")
+    max_match: int = setting(16, f"longest suffix of the text that is looked up, in tokens, at most {DEPTH}")
     min_match: int = setting(2, "shortest end of the text looked up, in tokens")
-    branches: int = setting(4, "different tokens drafted at one place; 1 drafts chains")
+    branches: int = setting(4, "different tokens drafted at one position; 1 drafts chains")
     min_share: float = setting(0.05, "a token is drafted when this share of the occurrences goes on with it")
     max_places: int = setting(256, "occurrences looked at; of more, evenly spread ones")
 

@@ -170,7 +170,7 @@ def _time_split(result: BenchResult) -> Table:
         "prompt": "reading the prompt into the target",
         "draft": "drafting; reading the prompt into a draft model",
         "target": "target passes over pending token and draft",
-        "verify": "laws, verdicts, appending",
+        "verify": "distributions, verdicts, appending",
         "other": "caches, and what lies between steps",
     }
     columns = [CELL, NAME, *(Column(name, help=text) for name, text in helps.items())]

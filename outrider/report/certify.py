@@ -28,7 +28,7 @@ TONES: dict[Status | Verdict, Tone] = {
 HEADLINES: dict[Verdict, str] = {
     "lossless": "Lossless: every check passed. What each of them shows, exactly or with which power, stands below.",
     "not lossless": "Not lossless: a check failed.",
-    "lossy": "Lossy: this verifier changes what the model says, so no certificate of losslessness can be given.",
+    "lossy": "Lossy: this verifier changes the model's distribution, so no certificate of losslessness can be given.",
     "inconclusive": "Inconclusive: nothing was found to be wrong, but a check could not tell.",
 }
 SETTINGS = (
@@ -88,7 +88,7 @@ def _head(title: str, section: Section, about: str) -> list[Block]:
 
 def _exact(found: ExactLaw) -> list[Block]:
     blocks = _head(
-        "Exact law of the verifier", found,
+        "Exact distribution of the verifier", found,
         "The verifier's own code over every outcome of small pairs of random tables (3 or 4 tokens, drafts of 2 or 3), in fp64, "
         f"no random number involved. A case passes below a total variation of {found.limit:.0e}.",
     )  # fmt: skip
@@ -102,9 +102,9 @@ def _exact(found: ExactLaw) -> list[Block]:
 
 def _first(found: FirstTokenLaw) -> list[Block]:
     blocks = _head(
-        "Exact law of the first token", found,
-        "The verifier on this pair's own laws, whole vocabulary, precision of real runs: every draft of one token, every way its "
-        "coin can fall, added up instead of drawn.",
+        "Exact distribution of the first token", found,
+        "The verifier on this pair's own distributions, whole vocabulary, precision of real runs: every draft of one token, "
+        "every outcome of its coin, added up instead of drawn.",
     )  # fmt: skip
     if found.places:
         columns = [
@@ -158,7 +158,7 @@ def _spacings(value: float | None) -> str:
 
 def _sampled(found: SampledLaw) -> list[Block]:
     blocks = _head(
-        "Sampled law", found,
+        "Sampled distribution", found,
         "Seeded continuations, counted, against the target's own conditionals from teacher-forced passes: G-tests for each "
         f"position, at temperature {found.temperature:g}.",
     )  # fmt: skip
@@ -167,7 +167,7 @@ def _sampled(found: SampledLaw) -> list[Block]:
     columns = [
         Column("Sampler", "left"), Column("Token"),
         Column("View", "left", help="tokens: single ones; preference: draws in the order of the draft's q over the target's p"),
-        Column("Draws"), Column("Uncertain", help="draws from laws that leave a choice; all others are right or impossible"),
+        Column("Draws"), Column("Uncertain", help="draws that leave a choice; all others are right or impossible"),
         Column("Cells"),
         Column("G", help="2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor"),
         Column("Freedom", help="cells minus groups; a group is one beginning of the text"), Column("p"),
@@ -188,7 +188,7 @@ def _sampled(found: SampledLaw) -> list[Block]:
     entropies = [place.entropy_nats for place in found.places]
     origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
     blocks.append(Paragraph(
-        f"Speculative tokens tested: {origins}. Places: {len(found.places)}, with laws of {min(entropies):.2f} to "
+        f"Speculative tokens tested: {origins}. Positions: {len(found.places)}, with distributions of {min(entropies):.2f} to "
         f"{max(entropies):.2f} nats of entropy."
     ))  # fmt: skip
     return blocks

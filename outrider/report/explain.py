@@ -25,7 +25,7 @@ from outrider.report.text import number
 
 CAUSES = {
     "draft": ("the draft disagrees", "p and q differ: for one drawn token their total variation, 1 - sum min(p, q)"),
-    "vocabulary": ("words the draft lacks", "mass of p on tokens that the draft can never say"),
+    "vocabulary": ("words the draft lacks", "mass of p on tokens that the draft can never emit"),
     "filters": ("filters", "what top-k, top-p and min-p change, by cutting other tokens from p than from q; negative where they "
                 "help"),
     "stopped": ("the drafter stopped early", "less was drafted than asked for (a stop rule, nothing to copy), and more would "
@@ -34,13 +34,13 @@ CAUSES = {
     "length": ("the draft is too short", "everything was kept, and so would one more token have been"),
     "verifier": ("the verifier's gap", "what the best lossless rule for the same draft would keep more (optimal transport; for a "
                  "chain, block verification)"),
-    "luck": ("luck", "fewer tokens than the laws promise: draws and coins. 0 on average; the spread is one standard deviation"),
+    "luck": ("luck", "fewer tokens than the distributions promise. 0 on average; the spread is one standard deviation"),
 }  # fmt: skip
 GROUP_COLUMNS = {
     "tokens": "share of all output tokens", "kept / tested": "",
     "expected": "mean probability of being kept, before draws and coins",
     "lost": "tokens lost to rejections there; luck, and drafts that were too short, left out", "of all losses": "",
-    "TV": "mean total variation of the two laws over all positions (greedy: at temperature 1)",
+    "TV": "mean total variation of the two distributions over all positions (greedy: at temperature 1)",
     "entropy": "mean of the target's, nats",
 }  # fmt: skip
 MOST_REJECTIONS = 12
@@ -126,7 +126,7 @@ def _where(result: ExplainResult) -> Iterator[Block]:
     levels = result.by_level
     if levels:
         yield Plot(
-            "Kept, by place in the draft", "draft token of the step", "kept / tested", [float(row.level) for row in levels],
+            "Kept, by position in the draft", "draft token of the step", "kept / tested", [float(row.level) for row in levels],
             (_observed([row.share for row in levels]), Series("expected", [row.expected for row in levels])),
         )  # fmt: skip
     entropies = [row for row in result.by_entropy if row.share]
@@ -148,8 +148,8 @@ def _where(result: ExplainResult) -> Iterator[Block]:
         total = sum(row.rejections for row in result.ranks)
         yield Table(
             (
-                Column("rank", "left", help="of the text's token in the draft's law, 1 = likeliest. Rank 1 is rejected where the "
-                       "draft drew another token"),
+                Column("rank", "left", help="of the text's token in the draft's distribution, 1 = likeliest. Rank 1 is rejected "
+                       "where the draft drew another token"),
                 Column("rejections"), Column("share"),
             ),
             [[row.rank, str(row.rejections), _share(row.rejections, total)] for row in result.ranks],
@@ -188,7 +188,7 @@ def _confusions(result: ExplainResult) -> Iterator[Block]:
         yield Table(
             (Column("draft", "left"), Column("text", "left"), Column("times")),
             [[repr(pair.draft), repr(pair.text), str(pair.count)] for pair in result.confusions],
-            title="The commonest rejections: what was drafted, and what the text says",
+            title="The commonest rejections: what was drafted, and what the text has",
         )
 
 
@@ -271,10 +271,10 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
         f"{result.emitted} tokens in {result.steps} steps, {result.drafted} draft tokens, {result.tested} tested, "
         f"{result.accepted} accepted; verifier {result.verifier}; "
         + ", ".join(f"{name} {value}" for name, value in result.sampling.items()),
-        "laws come from one more pass of each model over the finished text; what a step tested there it saw with the same "
-        "text before it" if result.has_law else
-        "the drafter copies: its tokens are placed, not drawn, and have no law; a placed token is kept with the probability "
-        "that the target gives it",
+        "distributions come from one more pass of each model over the finished text; the step that tested a token saw the "
+        "same text before it" if result.has_law else
+        "the drafter copies: its tokens are placed, not drawn, and have no distribution; a placed token is kept with the "
+        "probability that the target gives it",
     ]  # fmt: skip
     if result.times is not None:
         times = result.times

@@ -93,7 +93,7 @@ def _speculation(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
     known = [(one, level, level.speculation) for one, level in _levels(measurements) if level.speculation is not None]
     if not known:
         yield Paragraph(
-            "No server shows speculation counters or reports them with its answers, so nothing is said of τ or acceptance."
+            "No server shows speculation counters or reports them with its answers, so τ and acceptance are unknown."
         )
         return
     columns = [
@@ -220,7 +220,7 @@ def _levels(measurements: Sequence[ServerMeasurement]) -> Iterator[tuple[ServerM
 
 def _formulas(known: Sequence[tuple[ServerMeasurement, LevelMeasurement, Speculation]]) -> str:
     formulas = dict.fromkeys((counts.tau_formula, one.server.engine) for one, _, counts in known if counts.tau is not None)
-    return "; ".join(f"{formula} ({engine})" for formula, engine in formulas) or "no server says how many steps there were"
+    return "; ".join(f"{formula} ({engine})" for formula, engine in formulas) or "no server reports how many steps there were"
 
 
 def _counts(counts: Speculation) -> list[str]:

@@ -89,7 +89,7 @@ def _confirmed(result: TuneResult) -> list[Block]:
     columns = (
         Column("configuration", "left"),
         Column("speedup", help="plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts"),
-        Column("estimate", help="measurement and forecasts together, of all members at once: what the choice goes by"),
+        Column("estimate", help="measurement and forecasts together, of all members at once: the choice is made by it"),
         Column("forecast", help="from probes alone, before this was run"),
         Column("tokens/s", help="decode phase, all rows together"),
         Column("τ", help="tokens per target pass and row, the bonus token included"),

@@ -58,7 +58,7 @@ class RowResiduals:
 
     def _law(self, parent: int) -> np.ndarray:
         if parent not in self._laws:
-            assert self._probs is not None, "a drawn node without the law it was drawn from"
+            assert self._probs is not None, "a drawn node without the distribution it was drawn from"
             self._laws[parent] = self._probs[parent].astype(self.weights.dtype)  # a copy
         return self._laws[parent]
 

@@ -51,13 +51,13 @@ def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: b
     budget = body.budget
     if served.reasoning is None:
         if budget is not None:
-            raise ApiError(f"'{served.name}' has no thoughts that are told apart", param="thinking_token_budget")
+            raise ApiError(f"'{served.name}' has no separate thoughts", param="thinking_token_budget")
         return None
     last = body.messages[-1].plain()["content"] if body.messages and body.continue_final_message else None
     thinking = served.reasoning.thinking(served.texts, prompt, begun=last, budget=budget)
     if thinking is not None and is_held and thinking.is_open and not thinking.closing_ids:
         raise ApiError(
-            f"the prompt of '{served.name}' opens thoughts that end with a text, behind which no form can be enforced: switch "
+            f"the prompt of '{served.name}' opens thoughts that end with a text, after which no form can be enforced: switch "
             "thinking off ('chat_template_kwargs'), or leave out the form and required or strict tools"
         )  # fmt: skip
     return thinking
@@ -69,10 +69,10 @@ def _switched(thinking: ThinkingFields, served: Served, options: Mapping[str, An
         return {}
     is_on, switches = thinking.type == "enabled", [name for name in SWITCHES if name in served.texts.template_variables]
     if taken := [name for name in switches if name in options]:
-        raise ApiError(f"'thinking' and '{taken[0]}' in 'chat_template_kwargs' say the same: give one of them", param="thinking")
+        raise ApiError(f"'thinking' and '{taken[0]}' in 'chat_template_kwargs' are the same: give one of them", param="thinking")
     if switches or is_on == (served.reasoning is not None):
         return dict.fromkeys(switches, is_on)
-    why = "has no thoughts that are told apart" if is_on else "has a chat template without a switch that turns thinking off"
+    why = "has no separate thoughts" if is_on else "has a chat template without a switch that turns thinking off"
     raise ApiError(f"thinking cannot be {thinking.type}: '{served.name}' {why}", param="thinking")
 
 

@@ -92,7 +92,7 @@ class Dialogue:
             return replace(sampling, thinking=for_engine(thinking, sampling, spec))
 
         if use is not None and use.spec is not None and body.allowed_token_ids is not None:
-            raise RequestError("allowed_token_ids beside enforced tools may leave no token to say: give one of them")
+            raise RequestError("allowed_token_ids beside enforced tools may leave no token to emit: give one of them")
         exchange = await make_exchange(
             interface.kind, body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
         )

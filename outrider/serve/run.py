@@ -128,7 +128,7 @@ class Process(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         if self._state.loading:
-            log.info("told to end while loading")
+            log.info("received a signal to end while loading")
             self.should_exit = True
             return
         self._state.draining = True

@@ -36,7 +36,7 @@ OWNER = "recipe 'acceptance'"
 class AcceptanceTraining:
     """For which draft model, how large."""
 
-    draft: str = setting("", "the draft model whose laws are judged: a folder or hub id")
+    draft: str = setting("", "the draft model whose distributions the head reads: a folder or hub id")
     hidden_size: int = setting(32, "width of the head")
     num_layers: int = setting(2, "residual layers of the head")
     token_size: int = setting(16, "numbers learnt for every token of the vocabulary; 0: the head looks at probabilities alone")

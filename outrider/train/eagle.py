@@ -60,7 +60,7 @@ class Eagle3Training:
     layers: str = setting("auto", "target layers whose inputs are read, like 2,8,13; auto: 2, L/2, L-3")
     norm_before_residual: bool = setting(True, "the residual is the normed feature")
     fc_norm: bool = setting(True, "a norm for each of the target's hidden states (EAGLE-3.1)")
-    norm_output: bool = setting(True, "the state is carried on behind the final norm (EAGLE-3.1)")
+    norm_output: bool = setting(True, "the next step reads the state after the final norm (EAGLE-3.1)")
     intermediate_size: int = setting(0, "width of the head's MLP; 0: the target's")
     kv_heads: int = setting(0, "heads of keys and values, through which a token's embedding enters; 0: the target's")
 

@@ -34,7 +34,7 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     siblings, each drawn by itself, cannot share a node.
     """
     if any(draft.probs is not None for draft in drafts[1:]):
-        raise ValueError("only the first of the merged drafts may be drawn from laws")
+        raise ValueError("only the first of the merged drafts may be drawn from distributions")
     first, device = drafts[0], drafts[0].tokens.device
     if first.replacement:
         raise ValueError("a draft with siblings drawn with replacement cannot be merged")

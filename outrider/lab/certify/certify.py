@@ -31,7 +31,7 @@ from outrider.version import __version__
 
 MOST_PLACES = 8
 LOSSY = "the verifier is lossy"
-NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes what the model says"
+NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: Sam
         notes.append(f"the sampled sections ask for {subject.most_drafted} draft tokens a step, the most that auto may choose")
     missing = [name for name in ("accepted", "correction", "bonus") if sampled.origins and not sampled.origins.get(name)]
     if missing:
-        notes.append(f"among the tokens of the sampled law was no {' and no '.join(missing)} token")
+        notes.append(f"among the tokens of the sampled distribution was no {' and no '.join(missing)} token")
     if not subject.built.config()["exact"]:
         notes.append("passes of different shapes differ by rounding here, so greedy texts may part at near-ties")
     return notes

@@ -27,7 +27,7 @@ def run_case(case: Case, verifier: Verifier) -> CaseFound:
 def exact_law(verifier: Verifier, *, trees: bool, progress: Progress) -> ExactLaw:
     """Every case."""
     cases = cases_of(verifier, trees=trees)
-    progress.stage("exact law of the verifier", len(cases))
+    progress.stage("exact distribution of the verifier", len(cases))
     found = []
     for case in cases:
         found.append(run_case(case, verifier))
@@ -59,10 +59,10 @@ def _is_exact(one: CaseFound) -> bool:
 
 def _judgement(found: list[CaseFound], failures: list[CaseFound], worst: float | None) -> tuple[Status, str]:
     if not failures:
-        return "passed", f"{len(found)} enumerated cases agree with the target's law to {worst:.0e} total variation"
+        return "passed", f"{len(found)} enumerated cases agree with the target's distribution to {worst:.0e} total variation"
     raised = [one for one in failures if one.problem is not None]
     if raised:
         first = f"in '{raised[0].name}' it raised {raised[0].problem}"
     else:
-        first = f"the largest total variation from the target's law is {worst:.2g}"
+        first = f"the largest total variation from the target's distribution is {worst:.2g}"
     return "failed", f"{len(failures)} of {len(found)} enumerated cases are off: {first}"

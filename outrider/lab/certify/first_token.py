@@ -64,7 +64,7 @@ class _Prescribed:
 
 def first_token(subject: Subject, spots: Sequence[Spot], params: SamplingParams, units: Units) -> FirstTokenLaw:
     """Every place where something is drafted."""
-    units.progress.stage("exact law of the first token", len(spots))
+    units.progress.stage("exact distribution of the first token", len(spots))
     found: list[FirstToken] = []
     unfamiliar = ""
     for place, spot in enumerate(spots):
@@ -162,14 +162,15 @@ def _judgement(found: Sequence[FirstToken], unfamiliar: str) -> tuple[Status, st
     if unfamiliar:
         return "not claimed", f"this verifier cannot be enumerated over a whole vocabulary: {unfamiliar}"
     if not found:
-        return "not claimed", "nothing was drafted at any place"
+        return "not claimed", "nothing was drafted at any position"
     worst = max(found, key=lambda one: one.total_variation)
     if worst.total_variation > LIMIT:
         return "failed", (
-            f"over the whole vocabulary the first token is {worst.total_variation:.2g} in total variation off the target's law"
+            f"over the whole vocabulary the first token is {worst.total_variation:.2g} in total variation from the target's "
+            "distribution"
         )
     left_out = max(0.0, 1 - min(one.covered for one in found))
     return "passed", (
-        f"at {len(found)} places the first token has the target's law to {worst.total_variation:.0e} total variation"
+        f"at {len(found)} positions the first token has the target's distribution to {worst.total_variation:.0e} total variation"
         + (f" (draft tokens of probability {left_out:.0e} were left out)" if left_out > LIMIT else "")
     )

@@ -33,7 +33,7 @@ def invariance(
     """Sampled texts of the configured drafter, of other lengths of it, and of n-gram lookup, with the seeds of plain ones."""
     if not subject.speculative.verifier.coupled:
         name = subject.speculative.verifier.name
-        return not_claimed(f"'{name}' keeps the law, not the text: a seeded text may change with the drafter (gumbel's does not)")
+        return not_claimed(f"'{name}' keeps the distribution, not the text: seeded texts may depend on the drafter")
     seeds = [int(value) for value in np.random.SeedSequence([seed, 1]).generate_state(len(prompts))]
     texts = Texts(subject, list(prompts), [replace(params, seed=one) for one in seeds], units, "invariance")
     ways = _ways(subject, min(TOGETHER, len(prompts)))

@@ -44,7 +44,7 @@ def sampled_law(
     each = -(-num_samples // len(spots))
     size = _rows_at_once(subject)
     chunks = [min(size, each - start) for start in range(0, each, size)]
-    units.progress.stage("sampled law", len(spots) * (2 * len(chunks) + 1))
+    units.progress.stage("sampled distribution", len(spots) * (2 * len(chunks) + 1))
     tables: Tables = {(name, position): Table() for name in SAMPLERS for position in range(depth)}
     origins: Counter[str] = Counter()
     rng = np.random.default_rng(seed)
@@ -177,8 +177,8 @@ def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples
         return "inconclusive", f"the plain sampler itself deviates at position {bad[0].position} (p = {bad[0].p_value:.1e})"
     if bad := [one for one in tests if one.rejected]:
         first = min(bad, key=lambda one: one.p_value)
-        beyond = f", {first.impossible} of them tokens that the target never says" if first.impossible else ""
-        return "failed", f"{what}: token {first.position} does not follow the target's law (p = {first.p_value:.1e}){beyond}"
+        beyond = f", {first.impossible} of them tokens that the target never emits" if first.impossible else ""
+        return "failed", f"{what}: token {first.position} is off the target's distribution (p = {first.p_value:.1e}){beyond}"
     if not any(origins.get(name) for name in ("accepted", "correction", "bonus")):
         return "inconclusive", f"the drafter proposed nothing in {what}; choose prompts it has guesses for"
     known = [one.detectable_total_variation for one in tests if one.sampler == "speculative"]
@@ -186,4 +186,4 @@ def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples
     if max(limits) > WORST_DETECTABLE:
         return "inconclusive", f"{what} are too few: only a total variation of {max(limits):.2f} would be found; raise --samples"
     power = f"a total variation of {max(limits):.3f} would be found in {POWER:.0%} of cases"
-    return "passed", f"{what} follow the target's law; {power}"
+    return "passed", f"{what} follow the target's distribution; {power}"

@@ -173,10 +173,10 @@ class CertifyResult(Result):
     def sections(self) -> dict[str, Section]:
         """By title, in the order of the report."""
         return {
-            "Exact law of the verifier": self.exact_law,
-            "Exact law of the first token": self.first_token,
+            "Exact distribution of the verifier": self.exact_law,
+            "Exact distribution of the first token": self.first_token,
             "Greedy text": self.greedy,
-            "Sampled law": self.sampled_law,
+            "Sampled distribution": self.sampled_law,
             "Independence of the drafter": self.invariance,
         }
 

@@ -213,7 +213,7 @@ def _filters(found: Findings) -> Iterator[Advice]:
         yield Advice(
             title="The filters (top-k, top-p, min-p) set target and draft apart", tone="plain",
             evidence=f"with them {found.lost_to(FILTERS):.0f} tokens fewer are kept than without: they cut different tokens from "
-            "the two laws. A wider filter loses less.",
+            "the two distributions. A wider filter loses less.",
         )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def _temperature(found: Findings) -> Iterator[Advice]:
         yield Advice(
             title="Much of the disagreement is temperature", tone="plain",
             evidence=f"greedy, the two models agree on {cold.tokens_per_step:.2f} tokens a step at these positions (now "
-            f"{found.tau:.2f}). A lower temperature speeds up; it also changes what is said.",
+            f"{found.tau:.2f}). A lower temperature speeds up; it also changes the texts.",
         )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def _caution(found: Findings) -> Iterator[Advice]:
         word = "bad" if luck.tokens > 0 else "good"
         yield Advice(
             title=f"This run had {word} luck", tone="caution",
-            evidence=f"{abs(luck.tokens):.0f} tokens {'fewer' if luck.tokens > 0 else 'more'} than its laws promise (one "
+            evidence=f"{abs(luck.tokens):.0f} tokens {'fewer' if luck.tokens > 0 else 'more'} than its distributions promise (a "
             f"standard deviation is {luck.spread:.0f}): another seed would differ.",
         )  # fmt: skip
     if found.other_cpu > DISTURBED:

@@ -107,8 +107,8 @@ def _temperature(run: Recorded) -> Counterfactual:
     other: Callable[..., TextWalk] = overlap_walk if run.is_greedy else favourites_walk
     walks = [other(one.annotated.positions, one.annotated.text.limit) for one in run.texts]
     steps = total_steps(walks, run.length)
-    how = "a draft token is kept with probability sum min(p, q) of the unfiltered laws" if run.is_greedy else (
-        "each model says its favourite; a draft token is kept where they agree"
+    how = "a draft token is kept with probability sum min(p, q) of the unfiltered distributions" if run.is_greedy else (
+        "each model emits its likeliest token; a draft token is kept where they agree"
     )  # fmt: skip
     return _row(
         run, "temperature", f"temperature {1 if run.is_greedy else 0}, chain of {run.length}", steps,

@@ -161,7 +161,7 @@ class Analyst:
             )
         if models and drafter.model is None:
             raise CapabilityError(
-                f"the law of the part '{models[0].name}' cannot be had again beside other parts; explain it alone, or with "
-                "--temperature 0"
+                f"the distribution of the part '{models[0].name}' cannot be recomputed beside other parts; explain it alone, or "
+                "with --temperature 0"
             )
 

@@ -81,7 +81,7 @@ class _Walk:
             self._remove(np.full(len(coin), token))
 
     def draw(self, *, replacement: bool, last: bool) -> None:
-        assert self.law is not None, "a drawn child without the law it was drawn from"
+        assert self.law is not None, "a drawn child without the distribution it was drawn from"
         coin = np.minimum(self.law, self.wanted).sum(1)
         self.fails *= np.clip(1 - coin, 0, 1)
         refused = np.clip(self.law - self.wanted, 0, None)
@@ -114,7 +114,7 @@ def bound_share(p: Law, q: Law | None, children: Children, weight: float, seed: 
     carried = float(p[placed].sum())
     if not children.num_drawn:
         return carried
-    assert q is not None, "a drawn child without the law it was drawn from"
+    assert q is not None, "a drawn child without the distribution it was drawn from"
     law = _law_of_draws(q, children)
     count = min(children.num_drawn, int((law > 0).sum()))
     others = np.ones(len(p), dtype=bool)

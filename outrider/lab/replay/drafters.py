@@ -28,7 +28,7 @@ def replayable_parts(configuration: Configuration) -> Parts:
     verifier = configuration.verifier
     if verifier != "auto" and not VERIFIERS.load(verifier).lossless:
         raise CapabilityError(
-            f"verifier '{verifier}' keeps tokens that the target would not have said, so the log does not tell which; "
+            f"verifier '{verifier}' keeps tokens that the target would not emit, so the log does not show which; "
             "replay with a lossless one"
         )
     parts = configuration.parts()

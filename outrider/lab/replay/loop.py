@@ -83,7 +83,7 @@ class ReplayLoop:
         rows, began = self.rows, time.perf_counter()
         draft = self._drafter.propose(rows, self._control.choose(rows))
         if draft.probs is not None:
-            raise CapabilityError(f"drafter '{self._name}' draws its tokens from laws, so it cannot be replayed from text")
+            raise CapabilityError(f"drafter '{self._name}' draws tokens at random, so it cannot be replayed from text")
         proposed = time.perf_counter()
         verdict = self._verdict(draft)
         logits = unreadable_logits(draft.num_rows, draft.num_nodes, rows.vocab_size)

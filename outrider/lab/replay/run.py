@@ -145,7 +145,7 @@ class _Work:
 
 def _notes(plan: ReplayPlan, replayed: Sequence[ReplayedConfiguration], log: Log) -> list[str]:
     """What a reader should know about these numbers."""
-    notes = ["Texts are the log's, cut into tokens again; a model may have said the same text in other tokens."]
+    notes = ["Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."]
     if any(one.learns for one in replayed):
         order = "in the order of the log" if plan.order == "logged" else f"in an order drawn by lot (seed {plan.seed})"
         notes.append(f"Some drafters learn from one text for the next; they met the texts {order}, beginning with no memory.")

@@ -17,7 +17,7 @@ from outrider.lab.workload.prompts import end_of_answer, to_tokens
 from outrider.lab.workload.types import Request, Workload
 from outrider.models.token_text import TokenText
 
-FORMS = 'a replay needs what was said, too: lines like {"prompt": "...", "answer": "..."}, or another log of docs/workloads.md'
+FORMS = 'a replay needs the answers, too: lines like {"prompt": "...", "answer": "..."}, or another log of docs/workloads.md'
 
 
 @dataclass(frozen=True)

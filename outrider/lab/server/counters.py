@@ -130,12 +130,12 @@ def difference(before: Reading, after: Reading) -> Window:
     """What was counted between two readings of one server."""
     went_back = [name for name, value in before.counters.items() if after.counters.get(name, value) < value and _counts(name)]
     if went_back or before.engine != after.engine:
-        return Window(notes=["the server's counters went back: it was restarted meanwhile, and they say nothing"])
+        return Window(notes=["the server's counters went back: it was restarted meanwhile, and they are worthless"])
     generated = None if before.generated is None or after.generated is None else round(after.generated - before.generated)
     counts = _sglang(before, after, generated) if after.engine == "sglang" else _vllm(before, after)
     notes = []
     if counts is None:
-        notes.append("the server has no speculation counters: it does not speculate, or it does not say so")
+        notes.append("the server has no speculation counters: it does not speculate, or does not show that it does")
     elif counts.num_steps == 0:
         notes.append("the server counted no speculative step")
     if after.gauges:

@@ -34,7 +34,7 @@ TURN = 4
 RATE_TURN = 32
 WARMUP_TOKENS = 16
 WARMUP_PREFIX = "Warming up. "
-SAME = "two labels name this server: whose requests its counters counted cannot be told, so they are left out"
+SAME = "two labels name this server: whose requests its counters counted is unknown, so they are left out"
 SAMPLED = "sampling parameters that were not given are the server's own defaults; texts are not compared"
 
 

@@ -34,7 +34,7 @@ def positions(counts: Speculation) -> list[PositionRow]:
 def findings(counts: Speculation) -> list[str]:
     """What the counts say about the drafts, a sentence each."""
     if counts.num_steps is None:
-        return ["The server counts no passes with a draft, so nothing can be said about its drafts."]
+        return ["The server counts no passes with a draft, so its drafts cannot be judged."]
     if not counts.num_steps:
         return ["No pass had a draft: the server does not speculate, or drafted nothing for these prompts."]
     said = []
@@ -52,7 +52,7 @@ def findings(counts: Speculation) -> list[str]:
 def _by_position(counts: Speculation) -> list[str]:
     rows = positions(counts)
     if not rows:
-        return ["The server does not count accepted tokens by position, so it cannot be told where drafts break off."]
+        return ["The server does not count accepted tokens by position, so where drafts break off is unknown."]
     said, last = [], rows[-1]
     rare = [row for row in rows if row.share < RARELY]
     if rows[0].share < OFTEN:

@@ -30,9 +30,9 @@ RUNNING, WAITING = ("num_requests_running", "num_running_reqs"), ("num_requests_
 DIFFERENT = 0.15  # of the tokens per pass, between two loads
 UNKNOWN = {
     "explain": [
-        "Why a draft token was rejected (luck, a filter, a drafter that disagrees, a draft too short) needs the laws of both "
-        "models: outrider explain FOLDER_OR_HUB_ID.",
-        "Which texts and places lose drafts: counters have no texts.",
+        "Why a draft token was rejected (luck, a filter, a drafter that disagrees, a draft too short) needs both models' "
+        "distributions: outrider explain FOLDER_OR_HUB_ID.",
+        "Which texts and positions lose drafts: counters have no texts.",
     ],
     "tune": [
         "Longer drafts than the server makes, and other drafters: start it otherwise and ask again, or outrider tune "
@@ -76,7 +76,7 @@ def _check_told(question: Question, servers: Sequence[ServerMeasurement]) -> Non
         return
     why = "; ".join(dict.fromkeys([*asked.server.notes, *(note for level in asked.levels for note in level.notes)]))
     raise CapabilityError(
-        f"the server at {asked.url} says nothing about its drafts, in counters or in answers{f' ({why})' if why else ''}: "
+        f"the server at {asked.url} reports nothing about its drafts, in counters or in answers{f' ({why})' if why else ''}: "
         f"{question} has nothing to read; 'outrider bench URL --baseline-url PLAIN' measures what a client sees"
     )
 
@@ -134,7 +134,7 @@ def _tuned(advice: Sequence[LevelAdvice]) -> list[str]:
         label = one.level.label
         if one.best is None:
             measured = "" if one.measured is None else f" As it drafts now it is {one.measured:.2f}x plain decoding."
-            said.append(f"{label}: how many draft tokens pay cannot be told. Missing is: {one.why_not}.{measured}")
+            said.append(f"{label}: how many draft tokens pay is unknown. Missing: {one.why_not}.{measured}")
         elif one.best == 0:
             said.append(f"{label}: do not speculate; the best length would give {max(one.forecast):.2f}x.")
         else:

@@ -41,7 +41,7 @@ def _about_service(
     if probe is not None and plain_step_s:
         advice = remote_advice(family, probe, line, plan.batch_size, plain_step_s)
     if advice is None:
-        return None, [f"nothing can be said about a draft service: no step of {family.label} could be timed"]
+        return None, [f"a draft service cannot be judged: no step of {family.label} could be timed"]
     return advice, []
 
 

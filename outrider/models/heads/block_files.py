@@ -298,7 +298,7 @@ def _raw_config(config: BlockConfig) -> dict[str, Any]:
 
 def _speculators_config(config: BlockConfig) -> dict[str, Any]:
     if AFTER_NORM in config.target_layers:
-        raise ConfigError("the speculators layout has no word for a state behind the final norm; export this head as 'raw'")
+        raise ConfigError("the speculators layout cannot describe a state taken after the final norm; export this head as 'raw'")
     algorithm = "dspark" if config.markov_rank or config.confidence else "dflash"
     method = {
         "proposal_type": "greedy", "speculative_tokens": config.num_guesses, "verifier_accept_k": 1, "accept_tolerance": 0.0,

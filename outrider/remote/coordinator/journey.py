@@ -258,7 +258,7 @@ class Journey:
                 raise
             return
         if more is not aio.EOF:
-            replica.give_up("lied", "it lied: it went on behind the end of an answer", lies=True)
+            replica.give_up("lied", "it went on after the end of an answer", lies=True)
 
     def _lose(self, replica: Replica, lost: LostError) -> None:
         """Give the replica up, and the request too, when it lost too many. Raises UnavailableError."""
@@ -267,7 +267,7 @@ class Journey:
         else:
             replica.give_up(lost.kind, str(lost), lies=lost.lies)
         log.warning(
-            "request %s lost %s behind %d tokens: %s", self.request.id, replica.name, len(self._committed), lost,
+            "request %s lost %s after %d tokens: %s", self.request.id, replica.name, len(self._committed), lost,
             extra={"request_id": self.request.id},
         )  # fmt: skip
         self._losses += 1

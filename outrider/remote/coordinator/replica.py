@@ -117,7 +117,7 @@ class Replica:
                 else:
                     self._stand("away", text)
             except (TimeoutError, _GoneError) as error:
-                self._stand("away", str(error) or f"said nothing for {self._patience.silence_s:g} s")
+                self._stand("away", str(error) or f"sent nothing for {self._patience.silence_s:g} s")
             except _GivenUpError:
                 pass
             except Exception:

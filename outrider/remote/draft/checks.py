@@ -40,12 +40,12 @@ def checked_law(node: messages.Node, vocab_size: int) -> Law:
     if not len(tokens) or len(tokens) != len(probs):
         raise InvalidReplyError(f"a law of {len(tokens)} tokens and {len(probs)} probabilities")
     if tokens.max() >= vocab_size:
-        raise InvalidReplyError(f"a law names token {tokens.max()}, outside the vocabulary of {vocab_size}")
+        raise InvalidReplyError(f"a distribution names token {tokens.max()}, outside the vocabulary of {vocab_size}")
     if len(np.unique(tokens)) != len(tokens):
-        raise InvalidReplyError("a law names a token twice")
+        raise InvalidReplyError("a distribution names a token twice")
     total = probs.sum()
     if not np.isfinite(probs).all() or (probs < 0).any() or abs(total - 1) > SUM_ERROR:
-        raise InvalidReplyError(f"a law that is no distribution: sum {total:.4g}, least {probs.min():.4g}")
+        raise InvalidReplyError(f"probabilities that are no distribution: sum {total:.4g}, least {probs.min():.4g}")
     if not probs[tokens == node.token].any():
-        raise InvalidReplyError(f"token {node.token} was drawn from a law in which it has no probability")
+        raise InvalidReplyError(f"token {node.token} was drawn from a distribution in which it has no probability")
     return Law(tokens, (probs / total).astype(np.float32))

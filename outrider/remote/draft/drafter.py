@@ -85,7 +85,7 @@ class RemoteDrafter(Drafter):
         if terms is None:
             return []
         with_laws = terms.has_laws and self._with_laws
-        laws = "drafts of sampled rows come with their laws" if with_laws else "sampled rows get drafts without laws"
+        laws = "drafts of sampled rows come with their distributions" if with_laws else "sampled rows get drafts without them"
         return [f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {laws}", *connection.notes]
 
     @property

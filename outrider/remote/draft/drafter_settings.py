@@ -30,7 +30,7 @@ class RemoteSettings:
     token_env: str = setting(TOKEN_VARIABLE, "environment variable with the service's token")
     laws: Literal["auto", "off"] = setting("auto", "off: believe no distribution, so a service need not be trusted")
     outcomes: bool = setting(True, "have drafts prepared for likely outcomes of the target's pass")
-    max_wait_ms: float | None = setting(None, "most that a step waits for a draft; none: as long as a plain step takes")
+    max_wait_ms: float | None = setting(None, "longest wait of a step for a draft; none: as long as a plain step takes")
 
     def __post_init__(self) -> None:
         if self.max_wait_ms is not None and not 0 <= self.max_wait_ms < float("inf"):

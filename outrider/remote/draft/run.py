@@ -126,7 +126,7 @@ async def _serve(settings: DraftServiceSettings, tracing: Tracing | None, status
         both: set[asyncio.Future[Any]] = {signalled, loading}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            log.info("told to end while loading")
+            log.info("received a signal to end while loading")
         else:
             hosted = loading.result()
             for note in hosted.notes:

@@ -187,7 +187,7 @@ class Texts:
 
     def _wrong_tokens(self, asker: _Asker, base: int, tokens: list[int]) -> str:
         if base + len(tokens) == 0:
-            return "a text without a token: nothing can be drafted behind it"
+            return "a text without a token: nothing can be drafted after it"
         if base + len(tokens) > self._max_context:
             return f"{base + len(tokens)} tokens, and the drafter has room for {self._max_context}"
         if tokens and max(tokens) >= asker.width:

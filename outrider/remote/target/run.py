@@ -120,7 +120,7 @@ async def _run(
         first: set[asyncio.Future[Any]] = {told, loading}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            log.info("told to end while loading")
+            log.info("received a signal to end while loading")
             return
         loaded = loading.result()
         service.serve(loaded.ready, loaded.identity, loaded.terms, loaded.engine.notes)

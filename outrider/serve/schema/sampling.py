@@ -57,7 +57,7 @@ class GenerationFields(Body):
     logit_bias: Annotated[dict[str, float], PRESENT] | None = Field(
         None, description="Token id -> added to its logit, -100 to 100."
     )
-    allowed_token_ids: list[int] | None = Field(None, description="No other token may be said.")
+    allowed_token_ids: list[int] | None = Field(None, description="No other token may be emitted.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text; answer i of n uses seed + i.")
     stop: str | Annotated[list[str], Field(max_length=MAX_WORDS)] | None = Field(
         None, description="The text ends before the first of these."

@@ -264,7 +264,7 @@ def test_a_process_that_is_told_to_end_while_it_loads_just_ends(verb: str) -> No
         lines += list(process.stderr)
         assert process.wait(60) == 0, "".join(lines)
         said = "".join(lines)
-        assert "told to end while loading" in said or "draining" in said or "finishing what runs" in said
+        assert "received a signal to end while loading" in said or "draining" in said or "finishing what runs" in said
         assert "Traceback" not in said
         assert "terminate called" not in said
     finally:

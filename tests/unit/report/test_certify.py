@@ -40,7 +40,7 @@ def law_test(sampler: str, *, rejected: bool = False) -> LawTest:
 
 def certificate(**changes: Any) -> CertifyResult:
     facts: dict[str, Any] = {
-        "verdict": "lossless", "reasons": ["Exact law of the verifier: fine"], "workload": "words", "num_prompts": 4,
+        "verdict": "lossless", "reasons": ["Exact distribution of the verifier: fine"], "workload": "words", "num_prompts": 4,
         "settings": {"target": "demo", "verifier": "block", "exact": True, "drafter_options": {"tree": "chain"}},
         "sampling": {"temperature": 1.0}, "max_new_tokens": 48, "seed": 7, "elapsed_s": 61.0, "notes": ["a note"],
         "exact_law": ExactLaw(
@@ -58,7 +58,7 @@ def certificate(**changes: Any) -> CertifyResult:
             places=[Place(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
             tests=[law_test("speculative"), law_test("plain")], detectable_total_variation=0.0734,
         ),
-        "invariance": Invariance(status="not claimed", why="the law, not the text", runs=[], differences=[]),
+        "invariance": Invariance(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
     }  # fmt: skip
     return CertifyResult(**(facts | changes))
 
@@ -87,13 +87,13 @@ def test_reasons_are_given_where_there_is_no_certificate() -> None:
         return [list(block.items) for block in render(certificate(verdict=verdict)).blocks if isinstance(block, Bullets)]
 
     assert bullets("lossless") == [["a note"]]
-    assert bullets("not lossless") == [["Exact law of the verifier: fine"], ["a note"]]
+    assert bullets("not lossless") == [["Exact distribution of the verifier: fine"], ["a note"]]
 
 
 def test_every_section_is_in_the_overview() -> None:
     found = tables(render(certificate()))[0]
     assert [row[1] for row in found.rows] == ["passed"] * 4 + ["not claimed"]
-    whys = ["84 cases", "8 places", "all identical", "1000 continuations", "the law, not the text"]
+    whys = ["84 cases", "8 places", "all identical", "1000 continuations", "the distribution, not the text"]
     assert [row[2] for row in found.rows] == whys
 
 

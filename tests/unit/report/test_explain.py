@@ -130,7 +130,7 @@ def test_a_drafter_without_law_shows_no_draft_numbers() -> None:
     found = result(texts=[bare], has_law=False, ranks=[], counterfactuals=[], by_section=[])
     tokens = next(block for block in document(found).blocks if isinstance(block, TokenText)).tokens
     assert "q" not in tokens[1].hover.split("\n", 1)[1]
-    assert "have no law" in to_markdown(document(found))
+    assert "have no distribution" in to_markdown(document(found))
 
 
 def test_nothing_tested_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:

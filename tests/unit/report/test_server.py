@@ -79,7 +79,7 @@ def test_counts_out_of_answers_say_so() -> None:
 
 def test_no_counters_is_said_and_nothing_estimated() -> None:
     found = blocks([measured("one", level())])
-    assert any(isinstance(block, Paragraph) and "nothing is said of τ" in block.text for block in found)
+    assert any(isinstance(block, Paragraph) and "τ and acceptance are unknown" in block.text for block in found)
     assert not any(isinstance(block, Table) and block.title.startswith("Speculation") for block in found)
 
 

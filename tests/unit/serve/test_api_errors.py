@@ -45,7 +45,7 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning": {"effort": "low"}}, "reasoning", "reasoning_effort"),
     ({"system": "Be brief."}, "system", "role system"),
     ({"extra_body": {"top_k": 1}}, "extra_body", "in the body itself"),
-    ({"thinking_token_budget": 5}, "thinking_token_budget", "has no thoughts"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "has no separate thoughts"),
     ({"separate_reasoning": False, "include_reasoning": False}, "separate_reasoning", "contradict"),
     ({"prediction": {}}, "prediction", "is required"),
     ({"prediction": {"type": "content", "content": 3}}, "prediction", "valid string"),

@@ -130,7 +130,7 @@ def test_thinking_is_switched(client: Any, thinker: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(("made", "kind", "message"), [
-    (FakeEngine, "enabled", "has no thoughts"), (lambda: engine("yes"), "disabled", "without a switch"),
+    (FakeEngine, "enabled", "has no separate thoughts"), (lambda: engine("yes"), "disabled", "without a switch"),
     (FakeEngine, "disabled", ""), (lambda: engine("yes"), "enabled", ""),
 ])  # fmt: skip
 def test_thinking_that_cannot_be_switched(made: Any, kind: str, message: str) -> None:

@@ -130,7 +130,7 @@ def _notes(choice: Choice, advice: Advice) -> list[str]:
         if choice.is_dspark:
             notes.append("Heads with a Markov or a confidence head are its dspark: model runner V2 only, which needs Triton.")
     if advice.sampled and choice.drafter in ("medusa", "block"):
-        notes.append("It takes this head's favourites, of which fewer are kept than of drawn tokens; drawing was not tried.")
+        notes.append("It takes this head's likeliest tokens, of which fewer are kept than of sampled ones (not tried).")
     if advice.sampled:
         notes.append("min_p and logit_bias are refused while it speculates.")
         if choice.drafter == "draft-model":

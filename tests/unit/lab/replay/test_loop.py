@@ -121,7 +121,7 @@ def test_drafters_that_want_more_than_text_are_found_out() -> None:
         one_step(recycling, Text([1], [2, 3]))
     with pytest.raises(CapabilityError, match="runs the target's model"):
         one_step(Reader(), Text([1], [2, 3]))
-    with pytest.raises(CapabilityError, match="draws its tokens"):
+    with pytest.raises(CapabilityError, match="draws tokens at random"):
         one_step(Drawing(tree_of([1])), Text([1], [2, 3]))
 
 

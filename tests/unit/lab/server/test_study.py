@@ -107,7 +107,7 @@ def test_positions_are_conditional_shares() -> None:
         (counted(200, 1000, 60, 20, 5, 2, 1), "The first draft token is rejected in 70% of the passes"),
         (counted(200, 1000, 160, 90, 15, 5, 2), "drafts of 2 would keep 92% of what is kept now"),
         (counted(200, 600, 190, 180, 170), "longer drafts may pay"), (counted(20, 60, 18, 17, 16), "rests on 20 passes"),
-        (counted(0, 0), "does not speculate"), (Speculation(num_steps=200, num_step_tokens=600), "cannot be told where drafts"),
+        (counted(0, 0), "does not speculate"), (Speculation(num_steps=200, num_step_tokens=600), "where drafts break off"),
     ],
 )  # fmt: skip
 def test_findings(counts: Speculation, says: str) -> None:
