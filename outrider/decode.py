@@ -28,7 +28,7 @@ from outrider.runtime.torch_threads import spare_threads
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
-from outrider.verifiers.kernels import Kernels
+from outrider.verifiers.fast import verdicts_of
 
 
 class Control(Protocol):
@@ -46,7 +46,7 @@ class Decoder:
 
     def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
         self.target, self.drafter, self.verifier, self.control = target, drafter, verifier, control
-        self._kernels = None if target.kernels is None else Kernels(target.kernels)
+        self._kernels = verdicts_of(target)
         self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels)
 
     def add(self, row: Row) -> None:

@@ -37,7 +37,10 @@ class Draft:
     @cached_property
     def lists(self) -> tuple[list[list[int]], list[int]]:
         """`tokens` and `lengths` on the host."""
-        return self.tokens.tolist(), self.lengths.tolist()
+        if self.tokens.device.type == "cpu" or self.tokens.device != self.lengths.device:
+            return self.tokens.tolist(), self.lengths.tolist()
+        lines = torch.cat([self.tokens, self.lengths[:, None]], dim=1).tolist()  # sync: one copy
+        return [line[:-1] for line in lines], [line[-1] for line in lines]
 
     @cached_property
     def children(self) -> list[list[list[int]]]:
@@ -150,7 +153,12 @@ class Verdict:
     @cached_property
     def lists(self) -> VerdictLists:
         """On the host, where rows and caches live."""
-        return VerdictLists(*(tensor.tolist() for tensor in self._tensors))
+        path, *rest = self._tensors
+        if path.device.type == "cpu":
+            return VerdictLists(*(tensor.tolist() for tensor in self._tensors))
+        lines = torch.cat([path, *(one.long()[:, None] for one in rest)], dim=1).tolist()  # sync: one copy
+        counts, tokens, are_all = ([line[number] for line in lines] for number in (-3, -2, -1))
+        return VerdictLists([line[:-3] for line in lines], counts, tokens, [one == 1 for one in are_all])
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -140,7 +140,8 @@ def greedy_choice(
         peaks = [known.item(row, node, token) for row, line in enumerate(best) for node, token in enumerate(line)]
     else:
         largest = scores.max(dim=-1)
-        best, peaks = largest.indices.tolist(), largest.values.flatten().tolist()
+        places, values = torch.stack([largest.indices.double(), largest.values.double()]).tolist()  # sync: one copy
+        best, peaks = [[int(one) for one in line] for line in places], [one for line in values for one in line]
     if not math.isfinite(sum(peaks)):
         _refuse(scores.amax(dim=-1), draft, 0)
     return best

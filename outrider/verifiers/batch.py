@@ -16,8 +16,8 @@ from outrider.rows import Rows, RowVerifier
 from outrider.sampling.distribution import adjusted_scores, distribution, greedy_choice
 from outrider.sampling.rng import KeyedStreams
 from outrider.types import Draft, Verdict, VerdictLists
+from outrider.verifiers.fast import FastVerdicts
 from outrider.verifiers.greedy import greedy_verdict
-from outrider.verifiers.kernels import Kernels
 from outrider.verifiers.traversal import TraversalVerifier
 
 ANY_RULE = TraversalVerifier()  # one that takes chains and trees, for rows on which all rules agree
@@ -46,7 +46,7 @@ class _Kind:
 
 
 def batch_verdict(
-    logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: Kernels | None = None
+    logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: FastVerdicts | None = None
 ) -> Verdict:
     """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`:
     where the target runs on them; they decide by one call where all rows are decided alike, and make laws elsewhere.
@@ -69,7 +69,7 @@ def batch_verdict(
 
 def verdict_by_rule(
     rules: list[RowVerifier], draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int],
-    kernels: Kernels | None = None,
+    kernels: FastVerdicts | None = None,
 ) -> Verdict:  # fmt: skip
     """`Verifier.verify` with one rule per row; its arguments, positions as a list."""
     if alike := _alike(rules, draft):
@@ -95,7 +95,7 @@ def _alike(rules: list[RowVerifier], draft: Draft) -> tuple[RowVerifier, Draft] 
 
 
 def _verified(
-    rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], kernels: Kernels | None
+    rule: RowVerifier, draft: Draft, target_probs: Tensor, rng: KeyedStreams, starts: list[int], kernels: FastVerdicts | None
 ) -> Verdict:
     if kernels is not None and kernels.serve(rule, draft, target_probs):
         verdict = kernels.verdict(rule, draft, target_probs, rng, starts)

@@ -83,6 +83,20 @@ def test_a_plain_step_waits_seldom_and_launches_little(benches: tuple[Bench, Ben
     assert cuda.launches <= 100 * steps  # planning the pass, copies and verification; a pass alone is twice that
 
 
+def test_a_sampled_step_waits_and_launches_little_more(benches: tuple[Bench, Bench]) -> None:
+    """Catches a verdict that is not replayed: it takes forty launches and eight waits."""
+    _, there = benches
+    sampled = (SamplingParams(temperature=1.0, max_tokens=40),)
+    with SimulatedCuda() as cuda:
+        batch(there, PLAIN, sampled)
+        cuda.launches = 0
+        cuda.syncs.clear()
+        steps = batch(there, PLAIN, sampled)[0].stats.steps
+    cuda.syncs.pop("synchronize")
+    assert cuda.syncs.total() <= 4 * steps
+    assert cuda.launches <= 50 * steps
+
+
 def test_a_drafting_loop_is_one_launch(benches: tuple[Bench, Bench]) -> None:
     """Two replays a step, whatever the draft's length: the loop and the target's pass."""
     here, _ = benches
