@@ -45,6 +45,15 @@ class MtpConfig:
         return self.hidden_size
 
 
+def _copied(norm: nn.Module) -> nn.Module:
+    """A norm with weights of its own, made on the CPU: a deep copy takes no tensor that only says where it is."""
+    weight: Any = norm.weight
+    device = weight.device
+    made = copy.deepcopy(norm.cpu()).to(device)
+    norm.to(device)
+    return made
+
+
 class MtpLayer(nn.Module):
     """One layer with its norms and its projection."""
 
@@ -53,7 +62,7 @@ class MtpLayer(nn.Module):
         super().__init__()
         self.shape, self.window = shape, window
         weight: Any = norm.weight
-        self.embed_norm, self.hidden_norm, self.norm = copy.deepcopy(norm), copy.deepcopy(norm), norm
+        self.embed_norm, self.hidden_norm, self.norm = _copied(norm), _copied(norm), norm
         self.projection = nn.Linear(2 * size, size, bias=bias, dtype=weight.dtype, device=weight.device)
         self.body = body
 

@@ -18,6 +18,7 @@ from outrider.verifiers.traversal import TraversalVerifier
 from tests.simulated_cuda import SimulatedCuda
 
 ROWS, NODES, VOCAB = 3, 4, 19
+DEVICE = torch.device("cuda", 0)
 
 
 def _case(number: int, *, drawn: bool) -> tuple[torch.Tensor, Draft, list[int]]:
@@ -30,7 +31,7 @@ def _case(number: int, *, drawn: bool) -> tuple[torch.Tensor, Draft, list[int]]:
 
 
 def _moved(draft: Draft) -> Draft:
-    return Draft(draft.tokens.to("cuda"), draft.lengths.to("cuda"), probs=None if draft.probs is None else draft.probs.to("cuda"))
+    return Draft(draft.tokens.to(DEVICE), draft.lengths.to(DEVICE), probs=None if draft.probs is None else draft.probs.to(DEVICE))
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -47,8 +48,8 @@ def test_a_replay_decides_what_the_verifier_does(rule: Verifier, drawn: bool) ->
             laws = distribution(scores, sampling, None, draft)
             expected = rule.verify(draft, laws, other, torch.tensor(starts)).lists
             there = _moved(draft)
-            assert recorded.serve(rule, there, scores.to("cuda"))
-            found = recorded.verdict(rule, there, scores.to("cuda"), rng, starts, sampling.options)
+            assert recorded.serve(rule, there, scores.to(DEVICE))
+            found = recorded.verdict(rule, there, scores.to(DEVICE), rng, starts, sampling.options)
             assert found is not None
             assert found.lists == expected
         assert len(recorded.graphs) == 1
@@ -60,12 +61,12 @@ def test_what_is_not_recorded_is_left_to_the_reference() -> None:
         scores, draft, starts = _case(0, drawn=True)
         there = _moved(draft)
         tree = Draft(there.tokens, there.lengths, parents=torch.zeros_like(there.tokens) - 1, probs=there.probs)
-        assert not recorded.serve(TraversalVerifier(), tree, scores.to("cuda"))
-        assert not recorded.serve(CoupledVerifier(), there, scores.to("cuda"))
+        assert not recorded.serve(TraversalVerifier(), tree, scores.to(DEVICE))
+        assert not recorded.serve(CoupledVerifier(), there, scores.to(DEVICE))
         rng = KeyedStreams([1, 2, 3])
         for params in (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(temperature=1.0, top_k=3)):
             options = BatchSampling.of([params] * ROWS, VOCAB).options
-            assert recorded.verdict(TokenVerifier(), there, scores.to("cuda"), rng, starts, options) is None
+            assert recorded.verdict(TokenVerifier(), there, scores.to(DEVICE), rng, starts, options) is None
 
 
 def test_scores_that_are_no_numbers_are_left_to_the_reference() -> None:
@@ -76,6 +77,6 @@ def test_scores_that_are_no_numbers_are_left_to_the_reference() -> None:
         recorded, rng = RecordedVerdicts(), KeyedStreams([1, 2, 3])
         padded = scores.clone()
         padded[1, 3] = torch.nan
-        assert recorded.verdict(TokenVerifier(), _moved(draft), padded.to("cuda"), rng, starts, options) is not None
+        assert recorded.verdict(TokenVerifier(), _moved(draft), padded.to(DEVICE), rng, starts, options) is not None
         scores[1, 2] = torch.nan
-        assert recorded.verdict(TokenVerifier(), _moved(draft), scores.to("cuda"), rng, starts, options) is None
+        assert recorded.verdict(TokenVerifier(), _moved(draft), scores.to(DEVICE), rng, starts, options) is None
