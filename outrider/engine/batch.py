@@ -10,8 +10,8 @@ from outrider.decode import Decoder
 from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
 from outrider.engine.live import Live
+from outrider.engine.mailbox import Heartbeat
 from outrider.engine.prefill import Pool
-from outrider.engine.pulse import Pulse
 from outrider.engine.watch import WatchedControl
 from outrider.kv import KVCache
 from outrider.models.lm import PREFILL_CHUNK
@@ -33,8 +33,8 @@ class Stepped:
 class Batch:
     """Lives in the engine's thread."""
 
-    def __init__(self, lineup: Lineup, pulse: Pulse) -> None:
-        self._lineup, self._pulse = lineup, pulse
+    def __init__(self, lineup: Lineup, heartbeat: Heartbeat) -> None:
+        self._lineup, self._heartbeat = lineup, heartbeat
         self.built: Built = lineup.build()
         self._running: dict[int, Live] = {}  # by number, which is the row's `request`
 
@@ -142,7 +142,7 @@ class Batch:
             return Stepped([], failed=[(lives[0], error)])
         done = Stepped([*over])
         for live in going:
-            self._pulse.beat()  # all of them in one turn may take long
+            self._heartbeat.beat()  # all of them in one turn may take long
             self.join(live)
             try:
                 self.decoder.step()

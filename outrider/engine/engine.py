@@ -5,7 +5,7 @@
                  +--------- preempted, keys parked ----+
 
     engine.py   what other threads see: requests and cancellations go in, `Update`s come out
-    desk.py     where they meet the engine's thread: who is alive, what is to be done
+    mailbox.py  where they meet the engine's thread: who is alive, what is to be done
     loop.py     that thread, which alone touches models, caches and rows: turn after turn
     places.py   where requests stand, and how they move as memory allows
 
@@ -23,10 +23,10 @@ from typing import Any
 from outrider.admission import bad_words, new_row, resume
 from outrider.build import Built
 from outrider.engine.calibrate import calibrate
-from outrider.engine.desk import Desk
 from outrider.engine.lineup import Lineup
 from outrider.engine.live import Live
 from outrider.engine.loop import Loop
+from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import EngineSnapshot, Observer, Silent
 from outrider.engine.places import Places
 from outrider.engine.request import Listener, Request
@@ -50,10 +50,10 @@ class Engine:
         self.sampling_defaults = sampling_defaults or SamplingDefaults()  # of requests that leave their sampling open
         self._lineup, self._settings = lineup, settings
         observer = observer or Silent()
-        self._desk = Desk()
-        self._places = Places(lineup, settings, observer, self._desk.pulse)
+        self._mailbox = Mailbox()
+        self._places = Places(lineup, settings, observer, self._mailbox.heartbeat)
         self._batch = self._places.batch
-        self._loop = Loop(self._desk, self._places, observer)
+        self._loop = Loop(self._mailbox, self._places, observer)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
 
@@ -161,60 +161,61 @@ class Engine:
         self._lineup.instruct(row, request, self.context)
         rule = verifier or self._batch.decoder.verifier
         reproducible = self._lineup.is_reproducible(request, rule)
-        with self._desk.lock:
+        with self._mailbox.lock:
             self._refuse(request)
             self._arrivals += 1
             row.request = self._arrivals
             live = Live(
                 request, listener, row, self._arrivals, drafter, rule.lossless, reproducible, shown=len(request.committed)
             )
-            self._desk.enter(live)
-            self._desk.do(lambda: self._loop.enqueue(live))
+            self._mailbox.enter(live)
+            self._mailbox.put(lambda: self._loop.enqueue(live))
 
     async def settle(self, request_id: str) -> None:
         """Nothing: what `submit` took is taken. An engine that runs elsewhere may refuse later."""
 
     def cancel(self, request_id: str) -> None:
         """End a request as "abort". Unknown or finished ones are left alone."""
-        with self._desk.lock:
-            live = self._desk.find(request_id)
+        with self._mailbox.lock:
+            live = self._mailbox.find(request_id)
             if live is not None:
-                self._desk.do(lambda: self._loop.abort(live))
+                self._mailbox.put(lambda: self._loop.abort(live))
 
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait for what runs; False when time is up before that."""
-        return self._desk.drain(timeout_s)
+        return self._mailbox.drain(timeout_s)
 
     def stop(self) -> None:
         """End everything that is alive as "abort", and the thread. What drafters learned is saved."""
-        self._desk.stop()
+        self._mailbox.stop()
         if self._thread is not None:
             self._thread.join()
         self._batch.decoder.drafter.close()
 
     def snapshot(self) -> EngineSnapshot:
         """The engine as it is now. Numbers may be one step old."""
-        desk, places, pool = self._desk, self._places, self._places.pool
+        mailbox, places, pool = self._mailbox, self._places, self._places.pool
         return EngineSnapshot(
             running=len(self._batch), waiting=self._num_waiting(), prefilling=len(places.prefiller),
             kv_tokens=sum(self._batch.kv.lengths), kv_capacity=places.room.positions,
             prefix_pages=pool.used, prefix_capacity=pool.num_pages, prefix_queries=pool.queries, prefix_hits=pool.hits,
-            preemptions=places.preemptions, steps=self._loop.steps, draining=desk.draining or desk.stopping, failed=desk.failed,
-            turn_age_s=desk.pulse.age_s, control=self._loop.control,
+            preemptions=places.preemptions, steps=self._loop.steps, draining=mailbox.draining or mailbox.stopping,
+            failed=mailbox.failed,
+            turn_age_s=mailbox.heartbeat.age_s, control=self._loop.control,
             drafter=self._batch.decoder.drafter.counters,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an idle engine holds anything: rows, prompts, pages that are nobody's."""
-        assert not len(self._desk), f"{len(self._desk)} requests are alive: not idle"
+        assert not len(self._mailbox), f"{len(self._mailbox)} requests are alive: not idle"
         self._places.check_integrity()
 
     def _refuse(self, request: Request) -> None:
-        if self._desk.is_closed:
-            raise UnavailableError(f"'{self.name}' takes no new requests: {self._desk.failed or 'it is shutting down'}")
-        if self._desk.find(request.id) is not None:
+        if self._mailbox.is_closed:
+            raise UnavailableError(f"'{self.name}' takes no new requests: {self._mailbox.failed or 'it is shutting down'}")
+        if self._mailbox.find(request.id) is not None:
             raise RequestError(f"a request with id '{request.id}' is running already; ids must be unique")
         self.check_room(1)
 
     def _num_waiting(self) -> int:
-        return max(0, len(self._desk) - self._places.num_started)
+        return max(0, len(self._mailbox) - self._places.num_started)

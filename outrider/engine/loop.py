@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.engine.batch import Stepped
-from outrider.engine.desk import Desk
 from outrider.engine.live import Live
+from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import Observer, StepReport
 from outrider.engine.places import Places
 from outrider.engine.request import FinishReason
@@ -35,8 +35,8 @@ class Loop:
     What has no underscore may be read from any thread, and is one step old at most.
     """
 
-    def __init__(self, desk: Desk, places: Places, observer: Observer) -> None:
-        self._desk, self._places, self._observer = desk, places, observer
+    def __init__(self, mailbox: Mailbox, places: Places, observer: Observer) -> None:
+        self._mailbox, self._places, self._observer = mailbox, places, observer
         self.steps = 0
         self.control: dict[str, Any] = {}  # the control's summary, made in this thread, which changes what it is of
         self.ran_s: deque[float] = deque([1.0], maxlen=LATEST)  # seconds in the batch, of the latest requests
@@ -45,28 +45,28 @@ class Loop:
     def run(self) -> None:
         """The thread's whole life."""
         use_threads(self._places.batch.built.options.threads)
-        desk = self._desk
+        mailbox = self._mailbox
         try:
-            while not desk.stopping:
+            while not mailbox.stopping:
                 try:
-                    self._hear()
+                    self._receive()
                     self._turn()
                 except Exception as error:
                     log.exception("the engine's own code failed: every request ends, the engine goes on")
                     self._places.reset()
                     self._end_all(error)
         except BaseException as error:
-            desk.failed = f"{type(error).__name__}: {error}"
+            mailbox.failed = f"{type(error).__name__}: {error}"
             log.exception("the engine's thread died")
             raise
         finally:
-            self._end_all(None if desk.failed is None else UnavailableError(desk.failed))
-            desk.pulse.rest()  # dead is not hung
+            self._end_all(None if mailbox.failed is None else UnavailableError(mailbox.failed))
+            mailbox.heartbeat.rest()  # dead is not hung
 
     def enqueue(self, live: Live) -> None:
         """It waits for its turn, unless it has ended before it was heard of, with all the others. What was committed may be all
         of its answer."""
-        if live in self._desk:
+        if live in self._mailbox:
             self._observer.queued(live.request)
             if live.row.finish_reason is None:
                 self._places.waiting.push(live)
@@ -79,14 +79,14 @@ class Loop:
 
     # ---------------------------------------------------------------- a turn
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Commands since the last turn; sleeps while there is nothing to do."""
-        for command in self._desk.hear(wait=not (self._places.num_started or len(self._places.waiting))):
+        for command in self._mailbox.receive(wait=not (self._places.num_started or len(self._places.waiting))):
             command()
 
     def _turn(self) -> None:
         now = time.perf_counter()
-        for live in [live for live in self._desk if live.is_late(now)]:
+        for live in [live for live in self._mailbox if live.is_late(now)]:
             self._end(live, "timeout")
         self._places.admit()
         self._read_prompts()
@@ -98,7 +98,7 @@ class Loop:
         """One chunk beside a running batch; without one, until somebody can join."""
         batch, prefiller = self._places.batch, self._places.prefiller
         while len(prefiller):
-            self._desk.pulse.beat()  # a long prompt is many passes
+            self._mailbox.heartbeat.beat()  # a long prompt is many passes
             try:
                 ready = prefiller.advance()
             except Exception as error:  # noqa: BLE001  whatever a model raises ends the prompt being read, nothing else
@@ -106,7 +106,7 @@ class Loop:
                 return
             if ready is not None:
                 self._places.join(ready)
-            if len(batch) or self._desk.has_commands:
+            if len(batch) or self._mailbox.has_commands:
                 return
 
     def _account(self, done: Stepped) -> None:
@@ -141,7 +141,7 @@ class Loop:
 
     def _end(self, live: Live, reason: FinishReason, error: OutriderError | None = None) -> None:
         """The one way a request ends. Nothing happens when it has ended already."""
-        if live not in self._desk:
+        if live not in self._mailbox:
             return
         self._leave(live)
         finish = live.finish(reason, error)
@@ -149,19 +149,19 @@ class Loop:
             self.ran_s.append(time.perf_counter() - live.joined)
         self._tell(live, lambda: live.show(finish))
         self._observer.finished(live.request, finish)
-        self._desk.leave(live)
+        self._mailbox.leave(live)
 
     def _leave(self, live: Live) -> None:
         """In a thread that died a device may refuse everything; whoever waits must be told all the same."""
         try:
             self._places.leave(live)
         except Exception:
-            if self._desk.failed is None:
+            if self._mailbox.failed is None:
                 raise
             log.exception("request %s leaves a broken engine", live.request.id)
 
     def _end_all(self, error: Exception | None) -> None:
-        for live in self._desk:
+        for live in self._mailbox:
             self._end(live, "error" if error else "abort", _as_ours(error) if error else None)
 
     def _blame(self, live: Live, error: Exception) -> None:
@@ -181,7 +181,7 @@ class Loop:
             call()
         except Exception:
             log.exception("the listener of request %s failed; the request is cancelled", live.request.id)
-            self._desk.do(lambda: self.abort(live))
+            self._mailbox.put(lambda: self.abort(live))
 
 
 def _as_ours(error: Exception) -> OutriderError:

@@ -16,9 +16,9 @@ from outrider.engine.batch import Batch
 from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
 from outrider.engine.live import Live
+from outrider.engine.mailbox import Heartbeat
 from outrider.engine.observer import Observer
 from outrider.engine.prefill import Prefiller, make_pool
-from outrider.engine.pulse import Pulse
 from outrider.engine.room import Room
 from outrider.engine.settings import EngineSettings
 from outrider.engine.waiting import WaitingQueue
@@ -30,9 +30,9 @@ MARGIN = 64  # positions a step may write behind a row's committed ones: pending
 class Places:
     """Changed in the engine's thread alone. Raises ConfigError where memory is too small for a single request."""
 
-    def __init__(self, lineup: Lineup, settings: EngineSettings, observer: Observer, pulse: Pulse) -> None:
+    def __init__(self, lineup: Lineup, settings: EngineSettings, observer: Observer, heartbeat: Heartbeat) -> None:
         self._settings, self._observer = settings, observer
-        self.batch = Batch(lineup, pulse)
+        self.batch = Batch(lineup, heartbeat)
         target = self.batch.built.target.lm
         drafter = self.batch.decoder.drafter
         positions = settings.kv_bytes(available_memory(target.device)) // max(1, lineup.kv_bytes_per_token(drafter))

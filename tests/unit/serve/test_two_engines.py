@@ -122,6 +122,6 @@ def test_each_engine_computes_with_its_own_number_of_threads(engines: dict[str, 
             found[name] = torch.get_num_threads()
             heard.set()
 
-        engine._desk.do(look)
+        engine._mailbox.put(look)
         assert heard.wait(60)
     assert found == {"first": 1, "second": 2}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from outrider.decode import Decoder
-from outrider.engine import pulse
-from outrider.engine.desk import Desk
+from outrider.engine import mailbox as mailbox_module
+from outrider.engine.mailbox import Mailbox
 from outrider.engine.prefill import Prefiller
 from tests.unit.engine.conftest import MakeEngine, ask, prompt, request
 
@@ -23,7 +23,7 @@ NEAR_S = 0.2  # and what is little beside it
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Seconds that a test sets."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(mailbox_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -33,32 +33,32 @@ def nothing() -> None:
 
 def test_age_is_since_the_loop_came_round_whoever_brings_work_meanwhile(clock: SimpleNamespace) -> None:
     """Catches a hung engine that looks alive because clients keep asking."""
-    desk = Desk()
-    desk.hear(wait=False)
+    mailbox = Mailbox()
+    mailbox.receive(wait=False)
     clock.now = 7.0
-    desk.do(nothing)
+    mailbox.put(nothing)
     clock.now = 9.0
-    assert desk.pulse.age_s == 9.0
-    desk.hear(wait=False)
-    assert desk.pulse.age_s == 0.0
+    assert mailbox.heartbeat.age_s == 9.0
+    mailbox.receive(wait=False)
+    assert mailbox.heartbeat.age_s == 0.0
 
 
 def test_a_loop_that_rests_is_expected_back_from_when_there_is_work(clock: SimpleNamespace) -> None:
     """Catches an idle night that counts as a hang, all of it at once when the first request of the morning comes in."""
-    desk = Desk()
-    desk.hear(wait=False)
-    thread = threading.Thread(target=lambda: desk.hear(wait=True))
+    mailbox = Mailbox()
+    mailbox.receive(wait=False)
+    thread = threading.Thread(target=lambda: mailbox.receive(wait=True))
     thread.start()
-    while not desk.lock._waiters:  # type: ignore[attr-defined]
+    while not mailbox.lock._waiters:  # type: ignore[attr-defined]
         time.sleep(0.001)
     clock.now = 1000.0
-    assert desk.pulse.age_s == 0.0
-    with desk.lock:  # so that the other thread cannot come round
-        desk.do(nothing)
+    assert mailbox.heartbeat.age_s == 0.0
+    with mailbox.lock:  # so that the other thread cannot come round
+        mailbox.put(nothing)
         clock.now = 1004.0
-        assert desk.pulse.age_s == 4.0
+        assert mailbox.heartbeat.age_s == 4.0
     thread.join(10)
-    assert desk.pulse.age_s == 0.0
+    assert mailbox.heartbeat.age_s == 0.0
 
 
 def test_every_chunk_of_a_prompt_counts(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,29 +1,63 @@
-"""Holds what other threads and the engine's thread share: live requests, commands, admission, and the heartbeat. All under
-one lock.
+"""What other threads and the engine's thread share: active requests, commands, admission and the heartbeat.
 
-Other threads put commands here; the engine's hears them between two turns, and is the only one that changes anything else.
+Other threads put commands here; the engine's takes them between two turns, and is the only one that changes anything else.
+All of it is under one lock.
+
+The heartbeat says when the engine's loop last came round, for whoever asks from another thread whether it hangs. A turn that
+takes long is no hang as long as its parts come to an end: the loop beats at every turn, at every chunk of a prompt, and at every
+step of a batch that is made again row by row. While there is nothing to do it rests; a new command wakes it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from outrider.engine.live import Live
-from outrider.engine.pulse import Pulse
+
+
+class Heartbeat:
+    """Measures how long the engine's loop has not come round.
+
+    `rest` and `wake` are called under the mailbox's lock.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # monotonic seconds; None: nothing is to be done
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the latest beat, or since work came to a loop that rested; 0: it rests."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def beat(self) -> None:
+        """The loop comes round."""
+        self._since = time.monotonic()
+
+    def rest(self) -> None:
+        """The loop sleeps until there is work."""
+        self._since = None
+
+    def wake(self) -> None:
+        """There is work: from now on a loop that rested is expected to come round."""
+        if self._since is None:
+            self.beat()
+
 
 Command = Callable[[], None]
 
 
-class Desk:
+class Mailbox:
     """Any thread may call anything here."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition(threading.RLock())
         self.draining = self.stopping = False
         self.failed: str | None = None  # why the engine's thread died
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self._alive: dict[str, Live] = {}  # by request id
         self._commands: deque[Command] = deque()
 
@@ -61,20 +95,20 @@ class Desk:
             del self._alive[live.request.id]
             self.lock.notify_all()  # `drain` waits for this
 
-    def do(self, command: Command) -> None:
+    def put(self, command: Command) -> None:
         """In the engine's thread, soon."""
         with self.lock:
             self._commands.append(command)
-            self.pulse.wake()
+            self.heartbeat.wake()
             self.lock.notify_all()
 
-    def hear(self, *, wait: bool) -> deque[Command]:
+    def receive(self, *, wait: bool) -> deque[Command]:
         """What came in since the last time. `wait`: sleep until there is something, or the end."""
         with self.lock:
             if wait:
-                self.pulse.rest()
+                self.heartbeat.rest()
                 self.lock.wait_for(lambda: self._commands or self.stopping)
-            self.pulse.beat()
+            self.heartbeat.beat()
             commands, self._commands = self._commands, deque()
         return commands
 
