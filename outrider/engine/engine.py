@@ -4,10 +4,10 @@
                  ^                                     |
                  +--------- preempted, keys parked ----+
 
-    engine.py   what other threads see: requests and cancellations go in, `Update`s come out
-    mailbox.py  where they meet the engine's thread: who is alive, what is to be done
-    loop.py     that thread, which alone touches models, caches and rows: turn after turn
-    places.py   where requests stand, and how they move as memory allows
+    engine.py     what other threads see: requests and cancellations go in, `Update`s come out
+    mailbox.py    where they meet the engine's thread: who is alive, what is to be done
+    loop.py       that thread, which alone touches models, caches and rows: turn after turn
+    scheduler.py  where requests stand, and how they move as memory allows
 
 A request's text does not depend on what runs beside it: rows do not know their neighbours (`Decoder`), a preempted row
 comes back with the keys it left with, and a seeded sampled row is drafter-invariant unless it asked not to be, so that a
@@ -28,8 +28,8 @@ from outrider.engine.live import Live
 from outrider.engine.loop import Loop
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import EngineSnapshot, Observer, Silent
-from outrider.engine.places import Places
 from outrider.engine.request import Listener, Request
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_costs import facts_of
 from outrider.errors import QueueFullError, RequestError, UnavailableError
@@ -51,9 +51,9 @@ class Engine:
         self._lineup, self._settings = lineup, settings
         observer = observer or Silent()
         self._mailbox = Mailbox()
-        self._places = Places(lineup, settings, observer, self._mailbox.heartbeat)
-        self._batch = self._places.batch
-        self._loop = Loop(self._mailbox, self._places, observer)
+        self._scheduler = Scheduler(lineup, settings, observer, self._mailbox.heartbeat)
+        self._batch = self._scheduler.batch
+        self._loop = Loop(self._mailbox, self._scheduler, observer)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
 
@@ -64,7 +64,7 @@ class Engine:
     @property
     def context(self) -> int:
         """Tokens a request may hold, prompt and answer: the model's limit, or what there is memory for."""
-        return min(self._batch.built.context, self._places.longest)
+        return min(self._batch.built.context, self._scheduler.longest)
 
     @property
     def vocab_size(self) -> int:
@@ -116,7 +116,7 @@ class Engine:
     def calibrate(self, status: Callable[[str], None] = lambda line: None) -> None:
         """Time steps of many kinds for a load-aware control, before `start`; a few seconds."""
         assert self._thread is None, "before the engine starts"
-        rows = min(self._settings.max_num_seqs, max(1, self._places.room.positions // BLOCK // 2))
+        rows = min(self._settings.max_num_seqs, max(1, self._scheduler.kv_budget.positions // BLOCK // 2))
         calibrate(self._batch, self._lineup, rows, status)
 
     def start(self) -> None:
@@ -194,12 +194,12 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The engine as it is now. Numbers may be one step old."""
-        mailbox, places, pool = self._mailbox, self._places, self._places.pool
+        mailbox, scheduler, pool = self._mailbox, self._scheduler, self._scheduler.pool
         return EngineSnapshot(
-            running=len(self._batch), waiting=self._num_waiting(), prefilling=len(places.prefiller),
-            kv_tokens=sum(self._batch.kv.lengths), kv_capacity=places.room.positions,
+            running=len(self._batch), waiting=self._num_waiting(), prefilling=len(scheduler.prefiller),
+            kv_tokens=sum(self._batch.kv.lengths), kv_capacity=scheduler.kv_budget.positions,
             prefix_pages=pool.used, prefix_capacity=pool.num_pages, prefix_queries=pool.queries, prefix_hits=pool.hits,
-            preemptions=places.preemptions, steps=self._loop.steps, draining=mailbox.draining or mailbox.stopping,
+            preemptions=scheduler.preemptions, steps=self._loop.steps, draining=mailbox.draining or mailbox.stopping,
             failed=mailbox.failed,
             turn_age_s=mailbox.heartbeat.age_s, control=self._loop.control,
             drafter=self._batch.decoder.drafter.counters,
@@ -208,7 +208,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError when an idle engine holds anything: rows, prompts, pages that are nobody's."""
         assert not len(self._mailbox), f"{len(self._mailbox)} requests are alive: not idle"
-        self._places.check_integrity()
+        self._scheduler.check_integrity()
 
     def _refuse(self, request: Request) -> None:
         if self._mailbox.is_closed:
@@ -218,4 +218,4 @@ class Engine:
         self.check_room(1)
 
     def _num_waiting(self) -> int:
-        return max(0, len(self._mailbox) - self._places.num_started)
+        return max(0, len(self._mailbox) - self._scheduler.num_started)

@@ -19,8 +19,8 @@ from outrider.engine.batch import Stepped
 from outrider.engine.live import Live
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import Observer, StepReport
-from outrider.engine.places import Places
 from outrider.engine.request import FinishReason
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.threads import use_threads
 from outrider.errors import NumericalError, OutriderError, UnavailableError
 
@@ -35,8 +35,8 @@ class Loop:
     What has no underscore may be read from any thread, and is one step old at most.
     """
 
-    def __init__(self, mailbox: Mailbox, places: Places, observer: Observer) -> None:
-        self._mailbox, self._places, self._observer = mailbox, places, observer
+    def __init__(self, mailbox: Mailbox, scheduler: Scheduler, observer: Observer) -> None:
+        self._mailbox, self._scheduler, self._observer = mailbox, scheduler, observer
         self.steps = 0
         self.control: dict[str, Any] = {}  # the control's summary, made in this thread, which changes what it is of
         self.ran_s: deque[float] = deque([1.0], maxlen=LATEST)  # seconds in the batch, of the latest requests
@@ -44,7 +44,7 @@ class Loop:
 
     def run(self) -> None:
         """The thread's whole life."""
-        use_threads(self._places.batch.built.options.threads)
+        use_threads(self._scheduler.batch.built.options.threads)
         mailbox = self._mailbox
         try:
             while not mailbox.stopping:
@@ -53,7 +53,7 @@ class Loop:
                     self._turn()
                 except Exception as error:
                     log.exception("the engine's own code failed: every request ends, the engine goes on")
-                    self._places.reset()
+                    self._scheduler.reset()
                     self._end_all(error)
         except BaseException as error:
             mailbox.failed = f"{type(error).__name__}: {error}"
@@ -69,7 +69,7 @@ class Loop:
         if live in self._mailbox:
             self._observer.queued(live.request)
             if live.row.finish_reason is None:
-                self._places.waiting.push(live)
+                self._scheduler.waiting.push(live)
             else:
                 self._end(live, "stop" if live.row.finish_reason == "stop" else "length")
 
@@ -81,22 +81,22 @@ class Loop:
 
     def _receive(self) -> None:
         """Commands since the last turn; sleeps while there is nothing to do."""
-        for command in self._mailbox.receive(wait=not (self._places.num_started or len(self._places.waiting))):
+        for command in self._mailbox.receive(wait=not (self._scheduler.num_started or len(self._scheduler.waiting))):
             command()
 
     def _turn(self) -> None:
         now = time.perf_counter()
         for live in [live for live in self._mailbox if live.is_late(now)]:
             self._end(live, "timeout")
-        self._places.admit()
+        self._scheduler.admit()
         self._read_prompts()
-        if len(self._places.batch):
-            self._places.make_room()
-            self._account(self._places.batch.step())
+        if len(self._scheduler.batch):
+            self._scheduler.preempt_to_fit()
+            self._account(self._scheduler.batch.step())
 
     def _read_prompts(self) -> None:
         """One chunk beside a running batch; without one, until somebody can join."""
-        batch, prefiller = self._places.batch, self._places.prefiller
+        batch, prefiller = self._scheduler.batch, self._scheduler.prefiller
         while len(prefiller):
             self._mailbox.heartbeat.beat()  # a long prompt is many passes
             try:
@@ -105,7 +105,7 @@ class Loop:
                 self._fail_prompts(error)
                 return
             if ready is not None:
-                self._places.join(ready)
+                self._scheduler.join(ready)
             if len(batch) or self._mailbox.has_commands:
                 return
 
@@ -117,7 +117,7 @@ class Loop:
             self.steps += 1
             self._report(done)
         if time.perf_counter() - self._summarised_s > SUMMARY_S:
-            self.control, self._summarised_s = self._places.batch.control.summary(), time.perf_counter()
+            self.control, self._summarised_s = self._scheduler.batch.control.summary(), time.perf_counter()
         for live in done.lives:
             reason = live.row.finish_reason
             if reason is not None:
@@ -126,14 +126,14 @@ class Loop:
                 self._tell(live, live.show)
 
     def _report(self, done: Stepped) -> None:
-        places = self._places
-        control = places.batch.control
+        scheduler = self._scheduler
+        control = scheduler.batch.control
         self._observer.stepped(
             StepReport(
-                rows=len(done.lives), waiting=len(places.waiting), asked=control.asked, drafted=control.drafted,
+                rows=len(done.lives), waiting=len(scheduler.waiting), asked=control.asked, drafted=control.drafted,
                 accepted=control.accepted, rejected=control.rejected, emitted=done.taken,
                 drafters=[live.drafter for live in done.lives], seconds=done.seconds,
-                kv_tokens=sum(places.batch.kv.lengths), kv_capacity=places.room.positions,
+                kv_tokens=sum(scheduler.batch.kv.lengths), kv_capacity=scheduler.kv_budget.positions,
             )
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ class Loop:
     def _leave(self, live: Live) -> None:
         """In a thread that died a device may refuse everything; whoever waits must be told all the same."""
         try:
-            self._places.leave(live)
+            self._scheduler.leave(live)
         except Exception:
             if self._mailbox.failed is None:
                 raise
@@ -166,14 +166,14 @@ class Loop:
 
     def _blame(self, live: Live, error: Exception) -> None:
         if isinstance(error, NumericalError):
-            self._places.forget_texts()  # what its prompt shares with others may be broken
+            self._scheduler.forget_texts()  # what its prompt shares with others may be broken
         self._end(live, "error", _as_ours(error))
 
     def _fail_prompts(self, error: Exception) -> None:
         """Only the prompt whose turn it was is to blame; the others are read again from their beginning."""
-        guilty, *others = self._places.prefiller.reset()
+        guilty, *others = self._scheduler.prefiller.reset()
         for live in others:
-            self._places.waiting.push(live)
+            self._scheduler.waiting.push(live)
         self._blame(guilty, error)
 
     def _tell(self, live: Live, call: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The engine's small parts by themselves: queue, room, drafters side by side, calibration, requests."""
+"""The engine's small parts by themselves: queue, KV budget, drafters side by side, calibration, requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from outrider.build import Options
 from outrider.drafters.base import SMALL_TREE
 from outrider.engine.observer import Silent, StepReport
 from outrider.engine.request import Request, Speculation
-from outrider.engine.room import Room
+from outrider.engine.scheduler import KVBudget, WaitingQueue
 from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.engine.switch import side_by_side, verdict_for
-from outrider.engine.waiting import WaitingQueue
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 from outrider.sampling.params import SamplingParams
@@ -55,19 +54,19 @@ def cache() -> KVCache:
 def test_room_shrinks_what_is_too_large_and_refuses_what_does_not_fit() -> None:
     """A cache that grew for many short rows gives way to one long row."""
     batch, prompts = cache(), cache()
-    room = Room(8 * BLOCK, batch, prompts)
+    budget = KVBudget(8 * BLOCK, batch, prompts)
     for _ in range(4):
-        assert room.has_row(100, 0)
+        assert budget.has_row(100, 0)
         batch.add_row()
-    assert not room.has_row(100, 0), "slots come in powers of two: 8, and one for prompts"
+    assert not budget.has_row(100, 0), "slots come in powers of two: 8, and one for prompts"
     for _ in range(4):
         batch.swap_remove(0)
-    assert room.longest == 4 * BLOCK
-    assert room.has_row(room.longest, room.longest)
+    assert budget.longest == 4 * BLOCK
+    assert budget.has_row(budget.longest, budget.longest)
     batch.add_row()
-    batch.reserve(1, room.longest)
-    prompts.reserve(1, room.longest)
-    assert batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= room.positions
+    batch.reserve(1, budget.longest)
+    prompts.reserve(1, budget.longest)
+    assert batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= budget.positions
 
 
 def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:

@@ -4,13 +4,16 @@
        ^                              |
        +--- preempted, keys parked ---+
 
-A request starts when there is a row for it and room for its text beside its neighbours', which must be able to grow. Where
-that is not so, the least urgent row makes room: for a more urgent request, or for texts that have grown.
+A request starts when there is a row for it and memory for its text beside its neighbours', which must be able to grow. Where
+that is not so, the least urgent row is preempted: for a more urgent request, or for texts that have grown.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.batch import Batch
 from outrider.engine.draft_pages import DraftPages
@@ -19,15 +22,117 @@ from outrider.engine.live import Live
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.observer import Observer
 from outrider.engine.prefill import Prefiller, make_pool
-from outrider.engine.room import Room
 from outrider.engine.settings import EngineSettings
-from outrider.engine.waiting import WaitingQueue
+from outrider.errors import ConfigError
+from outrider.kv.cache import BLOCK, KVCache
 from outrider.models.memory import available_memory
 
+MIN_POSITIONS = 2 * BLOCK  # positions: of one request, while its prompt is read and while it is answered
 MARGIN = 64  # positions a step may write behind a row's committed ones: pending token, draft, padding
 
 
-class Places:
+class Queued(Protocol):
+    """What the queue must know of its members."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """(priority, number of arrival): smaller runs first."""
+
+
+Member = TypeVar("Member", bound=Queued)
+
+
+class WaitingQueue(Generic[Member]):
+    """The waiting queue: smaller priority first, then first come, first served. A preempted request keeps its turn.
+
+    A heap; members that were taken out by name are skipped when their turn comes.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Member]] = []
+        self._alive: dict[tuple[int, int], Member] = {}
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._alive.values()))
+
+    def push(self, member: Member) -> None:
+        heapq.heappush(self._heap, (member.rank, member))
+        self._alive[member.rank] = member
+
+    def first(self) -> Member | None:
+        """The request that is next; it stays in the queue."""
+        while self._heap and self._alive.get(self._heap[0][0]) is not self._heap[0][1]:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def remove(self, member: Member) -> None:
+        self._alive.pop(member.rank, None)
+
+
+class KVBudget:
+    """Memory for keys and values: who may join, and who must go when texts grow.
+
+    A cache is (slots x positions per slot), the same length for all, and grows in steps; so what a row costs depends on its
+    neighbours. All questions are answered by asking the cache what it would become.
+
+    `positions`: how many there is memory for, in the batch and in prompts being read together. Raises ConfigError where not
+    even one request would fit: it would wait for ever.
+    """
+
+    def __init__(self, positions: int, batch: KVCache, prompts: KVCache) -> None:
+        if positions < MIN_POSITIONS:
+            raise ConfigError(
+                f"kv_memory is too small: beside kept prefixes it holds {positions} tokens, and one request takes "
+                f"{MIN_POSITIONS}; raise kv_memory, or lower prefix_share"
+            )
+        self.positions = positions
+        self._batch, self._prompts = batch, prompts
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a row alone may grow to: once while its prompt is read, once in the batch."""
+        return max(self.positions // 2 // BLOCK * BLOCK, BLOCK)
+
+    def has_row(self, length: int, reading: int) -> bool:
+        """Whether one more row fits into the batch beside those that are being read.
+
+        `length`: its tokens; `reading`: tokens of its prompt that are read beside theirs (0: nothing to read). Gives memory
+        back where caches are larger than they need to be.
+        """
+        return self._fits(self._batch.num_rows + self._prompts.num_rows + 1, length, 1 if reading else 0, reading)
+
+    def can_grow(self, length: int) -> bool:
+        """Whether the batch's rows may be `length` long; gives memory back like `has_row`."""
+        return self._fits(self._batch.num_rows, length, 0, 0)
+
+    def _fits(self, rows: int, length: int, more_prompts: int, reading: int) -> bool:
+        prompts = self._prompts.num_rows + more_prompts
+        if self._total(self._batch.size_for(rows, length), self._prompts.size_for(prompts, reading)) <= self.positions:
+            return True
+        tight = _tight(self._batch, rows, length), _tight(self._prompts, prompts, reading)
+        if self._total(*tight) > self.positions:
+            return False
+        for cache, (slots, capacity) in zip((self._batch, self._prompts), tight, strict=True):
+            cache.shrink(min(cache.num_slots, slots), min(cache.capacity, capacity))
+        return True
+
+    def _total(self, batch: tuple[int, int], prompts: tuple[int, int]) -> int:
+        return batch[0] * batch[1] + prompts[0] * prompts[1]
+
+
+def _tight(cache: KVCache, rows: int, length: int) -> tuple[int, int]:
+    """The smallest size that holds so many rows, the present ones and one of `length`."""
+    longest = max([length, BLOCK, *cache.lengths])
+    slots = 1
+    while slots < max(rows, cache.num_rows):
+        slots *= 2
+    return slots, -(-longest // BLOCK) * BLOCK
+
+
+class Scheduler:
     """Changed in the engine's thread alone. Raises ConfigError where memory is too small for a single request."""
 
     def __init__(self, lineup: Lineup, settings: EngineSettings, observer: Observer, heartbeat: Heartbeat) -> None:
@@ -39,7 +144,7 @@ class Places:
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)
-        self.room = Room(positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv)
+        self.kv_budget = KVBudget(positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv)
         self.waiting: WaitingQueue[Live] = WaitingQueue()
         self.preemptions = 0
 
@@ -51,14 +156,14 @@ class Places:
     @property
     def longest(self) -> int:
         """Tokens of a request, prompt and answer, that there is memory for."""
-        return self.room.longest - MARGIN
+        return self.kv_budget.longest - MARGIN
 
     # ---------------------------------------------------------------- joining
 
     def admit(self) -> None:
         """Let requests start while there are rows and memory; a more urgent one takes the place of the least urgent."""
         while (live := self.waiting.first()) is not None and len(self.prefiller) < self._settings.max_prefills:
-            if self._has_place(live):
+            if self._can_start(live):
                 self.waiting.remove(live)
                 self._begin(live)
                 continue
@@ -76,11 +181,11 @@ class Places:
             started = live.joined if live.started is None else live.started
             self._observer.prefilled(live.request, live.joined - started, live.row.num_prompt - live.cached_tokens)
 
-    def _has_place(self, live: Live) -> bool:
+    def _can_start(self, live: Live) -> bool:
         if self.num_started >= self._settings.max_num_seqs:
             return False
         length = len(live.row.tokens) + MARGIN  # and its neighbours must be able to grow, or it would be out again at once
-        return self.room.has_row(max(length, self.batch.longest + MARGIN), 0 if live.parked is not None else length)
+        return self.kv_budget.has_row(max(length, self.batch.longest + MARGIN), 0 if live.parked is not None else length)
 
     def _begin(self, live: Live) -> None:
         first = live.started is None
@@ -94,9 +199,9 @@ class Places:
 
     # ---------------------------------------------------------------- leaving
 
-    def make_room(self) -> None:
+    def preempt_to_fit(self) -> None:
         """Texts grow: where memory does not, the least urgent row waits."""
-        while len(self.batch) > 1 and not self.room.can_grow(self.batch.longest + MARGIN):
+        while len(self.batch) > 1 and not self.kv_budget.can_grow(self.batch.longest + MARGIN):
             victim = self.batch.last()
             assert victim is not None
             self._preempt(victim)
