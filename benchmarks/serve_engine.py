@@ -12,8 +12,7 @@ from outrider import LLM, SamplingParams
 from outrider.build import Options
 from outrider.engine.engine import Engine
 from outrider.engine.observer import Silent, StepReport
-from outrider.engine.request import Finish, Request, Update
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings, Finish, Request, Update
 from outrider.engine.start import make_engine
 
 LENGTH = 4  # draft tokens of both sides

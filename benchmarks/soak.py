@@ -28,7 +28,7 @@ from rich.progress import track
 from workload import console, write_result
 
 from outrider.build import Options
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.lab.workload.load import load_workload
 from outrider.serve.app import make_app

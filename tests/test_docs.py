@@ -17,7 +17,7 @@ import typer.main
 
 from outrider.cli.app import build_app
 from outrider.drafters import DRAFTERS
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.registry import Registry
 from outrider.serve.rules import Rule
 from outrider.settings import describe_settings

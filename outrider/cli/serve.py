@@ -15,7 +15,7 @@ from outrider.cli.verbs import changed, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.engine.settings import EngineSettings
+    from outrider.engine.request import EngineSettings
     from outrider.serve.settings import ServerSettings
 
 SERVER = "Server"
@@ -130,7 +130,7 @@ class EngineOptions:
     def engine(self) -> EngineSettings:
         """Raises ConfigError for values out of range."""
         from outrider.cli.quantities import memory
-        from outrider.engine.settings import EngineSettings
+        from outrider.engine.request import EngineSettings
 
         values: dict[str, Any] = {
             "max_num_seqs": self.max_num_seqs, "max_queue": self.max_queue, "prefix_share": self.prefix_share,

@@ -16,7 +16,7 @@ from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.engine.settings import EngineSettings
+    from outrider.engine.request import EngineSettings
     from outrider.remote.serving import ServiceSettings
 
 DRAFT_VARIABLE = "DRAFT_ENDPOINT"
@@ -68,7 +68,7 @@ class TargetEngineOptions:
     def engine(self) -> EngineSettings:
         """Raises ConfigError for values out of range."""
         from outrider.cli.quantities import memory
-        from outrider.engine.settings import EngineSettings
+        from outrider.engine.request import EngineSettings
 
         return EngineSettings(
             max_num_seqs=self.batch_size, max_queue=self.max_queue, prefix_share=self.prefix_share,

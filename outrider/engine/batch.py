@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from outrider.build import Built
 from outrider.decode import Decoder
-from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
-from outrider.engine.live import Live
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.prefill import Pool
+from outrider.engine.request import ActiveRequest
 from outrider.engine.watch import WatchedControl
 from outrider.kv import KVCache
+from outrider.kv.draft_pages import DraftPages
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.stats import PHASES
 
@@ -24,10 +24,10 @@ log = logging.getLogger("outrider.engine")
 class Stepped:
     """What a step did. `failed`: requests that cannot go on, which have left the batch."""
 
-    lives: list[Live]
+    requests: list[ActiveRequest]
     taken: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # per phase, of the whole step; empty after a failure
-    failed: list[tuple[Live, Exception]] = field(default_factory=list)
+    failed: list[tuple[ActiveRequest, Exception]] = field(default_factory=list)
 
 
 class Batch:
@@ -36,13 +36,13 @@ class Batch:
     def __init__(self, lineup: Lineup, heartbeat: Heartbeat) -> None:
         self._lineup, self._heartbeat = lineup, heartbeat
         self.built: Built = lineup.build()
-        self._running: dict[int, Live] = {}  # by number, which is the row's `request`
+        self._running: dict[int, ActiveRequest] = {}  # by number, which is the row's `request`
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def __contains__(self, live: Live) -> bool:
-        return live.number in self._running
+    def __contains__(self, active: ActiveRequest) -> bool:
+        return active.number in self._running
 
     @property
     def decoder(self) -> Decoder:
@@ -64,19 +64,19 @@ class Batch:
         """Tokens of the longest row."""
         return max((len(row.tokens) for row in self.decoder.rows), default=0)
 
-    def last(self) -> Live | None:
+    def last(self) -> ActiveRequest | None:
         """The least urgent request."""
         return max(self._running.values(), default=None)
 
-    def join(self, live: Live) -> None:
+    def join(self, active: ActiveRequest) -> None:
         """With the keys, values and hidden states it brings."""
-        parked, live.parked = live.parked, None
-        state, live.draft_state = live.draft_state, None
-        parts, live.draft_parts = live.draft_parts, []
-        signals, live.signals = live.signals, []
-        self._lineup.choose(self.decoder.drafter, live.drafter)
-        self.decoder.add(live.row)
-        self._running[live.number] = live
+        parked, active.parked = active.parked, None
+        state, active.draft_state = active.draft_state, None
+        parts, active.draft_parts = active.draft_parts, []
+        signals, active.signals = active.signals, []
+        self._lineup.choose(self.decoder.drafter, active.drafter)
+        self.decoder.add(active.row)
+        self._running[active.number] = active
         index = len(self.decoder.rows) - 1
         if parked is not None:
             self.kv.unpack(index, parked)
@@ -89,36 +89,36 @@ class Batch:
         for start, hidden in signals:
             drafter.read(index, start, hidden)
 
-    def park(self, live: Live, *, anew: bool = False) -> None:
+    def park(self, active: ActiveRequest, *, anew: bool = False) -> None:
         """Out of the batch, to come back as it was. `anew`: what its drafter knew of it is not to be trusted. What a drafter must
         read again (hidden states) only a pass gives: then the request comes back through its prompt."""
-        index, drafter = self._index(live), self.decoder.drafter
-        live.draft_state = None if anew else drafter.pack(index)
-        if not drafter.signals or live.draft_state is not None:
-            live.parked = self.kv.pack(index)
-        self._remove(live, index)
+        index, drafter = self._index(active), self.decoder.drafter
+        active.draft_state = None if anew else drafter.pack(index)
+        if not drafter.signals or active.draft_state is not None:
+            active.parked = self.kv.pack(index)
+        self._remove(active, index)
 
-    def leave(self, live: Live, pool: Pool, drafts: DraftPages) -> None:
+    def leave(self, active: ActiveRequest, pool: Pool, drafts: DraftPages) -> None:
         """For good. What it read and wrote stays known, where decoding writes the bits that reading would; a draft's keys may
         have any."""
-        index = self._index(live)
+        index = self._index(active)
         if pool.page < PREFILL_CHUNK:
-            pool.save(live.row.tokens, self.kv, index, self.kv.lengths[index])
-        drafts.save(live.row.tokens, self.decoder.drafter.text_caches, index)
-        self._remove(live, index)
+            pool.save(active.row.tokens, self.kv, index, self.kv.lengths[index])
+        drafts.save(active.row.tokens, self.decoder.drafter.text_caches, index)
+        self._remove(active, index)
 
     def step(self) -> Stepped:
         """One step of all rows."""
         rows = self.decoder.rows
-        lives = [self._running[row.request] for row in rows]
+        requests = [self._running[row.request] for row in rows]
         stats = rows[0].stats
         before = dict(stats.time_s)
         try:
             taken = self.decoder.step()
         except Exception as error:  # noqa: BLE001  drafters, verifiers and grammars may be anybody's code
-            return self._one_by_one(lives, error)
-        seconds = {phase: len(lives) * (stats.time_s[phase] - before[phase]) for phase in PHASES}
-        return Stepped(lives, taken, seconds)
+            return self._one_by_one(requests, error)
+        seconds = {phase: len(requests) * (stats.time_s[phase] - before[phase]) for phase in PHASES}
+        return Stepped(requests, taken, seconds)
 
     def reset(self) -> None:
         """Nobody runs; a decoder as new on the same models, with what its control has learned."""
@@ -130,35 +130,35 @@ class Batch:
         self.decoder.control = WatchedControl(control.inner, self.decoder.drafter)
         self._running.clear()
 
-    def _one_by_one(self, lives: list[Live], error: Exception) -> Stepped:
+    def _one_by_one(self, requests: list[ActiveRequest], error: Exception) -> Stepped:
         """A step failed. Every row makes it alone: whoever fails alone is to blame, the others go on. A step that failed behind
         its verdict may have brought rows to their end: they say nothing more."""
-        log.warning("a step of %d rows failed: looking for the request to blame", len(lives), exc_info=error)
-        for live in lives:
-            self.park(live, anew=True)
+        log.warning("a step of %d rows failed: looking for the request to blame", len(requests), exc_info=error)
+        for active in requests:
+            self.park(active, anew=True)
         self.reset()
-        over, going = ([live for live in lives if bool(live.row.finish_reason) is ended] for ended in (True, False))
-        if len(lives) == 1 and going:
-            return Stepped([], failed=[(lives[0], error)])
+        over, going = ([active for active in requests if bool(active.row.finish_reason) is ended] for ended in (True, False))
+        if len(requests) == 1 and going:
+            return Stepped([], failed=[(requests[0], error)])
         done = Stepped([*over])
-        for live in going:
+        for active in going:
             self._heartbeat.beat()  # all of them in one turn may take long
-            self.join(live)
+            self.join(active)
             try:
                 self.decoder.step()
             except Exception as own:  # noqa: BLE001
                 self.reset()
-                done.failed.append((live, own))
+                done.failed.append((active, own))
             else:
-                done.lives.append(live)
-                self.park(live, anew=True)
-        for live in done.lives[len(over) :]:
-            self.join(live)
+                done.requests.append(active)
+                self.park(active, anew=True)
+        for active in done.requests[len(over) :]:
+            self.join(active)
         return done
 
-    def _remove(self, live: Live, index: int) -> None:
+    def _remove(self, active: ActiveRequest, index: int) -> None:
         self.decoder.remove(index)
-        del self._running[live.number]
+        del self._running[active.number]
 
-    def _index(self, live: Live) -> int:
-        return next(index for index, row in enumerate(self.decoder.rows) if row.request == live.number)
+    def _index(self, active: ActiveRequest) -> int:
+        return next(index for index, row in enumerate(self.decoder.rows) if row.request == active.number)

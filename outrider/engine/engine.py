@@ -24,13 +24,11 @@ from outrider.admission import bad_words, new_row, resume
 from outrider.build import Built
 from outrider.engine.calibrate import calibrate
 from outrider.engine.lineup import Lineup
-from outrider.engine.live import Live
 from outrider.engine.loop import Loop
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import EngineSnapshot, Observer, Silent
-from outrider.engine.request import Listener, Request
+from outrider.engine.request import ActiveRequest, EngineSettings, Listener, Request
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.settings import EngineSettings
 from outrider.engine.step_costs import facts_of
 from outrider.errors import QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
@@ -165,11 +163,11 @@ class Engine:
             self._refuse(request)
             self._arrivals += 1
             row.request = self._arrivals
-            live = Live(
+            active = ActiveRequest(
                 request, listener, row, self._arrivals, drafter, rule.lossless, reproducible, shown=len(request.committed)
             )
-            self._mailbox.enter(live)
-            self._mailbox.put(lambda: self._loop.enqueue(live))
+            self._mailbox.enter(active)
+            self._mailbox.put(lambda: self._loop.enqueue(active))
 
     async def settle(self, request_id: str) -> None:
         """Nothing: what `submit` took is taken. An engine that runs elsewhere may refuse later."""
@@ -177,9 +175,9 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request as "abort". Unknown or finished ones are left alone."""
         with self._mailbox.lock:
-            live = self._mailbox.find(request_id)
-            if live is not None:
-                self._mailbox.put(lambda: self._loop.abort(live))
+            active = self._mailbox.find(request_id)
+            if active is not None:
+                self._mailbox.put(lambda: self._loop.abort(active))
 
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait for what runs; False when time is up before that."""

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.engine.batch import Stepped
-from outrider.engine.live import Live
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import Observer, StepReport
-from outrider.engine.request import FinishReason
+from outrider.engine.request import ActiveRequest, FinishReason
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.threads import use_threads
 from outrider.errors import NumericalError, OutriderError, UnavailableError
@@ -63,19 +62,19 @@ class Loop:
             self._end_all(None if mailbox.failed is None else UnavailableError(mailbox.failed))
             mailbox.heartbeat.rest()  # dead is not hung
 
-    def enqueue(self, live: Live) -> None:
+    def enqueue(self, active: ActiveRequest) -> None:
         """It waits for its turn, unless it has ended before it was heard of, with all the others. What was committed may be all
         of its answer."""
-        if live in self._mailbox:
-            self._observer.queued(live.request)
-            if live.row.finish_reason is None:
-                self._scheduler.waiting.push(live)
+        if active in self._mailbox:
+            self._observer.queued(active.request)
+            if active.row.finish_reason is None:
+                self._scheduler.waiting.push(active)
             else:
-                self._end(live, "stop" if live.row.finish_reason == "stop" else "length")
+                self._end(active, "stop" if active.row.finish_reason == "stop" else "length")
 
-    def abort(self, live: Live) -> None:
+    def abort(self, active: ActiveRequest) -> None:
         """It is not wanted any more."""
-        self._end(live, "abort")
+        self._end(active, "abort")
 
     # ---------------------------------------------------------------- a turn
 
@@ -86,8 +85,8 @@ class Loop:
 
     def _turn(self) -> None:
         now = time.perf_counter()
-        for live in [live for live in self._mailbox if live.is_late(now)]:
-            self._end(live, "timeout")
+        for active in [active for active in self._mailbox if active.is_late(now)]:
+            self._end(active, "timeout")
         self._scheduler.admit()
         self._read_prompts()
         if len(self._scheduler.batch):
@@ -111,77 +110,77 @@ class Loop:
 
     def _account(self, done: Stepped) -> None:
         """Tell everybody what a step brought."""
-        for live, error in done.failed:
-            self._blame(live, error)
+        for active, error in done.failed:
+            self._blame(active, error)
         if done.seconds:
             self.steps += 1
             self._report(done)
         if time.perf_counter() - self._summarised_s > SUMMARY_S:
             self.control, self._summarised_s = self._scheduler.batch.control.summary(), time.perf_counter()
-        for live in done.lives:
-            reason = live.row.finish_reason
+        for active in done.requests:
+            reason = active.row.finish_reason
             if reason is not None:
-                self._end(live, "stop" if reason == "stop" else "length")
-            elif len(live.row.origins) > live.shown:
-                self._tell(live, live.show)
+                self._end(active, "stop" if reason == "stop" else "length")
+            elif len(active.row.origins) > active.shown:
+                self._tell(active, active.show)
 
     def _report(self, done: Stepped) -> None:
         scheduler = self._scheduler
         control = scheduler.batch.control
         self._observer.stepped(
             StepReport(
-                rows=len(done.lives), waiting=len(scheduler.waiting), asked=control.asked, drafted=control.drafted,
+                rows=len(done.requests), waiting=len(scheduler.waiting), asked=control.asked, drafted=control.drafted,
                 accepted=control.accepted, rejected=control.rejected, emitted=done.taken,
-                drafters=[live.drafter for live in done.lives], seconds=done.seconds,
+                drafters=[active.drafter for active in done.requests], seconds=done.seconds,
                 kv_tokens=sum(scheduler.batch.kv.lengths), kv_capacity=scheduler.kv_budget.positions,
             )
         )  # fmt: skip
 
     # ---------------------------------------------------------------- leaving
 
-    def _end(self, live: Live, reason: FinishReason, error: OutriderError | None = None) -> None:
+    def _end(self, active: ActiveRequest, reason: FinishReason, error: OutriderError | None = None) -> None:
         """The one way a request ends. Nothing happens when it has ended already."""
-        if live not in self._mailbox:
+        if active not in self._mailbox:
             return
-        self._leave(live)
-        finish = live.finish(reason, error)
-        if live.joined is not None:
-            self.ran_s.append(time.perf_counter() - live.joined)
-        self._tell(live, lambda: live.show(finish))
-        self._observer.finished(live.request, finish)
-        self._mailbox.leave(live)
+        self._leave(active)
+        finish = active.finish(reason, error)
+        if active.joined is not None:
+            self.ran_s.append(time.perf_counter() - active.joined)
+        self._tell(active, lambda: active.show(finish))
+        self._observer.finished(active.request, finish)
+        self._mailbox.leave(active)
 
-    def _leave(self, live: Live) -> None:
+    def _leave(self, active: ActiveRequest) -> None:
         """In a thread that died a device may refuse everything; whoever waits must be told all the same."""
         try:
-            self._scheduler.leave(live)
+            self._scheduler.leave(active)
         except Exception:
             if self._mailbox.failed is None:
                 raise
-            log.exception("request %s leaves a broken engine", live.request.id)
+            log.exception("request %s leaves a broken engine", active.request.id)
 
     def _end_all(self, error: Exception | None) -> None:
-        for live in self._mailbox:
-            self._end(live, "error" if error else "abort", _as_ours(error) if error else None)
+        for active in self._mailbox:
+            self._end(active, "error" if error else "abort", _as_ours(error) if error else None)
 
-    def _blame(self, live: Live, error: Exception) -> None:
+    def _blame(self, active: ActiveRequest, error: Exception) -> None:
         if isinstance(error, NumericalError):
             self._scheduler.forget_texts()  # what its prompt shares with others may be broken
-        self._end(live, "error", _as_ours(error))
+        self._end(active, "error", _as_ours(error))
 
     def _fail_prompts(self, error: Exception) -> None:
         """Only the prompt whose turn it was is to blame; the others are read again from their beginning."""
         guilty, *others = self._scheduler.prefiller.reset()
-        for live in others:
-            self._scheduler.waiting.push(live)
+        for active in others:
+            self._scheduler.waiting.push(active)
         self._blame(guilty, error)
 
-    def _tell(self, live: Live, call: Callable[[], None]) -> None:
+    def _tell(self, active: ActiveRequest, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:
-            log.exception("the listener of request %s failed; the request is cancelled", live.request.id)
-            self._mailbox.put(lambda: self.abort(live))
+            log.exception("the listener of request %s failed; the request is cancelled", active.request.id)
+            self._mailbox.put(lambda: self.abort(active))
 
 
 def _as_ours(error: Exception) -> OutriderError:

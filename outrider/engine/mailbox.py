@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from outrider.engine.live import Live
+from outrider.engine.request import ActiveRequest
 
 
 class Heartbeat:
@@ -58,18 +58,18 @@ class Mailbox:
         self.draining = self.stopping = False
         self.failed: str | None = None  # why the engine's thread died
         self.heartbeat = Heartbeat()
-        self._alive: dict[str, Live] = {}  # by request id
+        self._alive: dict[str, ActiveRequest] = {}  # by request id
         self._commands: deque[Command] = deque()
 
     def __len__(self) -> int:
         return len(self._alive)
 
-    def __iter__(self) -> Iterator[Live]:
-        """Iterates over the live requests; they may end meanwhile."""
+    def __iter__(self) -> Iterator[ActiveRequest]:
+        """Iterates over the active requests; they may end meanwhile."""
         return iter(list(self._alive.values()))
 
-    def __contains__(self, live: Live) -> bool:
-        return self._alive.get(live.request.id) is live
+    def __contains__(self, active: ActiveRequest) -> bool:
+        return self._alive.get(active.request.id) is active
 
     @property
     def is_closed(self) -> bool:
@@ -80,19 +80,19 @@ class Mailbox:
         """Whether somebody waits to be heard."""
         return bool(self._commands)
 
-    def find(self, request_id: str) -> Live | None:
+    def find(self, request_id: str) -> ActiveRequest | None:
         """None: unknown, or over."""
         return self._alive.get(request_id)
 
-    def enter(self, live: Live) -> None:
-        """It lives from now on."""
+    def enter(self, active: ActiveRequest) -> None:
+        """Add an active request."""
         with self.lock:
-            self._alive[live.request.id] = live
+            self._alive[active.request.id] = active
 
-    def leave(self, live: Live) -> None:
-        """It is over."""
+    def leave(self, active: ActiveRequest) -> None:
+        """Remove a request that is over."""
         with self.lock:
-            del self._alive[live.request.id]
+            del self._alive[active.request.id]
             self.lock.notify_all()  # `drain` waits for this
 
     def put(self, command: Command) -> None:

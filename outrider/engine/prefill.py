@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.engine.draft_pages import DraftPages, shortest
-from outrider.engine.live import Live
+from outrider.engine.request import ActiveRequest
+from outrider.kv.draft_pages import DraftPages, shortest
 from outrider.kv.pages import PagePool
 from outrider.kv.state_pool import StatePool
 from outrider.models.lm import LM, PREFILL_CHUNK, PassLimits
@@ -40,16 +40,16 @@ class Prefiller:
         self.lm = target.twin()
         self.lm.capture = signals
         self._pool, self._drafts = pool, drafts
-        self._lanes: list[Live] = []  # by row of the cache
-        self._turns: deque[Live] = deque()
+        self._lanes: list[ActiveRequest] = []  # by row of the cache
+        self._turns: deque[ActiveRequest] = deque()
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def __contains__(self, live: Live) -> bool:
-        return live in self._lanes
+    def __contains__(self, active: ActiveRequest) -> bool:
+        return active in self._lanes
 
-    def begin(self, live: Live) -> None:
+    def begin(self, active: ActiveRequest) -> None:
         """Queues a request's prompt for reading.
 
         What is known of it is there at once, unless the caller wants more of every prompt token than keys and values. Of
@@ -57,64 +57,64 @@ class Prefiller:
         target's go as far as those; else it begins behind them.
         """
         row = self.lm.kv.add_row()
-        self._lanes.append(live)
-        self._turns.append(live)
-        live.signals, live.draft_parts = [], []
-        if live.request.prompt_logprobs is not None:
-            live.prompt_logprobs = [None]  # nothing predicts the first token
+        self._lanes.append(active)
+        self._turns.append(active)
+        active.signals, active.draft_parts = [], []
+        if active.request.prompt_logprobs is not None:
+            active.prompt_logprobs = [None]  # nothing predicts the first token
         else:
-            known = live.row.tokens[:-1]
-            live.draft_parts = self._drafts.copy(known)
-            most = shortest(live.draft_parts) if self.lm.capture else None
-            found = self._pool.load(known[: self._shared(live)], self.lm.kv, row, most)
-            live.cached_tokens = min(found, live.row.num_prompt)
+            known = active.row.tokens[:-1]
+            active.draft_parts = self._drafts.copy(known)
+            most = shortest(active.draft_parts) if self.lm.capture else None
+            found = self._pool.load(known[: self._shared(active)], self.lm.kv, row, most)
+            active.cached_tokens = min(found, active.row.num_prompt)
 
-    def drop(self, live: Live) -> None:
+    def drop(self, active: ActiveRequest) -> None:
         """It is not to be read any further."""
-        row = self._lanes.index(live)
+        row = self._lanes.index(active)
         self.lm.kv.swap_remove(row)
         self._lanes[row] = self._lanes[-1]
         self._lanes.pop()
-        self._turns.remove(live)
+        self._turns.remove(active)
 
     @torch.inference_mode()
-    def advance(self) -> Live | None:
+    def advance(self) -> ActiveRequest | None:
         """One chunk of whose turn it is; returns it when its prompt is read (it stays here until it is taken)."""
-        live = self._turns[0]
+        active = self._turns[0]
         self._turns.rotate(-1)
-        row, tokens = self._lanes.index(live), live.row.tokens
+        row, tokens = self._lanes.index(active), active.row.tokens
         done = self.lm.kv.lengths[row]
         chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
-        prompt = live.row.num_prompt - 1  # what is read as a prompt
+        prompt = active.row.num_prompt - 1  # what is read as a prompt
         chunk = chunk[: prompt - done if done < prompt else min(ANSWER_CHUNK, self.lm.limits.max_tokens_per_pass)]
         if chunk:
-            wanted = live.request.prompt_logprobs if done < prompt else None
+            wanted = active.request.prompt_logprobs if done < prompt else None
             as_prompt = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
             columns = as_prompt if done < prompt else None  # an answer is read as decoding would
             logits = self.lm.forward(torch.tensor([chunk], device=self.lm.device), columns=columns, first_row=row)
             self.lm.kv.advance(row, len(chunk))
-            self._save(live, row)
+            self._save(active, row)
             if self.lm.capture:
-                live.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in self.lm.hidden.items()}))
-            if wanted is not None and live.prompt_logprobs is not None:
-                live.prompt_logprobs += _logprobs(logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
-        return live if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
+                active.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in self.lm.hidden.items()}))
+            if wanted is not None and active.prompt_logprobs is not None:
+                active.prompt_logprobs += _logprobs(logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
+        return active if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
 
-    def take(self, live: Live) -> Any:
+    def take(self, active: ActiveRequest) -> Any:
         """What the cache holds of a prompt that is read (`KVCache.pack`)."""
-        packed = self.lm.kv.pack(self._lanes.index(live))
-        self.drop(live)
+        packed = self.lm.kv.pack(self._lanes.index(active))
+        self.drop(active)
         return packed
 
-    def _save(self, live: Live, row: int) -> None:
+    def _save(self, active: ActiveRequest, row: int) -> None:
         """What was read of a prompt so far stays known in the pool, whatever becomes of the request."""
-        self._pool.save(live.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(live)))
+        self._pool.save(active.row.tokens, self.lm.kv, row, min(self.lm.kv.lengths[row], self._shared(active)))
 
-    def _shared(self, live: Live) -> int:
+    def _shared(self, active: ActiveRequest) -> int:
         """Tokens of its text whose keys other texts may have: an answer's only where bits do not tell how they were written."""
-        return len(live.row.tokens) if self._pool.page < PREFILL_CHUNK else live.row.num_prompt - 1
+        return len(active.row.tokens) if self._pool.page < PREFILL_CHUNK else active.row.num_prompt - 1
 
-    def reset(self) -> list[Live]:
+    def reset(self) -> list[ActiveRequest]:
         """Forget what was read, after an error; returns who was being read, whose turn it was first."""
         turns = [*self._turns][-1:] + [*self._turns][:-1]
         self._lanes.clear()

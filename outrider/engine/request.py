@@ -1,8 +1,10 @@
-"""What a caller asks of the engine, and what comes back while it runs.
+"""What a caller asks of the engine, what comes back while it runs, and what an operator decides.
 
-    Request   prompt tokens, sampling, speculation, priority          -> Engine.submit(request, listener)
-    Update    what one step added to the answer                       <- listener(update), from the engine's thread
-    Finish    why it ended and what it cost; carried by the last Update
+    Request         prompt tokens, sampling, speculation, priority    -> Engine.submit(request, listener)
+    Update          what one step added to the answer                 <- listener(update), from the engine's thread
+    Finish          why it ended and what it cost; carried by the last Update
+    ActiveRequest   the engine's own record of a request, from submission to its one `Finish`
+    EngineSettings  limits and memory
 
 A request is refused before anything runs (RequestError, ConfigError, CapabilityError, QueueFullError, UnavailableError); once
 accepted, it ends with exactly one `Finish`, whatever happens.
@@ -14,11 +16,16 @@ start behind them; `stats` count this engine's part alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from outrider.errors import ConfigError, OutriderError
+from outrider.kv.draft_pages import Parts
+from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
@@ -112,3 +119,102 @@ class Update:
 
 
 Listener = Callable[[Update], None]  # called in the engine's thread: hand over and return
+
+
+@dataclass(eq=False)
+class ActiveRequest:
+    """A request that is waiting, being read or decoded. Belongs to the engine's thread once it is queued."""
+
+    request: Request
+    listener: Listener
+    row: Row
+    number: int  # of arrival
+    drafter: str
+    lossless: bool
+    reproducible: bool
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float | None = None  # its prompt began to be read
+    joined: float | None = None  # it was first in the batch
+    first_token: float | None = None
+    shown: int = 0  # output tokens that were handed over, or were there before
+    has_told: bool = False  # whether anything was handed over
+    drafted: int = 0  # draft tokens that were told of
+    cached_tokens: int = 0
+    preemptions: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    parked: Any = None  # its keys and values while it is out of the batch (`KVCache.pack`)
+    draft_state: Any = None  # what its drafter knew then (`Drafter.pack`)
+    draft_parts: Parts = field(default_factory=list)  # what drafters' pages know of its prompt, until it joins the batch
+    signals: list[tuple[int, dict[int, Tensor]]] = field(default_factory=list)  # (start, layer -> (T, H)) for its drafter
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller runs first."""
+        return self.request.priority, self.number
+
+    def __lt__(self, other: ActiveRequest) -> bool:
+        return self.rank < other.rank
+
+    def is_late(self, now: float) -> bool:
+        timeout = self.request.timeout_s
+        return timeout is not None and now - self.submitted > timeout
+
+    def show(self, finish: Finish | None = None) -> None:
+        """Hand over what is new."""
+        row, new = self.row, slice(self.shown, len(self.row.origins))
+        now = time.perf_counter()
+        is_more = len(row.origins) > self.shown
+        if is_more and self.first_token is None:
+            self.first_token = now
+        if self.first_token is not None and is_more:
+            row.stats.ttft_s = self.first_token - self.submitted
+            row.stats.decode_s = now - self.first_token
+        pieces = row.pieces[new]
+        rest = row.release() if finish is not None else ""  # a time limit may end a row while text is held back
+        self.listener(
+            Update(
+                text="".join(pieces) + rest, token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
+                logprobs=row.logprobs[new], prompt_logprobs=None if self.has_told else self.prompt_logprobs, finish=finish,
+                drafted=row.stats.drafted - self.drafted,
+            )
+        )  # fmt: skip
+        self.shown, self.has_told, self.drafted = len(row.origins), True, row.stats.drafted
+
+    def finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
+        """The end, as numbers. Does not tell the listener."""
+        now = time.perf_counter()
+        started = now if self.started is None else self.started
+        joined = started if self.joined is None else self.joined
+        return Finish(
+            reason=reason, stats=self.row.stats, seed=self.row.seed, lossless=self.lossless, drafter=self.drafter,
+            reproducible=self.reproducible, stop_reason=self.row.stop_reason,
+            queued_s=started - self.submitted, prefill_s=joined - started, prompt_tokens=self.row.num_prompt,
+            cached_tokens=self.cached_tokens, preemptions=self.preemptions, error=error,
+        )  # fmt: skip
+
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Raises ConfigError for values that cannot be."""
+
+    max_num_seqs: int = 32  # rows of a step
+    max_queue: int = 256  # requests that may wait; more are turned away
+    kv_memory: int | None = None  # bytes for keys and values, drafts' included; None: half of what is free, 8 GiB at most
+    prefix_share: float = 0.25  # of kv_memory, for keys and values of texts that may come again; 0: none are kept
+    max_prefills: int = 4  # prompts read in turns, so that a short one need not wait for a long one
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_queue", "max_prefills"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.kv_memory is not None and self.kv_memory < 1 << 20:
+            raise ConfigError(f"kv_memory must be at least 1 MiB (1048576 bytes), got {self.kv_memory}")
+        if not 0 <= self.prefix_share < 1:
+            raise ConfigError(f"prefix_share must be at least 0 and below 1, got {self.prefix_share}")
+
+    def kv_bytes(self, available: int) -> int:
+        """Bytes for keys and values where `available` are free after loading."""
+        return self.kv_memory or min(available // 2, 8 * GIB)

@@ -16,15 +16,14 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.batch import Batch
-from outrider.engine.draft_pages import DraftPages
 from outrider.engine.lineup import Lineup
-from outrider.engine.live import Live
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.observer import Observer
 from outrider.engine.prefill import Prefiller, make_pool
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import ActiveRequest, EngineSettings
 from outrider.errors import ConfigError
 from outrider.kv.cache import BLOCK, KVCache
+from outrider.kv.draft_pages import DraftPages
 from outrider.models.memory import available_memory
 
 MIN_POSITIONS = 2 * BLOCK  # positions: of one request, while its prompt is read and while it is answered
@@ -145,7 +144,7 @@ class Scheduler:
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)
         self.kv_budget = KVBudget(positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv)
-        self.waiting: WaitingQueue[Live] = WaitingQueue()
+        self.waiting: WaitingQueue[ActiveRequest] = WaitingQueue()
         self.preemptions = 0
 
     @property
@@ -162,40 +161,40 @@ class Scheduler:
 
     def admit(self) -> None:
         """Let requests start while there are rows and memory; a more urgent one takes the place of the least urgent."""
-        while (live := self.waiting.first()) is not None and len(self.prefiller) < self._settings.max_prefills:
-            if self._can_start(live):
-                self.waiting.remove(live)
-                self._begin(live)
+        while (active := self.waiting.first()) is not None and len(self.prefiller) < self._settings.max_prefills:
+            if self._can_start(active):
+                self.waiting.remove(active)
+                self._begin(active)
                 continue
             victim = self.batch.last()
-            if victim is None or victim.request.priority <= live.request.priority:
+            if victim is None or victim.request.priority <= active.request.priority:
                 return
             self._preempt(victim)
 
-    def join(self, live: Live) -> None:
+    def join(self, active: ActiveRequest) -> None:
         """Its prompt is read: into the batch."""
-        live.parked = self.prefiller.take(live)
-        self.batch.join(live)
-        if live.joined is None:
-            live.joined = time.perf_counter()
-            started = live.joined if live.started is None else live.started
-            self._observer.prefilled(live.request, live.joined - started, live.row.num_prompt - live.cached_tokens)
+        active.parked = self.prefiller.take(active)
+        self.batch.join(active)
+        if active.joined is None:
+            active.joined = time.perf_counter()
+            started = active.joined if active.started is None else active.started
+            self._observer.prefilled(active.request, active.joined - started, active.row.num_prompt - active.cached_tokens)
 
-    def _can_start(self, live: Live) -> bool:
+    def _can_start(self, active: ActiveRequest) -> bool:
         if self.num_started >= self._settings.max_num_seqs:
             return False
-        length = len(live.row.tokens) + MARGIN  # and its neighbours must be able to grow, or it would be out again at once
-        return self.kv_budget.has_row(max(length, self.batch.longest + MARGIN), 0 if live.parked is not None else length)
+        length = len(active.row.tokens) + MARGIN  # and its neighbours must be able to grow, or it would be out again at once
+        return self.kv_budget.has_row(max(length, self.batch.longest + MARGIN), 0 if active.parked is not None else length)
 
-    def _begin(self, live: Live) -> None:
-        first = live.started is None
-        live.started = live.started or time.perf_counter()
-        if live.parked is not None:
-            self.batch.join(live)
+    def _begin(self, active: ActiveRequest) -> None:
+        first = active.started is None
+        active.started = active.started or time.perf_counter()
+        if active.parked is not None:
+            self.batch.join(active)
             return
-        self.prefiller.begin(live)
+        self.prefiller.begin(active)
         if first:
-            self._observer.admitted(live.request, live.started - live.submitted, live.cached_tokens)
+            self._observer.admitted(active.request, active.started - active.submitted, active.cached_tokens)
 
     # ---------------------------------------------------------------- leaving
 
@@ -206,15 +205,15 @@ class Scheduler:
             assert victim is not None
             self._preempt(victim)
 
-    def leave(self, live: Live) -> None:
+    def leave(self, active: ActiveRequest) -> None:
         """For good, wherever it stands."""
-        if live in self.batch:
-            self.batch.leave(live, self.pool, self.drafts)
-        elif live in self.prefiller:
-            self.prefiller.drop(live)
+        if active in self.batch:
+            self.batch.leave(active, self.pool, self.drafts)
+        elif active in self.prefiller:
+            self.prefiller.drop(active)
         else:
-            self.waiting.remove(live)
-        live.parked = live.draft_state = None
+            self.waiting.remove(active)
+        active.parked = active.draft_state = None
 
     def reset(self) -> None:
         """Nobody is read or answered, whatever state a failure left them in."""
@@ -226,13 +225,13 @@ class Scheduler:
         self.pool.clear()
         self.drafts.clear()
 
-    def _preempt(self, live: Live) -> None:
+    def _preempt(self, active: ActiveRequest) -> None:
         """Out of the batch, to come back as it was."""
-        self.batch.park(live)
-        live.preemptions += 1
+        self.batch.park(active)
+        active.preemptions += 1
         self.preemptions += 1
-        self.waiting.push(live)
-        self._observer.preempted(live.request)
+        self.waiting.push(active)
+        self._observer.preempted(active.request)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when anything is left of requests that are all over: rows, prompts, pages that are nobody's."""

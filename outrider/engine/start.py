@@ -9,7 +9,7 @@ from outrider.build import DEMO, Needs, Options, choose, load_models, named_draf
 from outrider.engine.engine import Engine
 from outrider.engine.lineup import Lineup, lossy_verifier
 from outrider.engine.observer import Observer
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.generation_config import checked_choice, sampling_defaults
 from outrider.parts import Parts, choose_parts

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.build import Options
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.errors import ConfigError, did_you_mean
 from outrider.serve.rules import Rule
 from outrider.serve.settings import ServedModel, ServerSettings

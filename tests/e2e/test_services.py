@@ -26,8 +26,7 @@ import openai
 
 from outrider.build import Options
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings, Request
 from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from outrider import LLM, SamplingParams
 from outrider.build import Options
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.serve.app import make_app
 from outrider.serve.served import ServerState

@@ -13,8 +13,7 @@ import pytest
 
 from outrider.build import Options
 from outrider.engine.engine import Engine
-from outrider.engine.request import Finish, Request, Speculation, Update
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings, Finish, Request, Speculation, Update
 from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama

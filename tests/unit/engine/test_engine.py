@@ -11,9 +11,8 @@ import pytest
 
 from outrider import LLM
 from outrider.drafters.reading import Turns
-from outrider.engine import live as live_module
-from outrider.engine.live import Live
-from outrider.engine.request import Speculation
+from outrider.engine import request as request_module
+from outrider.engine.request import ActiveRequest, Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.grammar import Grammars, regex
 from outrider.sampling.params import SamplingParams
@@ -323,12 +322,12 @@ def test_waiting_after_the_last_token_is_no_decoding(monkeypatch: pytest.MonkeyP
         stats=DecodeStats(), origins=["plain"], pieces=["a"], output=[1], logprobs=[], num_prompt=1, finish_reason=None
     )
     clock = iter([10.0, 11.0, 14.0, 74.0])
-    monkeypatch.setattr(live_module.time, "perf_counter", lambda: next(clock))
-    live = Live(None, lambda update: None, row, 0, "none", True, True, submitted=next(clock))  # type: ignore[arg-type]
-    live.show()
+    monkeypatch.setattr(request_module.time, "perf_counter", lambda: next(clock))
+    active = ActiveRequest(None, lambda update: None, row, 0, "none", True, True, submitted=next(clock))  # type: ignore[arg-type]
+    active.show()
     row.origins, row.pieces, row.output = ["plain"] * 3, ["a"] * 3, [1, 2, 3]
-    live.show()
-    live.show()
+    active.show()
+    active.show()
     assert (row.stats.ttft_s, row.stats.decode_s) == (1.0, 3.0)
 
 

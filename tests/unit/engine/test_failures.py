@@ -10,7 +10,7 @@ import pytest
 from outrider import LLM
 from outrider.build import Options
 from outrider.engine.batch import Batch
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import Grammars, regex

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider import LLM
 from outrider.build import Options
 from outrider.engine.engine import Engine
-from outrider.engine.request import Speculation
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings, Speculation
 from outrider.engine.start import make_engine
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams

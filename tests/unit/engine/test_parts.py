@@ -10,9 +10,8 @@ import torch
 from outrider.build import Options
 from outrider.drafters.base import SMALL_TREE
 from outrider.engine.observer import Silent, StepReport
-from outrider.engine.request import Request, Speculation
+from outrider.engine.request import EngineSettings, Request, Speculation
 from outrider.engine.scheduler import KVBudget, WaitingQueue
-from outrider.engine.settings import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.engine.switch import side_by_side, verdict_for
 from outrider.errors import CapabilityError, ConfigError

@@ -12,8 +12,7 @@ from outrider.draft_length import AutoLength
 from outrider.engine import step_costs
 from outrider.engine.engine import Engine
 from outrider.engine.observer import EngineSnapshot
-from outrider.engine.request import Request
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings, Request
 from outrider.engine.start import make_engine
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams

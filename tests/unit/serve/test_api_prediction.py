@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.build import Options
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.serve.rules import Rule
 from outrider.serve.schema.answers import ChatAnswer, CompletionAnswer

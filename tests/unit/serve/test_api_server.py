@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from outrider.build import Options
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.errors import ConfigError
 from outrider.serve.app import make_app

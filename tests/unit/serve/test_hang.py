@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 
 from outrider.build import Options
 from outrider.engine.batch import Batch
-from outrider.engine.request import Request, Update
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings, Request, Update
 from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app

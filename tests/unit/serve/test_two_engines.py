@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from outrider import LLM
 from outrider.build import Options
 from outrider.engine.engine import Engine
-from outrider.engine.settings import EngineSettings
+from outrider.engine.request import EngineSettings
 from outrider.engine.start import make_engine
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams

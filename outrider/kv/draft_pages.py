@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider.kv import KVCache
+from outrider.kv.cache import KVCache
 from outrider.kv.pages import PagePool
 
 PAGE = 32  # tokens
