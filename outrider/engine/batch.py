@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from outrider.build import Built
 from outrider.decode import Decoder
-from outrider.engine.lineup import Lineup
+from outrider.engine.draft_prefill import PrefillingControl
+from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.prefill import Pool
 from outrider.engine.request import ActiveRequest
-from outrider.engine.watch import WatchedControl
 from outrider.kv import KVCache
 from outrider.kv.draft_pages import DraftPages
 from outrider.models.lm import PREFILL_CHUNK
@@ -33,9 +33,9 @@ class Stepped:
 class Batch:
     """Lives in the engine's thread."""
 
-    def __init__(self, lineup: Lineup, heartbeat: Heartbeat) -> None:
-        self._lineup, self._heartbeat = lineup, heartbeat
-        self.built: Built = lineup.build()
+    def __init__(self, drafter_pool: DrafterPool, heartbeat: Heartbeat) -> None:
+        self._drafter_pool, self._heartbeat = drafter_pool, heartbeat
+        self.built: Built = drafter_pool.build()
         self._running: dict[int, ActiveRequest] = {}  # by number, which is the row's `request`
 
     def __len__(self) -> int:
@@ -54,9 +54,9 @@ class Batch:
         return self.built.target.lm.kv
 
     @property
-    def control(self) -> WatchedControl:
+    def control(self) -> PrefillingControl:
         control = self.decoder.control
-        assert isinstance(control, WatchedControl)
+        assert isinstance(control, PrefillingControl)
         return control
 
     @property
@@ -74,7 +74,7 @@ class Batch:
         state, active.draft_state = active.draft_state, None
         parts, active.draft_parts = active.draft_parts, []
         signals, active.signals = active.signals, []
-        self._lineup.choose(self.decoder.drafter, active.drafter)
+        self._drafter_pool.choose(self.decoder.drafter, active.drafter)
         self.decoder.add(active.row)
         self._running[active.number] = active
         index = len(self.decoder.rows) - 1
@@ -126,8 +126,8 @@ class Batch:
         for model in (self.built.target, self.built.draft):
             if model is not None:
                 model.lm.kv.clear()
-        self.built = self._lineup.build()
-        self.decoder.control = WatchedControl(control.inner, self.decoder.drafter)
+        self.built = self._drafter_pool.build()
+        self.decoder.control = PrefillingControl(control.inner, self.decoder.drafter)
         self._running.clear()
 
     def _one_by_one(self, requests: list[ActiveRequest], error: Exception) -> Stepped:

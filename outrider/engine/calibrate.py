@@ -18,7 +18,7 @@ from outrider.build import Built
 from outrider.decode import Decoder
 from outrider.draft_length import AutoLength, Goodput
 from outrider.engine.batch import Batch
-from outrider.engine.lineup import Lineup
+from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.step_costs import StepCosts, facts_of
 from outrider.models.probe import probe_tokens
 from outrider.parts import Parts
@@ -38,12 +38,12 @@ PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer s
 Say = Callable[[str], None]
 
 
-def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda line: None) -> None:
+def calibrate(batch: Batch, drafter_pool: DrafterPool, most_rows: int, status: Say = lambda line: None) -> None:
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
     inner, began = batch.control.inner, time.perf_counter()
     if not isinstance(inner, AutoLength):
         return
-    for name, parts in lineup.parts.items():
+    for name, parts in drafter_pool.parts.items():
         facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
         costs = StepCosts.of(facts, keeps=parts.drafter.keeps_costs)
         missing = [count for count in _counts(most_rows) if count not in costs.seconds]
@@ -52,7 +52,7 @@ def calibrate(batch: Batch, lineup: Lineup, most_rows: int, status: Say = lambda
             if left < 0:
                 break
             status(f"timing steps: {name}, {count} at once")
-            lineup.choose(batch.decoder.drafter, name)
+            drafter_pool.choose(batch.decoder.drafter, name)
             costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(inner.drafters[name], count), left))
         for count, seconds in costs.seconds.items():
             inner.drafters[name].learn_costs(count, seconds)

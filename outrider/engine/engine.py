@@ -23,7 +23,7 @@ from typing import Any
 from outrider.admission import bad_words, new_row, resume
 from outrider.build import Built
 from outrider.engine.calibrate import calibrate
-from outrider.engine.lineup import Lineup
+from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.loop import Loop
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import EngineSnapshot, Observer, Silent
@@ -41,15 +41,15 @@ class Engine:
     """Continuous batching, as other threads see it. `make_engine` (start.py) builds one from options."""
 
     def __init__(
-        self, name: str, lineup: Lineup, settings: EngineSettings, observer: Observer | None = None,
+        self, name: str, drafter_pool: DrafterPool, settings: EngineSettings, observer: Observer | None = None,
         sampling_defaults: SamplingDefaults | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.sampling_defaults = sampling_defaults or SamplingDefaults()  # of requests that leave their sampling open
-        self._lineup, self._settings = lineup, settings
+        self._drafter_pool, self._settings = drafter_pool, settings
         observer = observer or Silent()
         self._mailbox = Mailbox()
-        self._scheduler = Scheduler(lineup, settings, observer, self._mailbox.heartbeat)
+        self._scheduler = Scheduler(drafter_pool, settings, observer, self._mailbox.heartbeat)
         self._batch = self._scheduler.batch
         self._loop = Loop(self._mailbox, self._scheduler, observer)
         self._arrivals = 0
@@ -84,7 +84,7 @@ class Engine:
     @property
     def drafters(self) -> list[str]:
         """What `Speculation.drafter` may name; the first is used where a request names none."""
-        return self._lineup.names
+        return self._drafter_pool.names
 
     @property
     def config(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Engine:
     @property
     def facts(self) -> dict[str, Any] | None:
         """All that decides how well and how fast it drafts, files of weights included; None where that may change unseen."""
-        built, parts = self._batch.built, list(self._lineup.parts.values())
+        built, parts = self._batch.built, list(self._drafter_pool.parts.values())
         models = [model for model in (built.target, built.draft) if model is not None]
         keys = [checked.key_of(model.name, model.config, model.lm.dtype) for model in models]
         if None in keys or not all(one.drafter.keeps_costs for one in parts):
@@ -115,7 +115,7 @@ class Engine:
         """Time steps of many kinds for a load-aware control, before `start`; a few seconds."""
         assert self._thread is None, "before the engine starts"
         rows = min(self._settings.max_num_seqs, max(1, self._scheduler.kv_budget.positions // BLOCK // 2))
-        calibrate(self._batch, self._lineup, rows, status)
+        calibrate(self._batch, self._drafter_pool, rows, status)
 
     def start(self) -> None:
         """Begin to work."""
@@ -149,16 +149,16 @@ class Engine:
     def submit(self, request: Request, listener: Listener) -> None:
         """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot be honoured, QueueFullError
         when too many wait, UnavailableError when the engine ends; then `listener` is never called."""
-        drafter, verifier = self._lineup.rules_of(request)
+        drafter, verifier = self._drafter_pool.rules_of(request)
         row = new_row(
             self._batch.built, 0, request.prompt, request.params, with_text=True, context=self.context,
             constraint=request.constraint,
         )  # fmt: skip
         resume(row, request.committed, self.vocab_size)
         row.verifier = verifier
-        self._lineup.instruct(row, request, self.context)
+        self._drafter_pool.instruct(row, request, self.context)
         rule = verifier or self._batch.decoder.verifier
-        reproducible = self._lineup.is_reproducible(request, rule)
+        reproducible = self._drafter_pool.is_reproducible(request, rule)
         with self._mailbox.lock:
             self._refuse(request)
             self._arrivals += 1

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.batch import Batch
-from outrider.engine.lineup import Lineup
+from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.observer import Observer
 from outrider.engine.prefill import Prefiller, make_pool
@@ -134,12 +134,12 @@ def _tight(cache: KVCache, rows: int, length: int) -> tuple[int, int]:
 class Scheduler:
     """Changed in the engine's thread alone. Raises ConfigError where memory is too small for a single request."""
 
-    def __init__(self, lineup: Lineup, settings: EngineSettings, observer: Observer, heartbeat: Heartbeat) -> None:
+    def __init__(self, drafter_pool: DrafterPool, settings: EngineSettings, observer: Observer, heartbeat: Heartbeat) -> None:
         self._settings, self._observer = settings, observer
-        self.batch = Batch(lineup, heartbeat)
+        self.batch = Batch(drafter_pool, heartbeat)
         target = self.batch.built.target.lm
         drafter = self.batch.decoder.drafter
-        positions = settings.kv_bytes(available_memory(target.device)) // max(1, lineup.kv_bytes_per_token(drafter))
+        positions = settings.kv_bytes(available_memory(target.device)) // max(1, drafter_pool.kv_bytes_per_token(drafter))
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.build import DEMO, Needs, Options, choose, load_models, named_drafter
+from outrider.engine.drafter_pool import DrafterPool, lossy_verifier
 from outrider.engine.engine import Engine
-from outrider.engine.lineup import Lineup, lossy_verifier
 from outrider.engine.observer import Observer
 from outrider.engine.request import EngineSettings
 from outrider.errors import CapabilityError, ConfigError
@@ -38,9 +38,9 @@ def make_engine(
     _check(options, parts, allow_lossy)
     needs = Needs.of(main) if len(parts) == 1 else Needs.of_all(list(parts.values()))  # alone it may have a longer loop
     models = load_models(options, needs, status)
-    lineup = Lineup(models, parts, allow_lossy)
+    drafter_pool = DrafterPool(models, parts, allow_lossy)
     defaults = sampling_defaults(generation_config, models.target, models.context)
-    engine = Engine(name or options.target, lineup, settings, observer, defaults)
+    engine = Engine(name or options.target, drafter_pool, settings, observer, defaults)
     engine.calibrate(status)
     return engine
 

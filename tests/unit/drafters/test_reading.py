@@ -15,8 +15,8 @@ from outrider.drafters.ngram import NgramDrafter, NgramSettings
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.reading import Turns, read_together
 from outrider.drafters.universal import UniversalDrafter, UniversalSettings
-from outrider.engine.switch import Switch
-from outrider.engine.watch import WatchedControl
+from outrider.engine.draft_prefill import PrefillingControl
+from outrider.engine.drafter_mux import DrafterMux
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel, build_lm
 from outrider.sampling.params import SamplingParams
@@ -53,7 +53,7 @@ def decoder(request: pytest.FixtureRequest, pair: tuple[LoadedModel, LoadedModel
     for model in pair:
         model.lm.kv.lengths.clear()
     drafter = drafter_of(request.param, pair)
-    return Decoder(pair[0].lm, drafter, TraversalVerifier(), WatchedControl(FixedLength(NODES), drafter))
+    return Decoder(pair[0].lm, drafter, TraversalVerifier(), PrefillingControl(FixedLength(NODES), drafter))
 
 
 def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
@@ -97,7 +97,7 @@ def test_a_long_prompt_does_not_keep_neighbours_from_their_drafts(decoder: Decod
     decoder.step()
     decoder.add(make_row(prompts[1], SamplingParams(max_tokens=20), number=1))
     control = decoder.control
-    assert isinstance(control, WatchedControl)
+    assert isinstance(control, PrefillingControl)
     seen = []
     for _ in range(4):
         decoder.step()
@@ -164,8 +164,8 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
     for model in pair:
         model.lm.kv.lengths.clear()
     copies = NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))
-    drafter = Switch({"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()}, "model")
-    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), WatchedControl(FixedLength(NODES), drafter))
+    drafter = DrafterMux({"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()}, "model")
+    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), PrefillingControl(FixedLength(NODES), drafter))
     rows = [make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number) for number in range(3)]
     rows[2].prediction = [1, 2, 3]
     for owner, row in zip(("model", "copy", "model"), rows, strict=True):

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.draft_length import AutoLength, Goodput
 from outrider.drafters.base import Drafter
-from outrider.engine.watch import WatchedControl
+from outrider.engine.draft_prefill import PrefillingControl
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row
@@ -45,56 +45,56 @@ def row(number: int, prompt: int, drafter: str = "model") -> Row:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> WatchedControl:
+def control(monkeypatch: pytest.MonkeyPatch) -> PrefillingControl:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     auto = AutoLength({"model": Goodput(4, trees=False), "copy": Goodput(4, trees=False)})
-    return WatchedControl(auto, cast(Drafter, Reader(200, clock)))
+    return PrefillingControl(auto, cast(Drafter, Reader(200, clock)))
 
 
-def step(watched: WatchedControl, rows: list[Row], ends: int | None = None) -> list[int]:
+def step(control: PrefillingControl, rows: list[Row], ends: int | None = None) -> list[int]:
     """One step of all rows; all texts end behind it with so many tokens emitted, if `ends` says so."""
-    asked = list(watched.choose(cast(Any, rows)))
+    asked = list(control.choose(cast(Any, rows)))
     for one in rows if ends is not None else []:
         one.tokens += [0] * (ends or 0)
         one.finish_reason = "length"
-    watched.observe(cast(Any, rows), _draft(asked), _verdict(asked, asked), 1.0)
+    control.observe(cast(Any, rows), _draft(asked), _verdict(asked, asked), 1.0)
     return asked
 
 
-def prices(watched: WatchedControl) -> list[float]:
+def prices(control: PrefillingControl) -> list[float]:
     """Seconds of reading per emitted token, of the draft model and of the look-up."""
-    watched.choose(cast(Any, [row(99, 1)]))
-    assert isinstance(watched.inner, AutoLength)
-    return [goodput.reading_s for goodput in watched.inner.drafters.values()]
+    control.choose(cast(Any, [row(99, 1)]))
+    assert isinstance(control.inner, AutoLength)
+    return [goodput.reading_s for goodput in control.inner.drafters.values()]
 
 
-def test_the_price_is_what_is_read_for_each_emitted_token(watched: WatchedControl) -> None:
+def test_the_price_is_what_is_read_for_each_emitted_token(control: PrefillingControl) -> None:
     """Each row counts once with what was unread when it joined, whether it is read in one step or in several."""
     rows = [row(0, 300), row(1, 100), row(2, 500, "copy")]
-    asked = [step(watched, rows) for _ in range(3)]
+    asked = [step(control, rows) for _ in range(3)]
     assert [[bool(count) for count in one] for one in asked] == [[False, False, True], [True, True, True], [True, True, True]]
-    step(watched, rows, ends=40)
-    assert prices(watched) == [pytest.approx(400 / 80 * PACE_S, rel=0.05), 0]
+    step(control, rows, ends=40)
+    assert prices(control) == [pytest.approx(400 / 80 * PACE_S, rel=0.05), 0]
 
 
-def test_nothing_is_known_before_a_text_was_read_and_one_ended(watched: WatchedControl) -> None:
-    assert prices(watched) == [0, 0]
-    step(watched, [row(0, 300)])
-    assert prices(watched) == [0, 0]
+def test_nothing_is_known_before_a_text_was_read_and_one_ended(control: PrefillingControl) -> None:
+    assert prices(control) == [0, 0]
+    step(control, [row(0, 300)])
+    assert prices(control) == [0, 0]
 
 
-def test_rows_that_are_never_drafted_for_do_not_count(watched: WatchedControl) -> None:
+def test_rows_that_are_never_drafted_for_do_not_count(control: PrefillingControl) -> None:
     off, rows = row(0, 5000), [row(1, 100)]
     off.draft_bound, off.draft_fixed = 0, True
-    step(watched, [off, *rows])
-    step(watched, [off, *rows], ends=50)
-    assert prices(watched)[0] == pytest.approx(100 / 50 * PACE_S, rel=0.05)
+    step(control, [off, *rows])
+    step(control, [off, *rows], ends=50)
+    assert prices(control)[0] == pytest.approx(100 / 50 * PACE_S, rel=0.05)
 
 
-def test_what_is_unread_is_known_in_seconds(watched: WatchedControl) -> None:
-    step(watched, [row(0, 300)])
-    step(watched, [row(0, 300)])
-    watched.choose(cast(Any, [row(1, 400), row(2, 900, "copy")]))
-    assert isinstance(watched.inner, AutoLength)
-    assert [goodput.unread_s for goodput in watched.inner.drafters.values()] == [pytest.approx(400 * PACE_S), 0]
+def test_what_is_unread_is_known_in_seconds(control: PrefillingControl) -> None:
+    step(control, [row(0, 300)])
+    step(control, [row(0, 300)])
+    control.choose(cast(Any, [row(1, 400), row(2, 900, "copy")]))
+    assert isinstance(control.inner, AutoLength)
+    assert [goodput.unread_s for goodput in control.inner.drafters.values()] == [pytest.approx(400 * PACE_S), 0]

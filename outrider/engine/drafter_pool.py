@@ -10,9 +10,9 @@ from outrider.build import Built, Models, assemble
 from outrider.decode import Control, Decoder
 from outrider.draft_length import AutoLength
 from outrider.drafters.base import SMALL_TREE, Drafter
+from outrider.engine.draft_prefill import PrefillingControl
+from outrider.engine.drafter_mux import FOLLOWER, DrafterMux
 from outrider.engine.request import Request
-from outrider.engine.switch import FOLLOWER, Switch
-from outrider.engine.watch import WatchedControl
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
@@ -24,7 +24,7 @@ INVARIANT = "gumbel"
 LONGEST_COPY = 31  # draft tokens that a request with a prediction may ask for: with the pending one a pass of 32
 
 
-class Lineup:
+class DrafterPool:
     """`parts`: by the name a request gives, the first for requests that give none; all on `models`.
 
     Raises ConfigError when two of them would run the same draft model, CapabilityError for parts that do not fit together.
@@ -69,14 +69,14 @@ class Lineup:
         given, drafter = built.decoder, built.decoder.drafter
         built.notes.extend(note for other in others.values() for note in other.notes)
         members = {self.names[0]: drafter, **others}
-        drafter = Switch({FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0])
-        control = WatchedControl(self._each(given.control), drafter)
+        drafter = DrafterMux({FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0])
+        control = PrefillingControl(self._each(given.control), drafter)
         built.decoder = Decoder(given.target, drafter, given.verifier, control)
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:
         """The row that joins next is drafted for by `name`, or follows its prediction."""
-        if isinstance(drafter, Switch):
+        if isinstance(drafter, DrafterMux):
             drafter.next_owner = name if name in self._parts else self.names[0]
 
     def rules_of(self, request: Request) -> tuple[str, Verifier | None]:

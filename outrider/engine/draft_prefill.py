@@ -23,7 +23,7 @@ from outrider.types import Draft, Verdict
 FADE = 0.95  # per text, and per step that reads: a memory of some 20
 
 
-class WatchedControl:
+class PrefillingControl:
     """Per row of the latest step: nodes asked for, drafted, accepted."""
 
     def __init__(self, inner: Control, drafter: Drafter) -> None:

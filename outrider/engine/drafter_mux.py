@@ -23,7 +23,7 @@ from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 FOLLOWER = "prediction"  # the drafter of rows that carry one; it needs to see no others
 
 
-class Switch(Drafter):
+class DrafterMux(Drafter):
     """`drafters`: by name, `usual` for rows that name none; among them FOLLOWER where rows may carry a prediction."""
 
     shape = "chain or tree"
