@@ -53,7 +53,7 @@ from outrider import SamplingParams, __version__
 from outrider.build import Needs, Options, assemble, build, choose, load_models
 from outrider.decode import Decoder
 from outrider.drafters.base import Drafter
-from outrider.engine.calibrate import calibrate_alone
+from outrider.engine.warmup import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from outrider.admission import checked_prediction, detokenizer_for, new_row
 from outrider.build import Built, Needs, Options, assemble, choose, load_models
-from outrider.engine.calibrate import calibrate_alone
+from outrider.engine.warmup import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.messages import Message, read_conversations, render, template_text
 from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults

@@ -52,7 +52,7 @@ def _own_step_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What steps take is kept for this run alone."""
     folder = tmp_path_factory.mktemp("step-costs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.engine.step_costs.folder", lambda: folder)
+        patch.setattr("outrider.engine.warmup.folder", lambda: folder)
         yield
 
 

@@ -33,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider import SamplingParams
 from outrider.build import Options, assemble
 from outrider.demo import demo_heads, demo_paths
-from outrider.engine.calibrate import calibrate_alone
+from outrider.engine.warmup import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.lab.configuration import Configuration
 from outrider.lab.costs import SKIPPED, sweeping

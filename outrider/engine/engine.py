@@ -22,14 +22,13 @@ from typing import Any
 
 from outrider.admission import bad_words, new_row, resume
 from outrider.build import Built
-from outrider.engine.calibrate import calibrate
 from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.loop import Loop
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import EngineSnapshot, Observer, Silent
 from outrider.engine.request import ActiveRequest, EngineSettings, Listener, Request
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.step_costs import facts_of
+from outrider.engine.warmup import calibrate, facts_of
 from outrider.errors import QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
 from outrider.models.generation_config import SamplingDefaults

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.build import Options, build
 from outrider.decode import _Clock
-from outrider.engine import calibrate as calibrating
+from outrider.engine import warmup
 from outrider.errors import CapabilityError
 from outrider.models import graphs as graphs_module
 from outrider.models.graphs import GraphedPass, Graphs
@@ -302,18 +302,18 @@ class TestTiming:
     def test_steps_are_timed_once_they_are_replayed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first of a shape runs as it is, the second one is recorded: neither is what a step costs."""
         recorded: set[int] = set()
-        observe = calibrating._Timer.observe
+        observe = warmup._Timer.observe
 
-        def spy(timer: calibrating._Timer, *rest: Any) -> None:
+        def spy(timer: warmup._Timer, *rest: Any) -> None:
             timed = sum(map(len, timer.seconds.values()))
             observe(timer, *rest)
             if sum(map(len, timer.seconds.values())) > timed:
                 recorded.add(len(cuda.graphs))
 
-        monkeypatch.setattr(calibrating._Timer, "observe", spy)
+        monkeypatch.setattr(warmup._Timer, "observe", spy)
         with SimulatedCuda() as cuda:
             built = build(options(folder, "graphs", drafter="draft-model", draft=str(folder), num_draft_tokens="auto:3"))
-            seconds = calibrating._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)
+            seconds = warmup._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)
         assert set(seconds) == {0, 1, 3}
         assert len(recorded) == 1
 

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from outrider.build import Built
 from outrider.cli.app import build_app, run
-from outrider.engine.step_costs import facts_of
+from outrider.engine.warmup import facts_of
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench.machine import describe_target
 from outrider.llm import LLM

@@ -1,44 +1,144 @@
-"""What a step costs by number of rows and draft length, measured before the first request: so that a load-aware control knows
-from its first step what a crowd costs, and need not find out at its expense. What was measured is kept for the next start
-(`step_costs.py`): the second one takes no time.
+"""What steps cost by number of rows and draft length, measured before the first request and kept from one start to the next.
 
-For other numbers of rows the control begins with the nearest one's (`Goodput`), and real steps correct it.
+So a load-aware control knows from its first step what many rows cost, and need not find out at a user's expense. For other
+numbers of rows the control begins with the nearest one's (`Goodput`), and real steps correct it.
+
+Costs are kept in one small JSON file for each combination of machine, model and drafter, in the cache folder. A file whose facts
+differ, of another version or with anything strange in it is as good as none: then steps are timed anew, and the file is replaced.
+Files are written whole or not at all, so processes that start together do no harm.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+import torch
+
 from outrider.admission import new_row
-from outrider.build import Built
+from outrider.build import Built, Options
+from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.decode import Decoder
 from outrider.draft_length import AutoLength, Goodput
 from outrider.engine.batch import Batch
 from outrider.engine.drafter_pool import DrafterPool
-from outrider.engine.step_costs import StepCosts, facts_of
+from outrider.machine import cores, cpu_name
+from outrider.models.load import LoadedModel
 from outrider.models.probe import probe_tokens
 from outrider.parts import Parts
 from outrider.rows import Rows
+from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict
+from outrider.version import __version__
+
+log = logging.getLogger("outrider.engine")
+VERSION = 2
+MAX_FILES = 200  # the oldest go first
+NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
+
+
+@dataclass
+class StepCosts:
+    """`seconds`: by number of rows, then by nodes of the widest row."""
+
+    facts: dict[str, Any]
+    seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    is_kept: bool = True  # for the next start
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepCosts:
+        """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`), as new and never kept."""
+        return cls.load(facts) if keeps else cls(facts, is_kept=False)
+
+    @classmethod
+    def load(cls, facts: dict[str, Any]) -> StepCosts:
+        """What an earlier start has kept; empty where nothing was, or nothing that fits."""
+        try:
+            content = kept_json(_path(facts))
+            if content["version"] != VERSION or content["facts"] != facts:
+                return cls(facts)
+            seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls(facts)
+        values = [value for sizes in seconds.values() for value in sizes.values()]
+        return cls(facts, seconds if all(value > 0 and math.isfinite(value) for value in values) else {})
+
+    def add(self, rows: int, seconds: dict[int, float]) -> None:
+        """What was timed just now, kept for the next start."""
+        if seconds:
+            self.seconds[rows] = seconds
+            if self.is_kept:
+                self.save()
+
+    def save(self) -> None:
+        """Keep the costs for the next start. A folder that cannot be written costs that start its time, nothing else."""
+        content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
+        try:
+            keep_json(_path(self.facts), content, max_files=MAX_FILES)
+        except OSError as error:
+            log.info("what steps take is not kept for the next start: %s", error)
+
+
+def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, parts: Parts) -> dict[str, Any]:
+    """All that decides what a step takes, as JSON gives it back. `options`: resolved."""
+    device = torch.device(options.device)
+    facts = {
+        "outrider": __version__,
+        "kernels": (building.fingerprint(), torch.__version__),
+        "loop_lengths": parts.loop_lengths,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "cores": cores()["usable"],
+        "threads": options.threads,
+        "dtype": options.dtype,
+        "quantise": options.quantise,
+        "runtime": options.runtime,
+        "target": _shape_of(target),
+        "draft": _shape_of(draft) if draft is not None and parts.wants_draft else None,
+        "drafter": parts.drafter_name,
+        "drafter_options": asdict(parts.drafter_settings),
+        "verifier": parts.verifier.name,
+        "most": parts.length.most,
+    }
+    return json.loads(json.dumps(facts, default=str))
+
+
+def _shape_of(model: LoadedModel) -> str:
+    config = {name: value for name, value in model.config.to_dict().items() if name not in NO_SHAPE}
+    return hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+
+
+def _path(facts: dict[str, Any]) -> Path:
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
+    return folder() / f"{digest}.json"
+
+
+def folder() -> Path:
+    """The folder of the files."""
+    return cache_folder() / "step-costs"
+
 
 BUDGET_S = 8.0  # after that, what is known must do
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
 REPEATS_ON_CUDA = 12  # of one row: where its text outgrows a recording, steps are recorded anew and say little
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
-LEAST_SIZES, LEAST_TIMES = 3, 2  # how many sizes are timed, and how often, whatever it takes: what was timed once may be anything
+MIN_SIZES, MIN_TIMES = 3, 2  # how many sizes are timed, and how often, whatever it takes: what was timed once may be anything
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
 PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer something, too
 
 Say = Callable[[str], None]
 
 
-def calibrate(batch: Batch, drafter_pool: DrafterPool, most_rows: int, status: Say = lambda line: None) -> None:
+def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Say = lambda line: None) -> None:
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
     inner, began = batch.control.inner, time.perf_counter()
     if not isinstance(inner, AutoLength):
@@ -46,7 +146,7 @@ def calibrate(batch: Batch, drafter_pool: DrafterPool, most_rows: int, status: S
     for name, parts in drafter_pool.parts.items():
         facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
         costs = StepCosts.of(facts, keeps=parts.drafter.keeps_costs)
-        missing = [count for count in _counts(most_rows) if count not in costs.seconds]
+        missing = [count for count in _counts(max_rows) if count not in costs.seconds]
         for count in missing:
             left = BUDGET_S - (time.perf_counter() - began)
             if left < 0:
@@ -77,17 +177,17 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
     goodput.learn_costs(1, costs.seconds.get(1, {}))
 
 
-def _counts(most: int) -> list[int]:
+def _counts(max_rows: int) -> list[int]:
     """The ends first: what lies between can be guessed."""
-    middle = [count for count in (8, 2, 16, 4, 32, 64, 128) if 1 < count < most]
-    return [1, most, *middle] if most > 1 else [1]
+    middle = [count for count in (8, 2, 16, 4, 32, 64, 128) if 1 < count < max_rows]
+    return [1, max_rows, *middle] if max_rows > 1 else [1]
 
 
 def _sizes(goodput: Goodput, count: int) -> list[int]:
     """Alone all that may be asked for, in a crowd a few; the most telling ones first."""
-    most = goodput.max_nodes
-    few = [most, *(size for size in (0, 2, (most + 1) // 2, 1, 3) if size < most)]
-    wanted = few if count > 1 else [*few, *(size for size in ONE_ROW if size < most)]
+    max_nodes = goodput.max_nodes
+    few = [max_nodes, *(size for size in (0, 2, (max_nodes + 1) // 2, 1, 3) if size < max_nodes)]
+    wanted = few if count > 1 else [*few, *(size for size in ONE_ROW if size < max_nodes)]
     return list(dict.fromkeys(wanted))
 
 
@@ -106,7 +206,7 @@ def _times(
     repeats = REPEATS if count > 1 else REPEATS_ON_CUDA if on_cuda else REPEATS_ALONE
     timer = decoder.control = _Timer(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
-    late = warm_up + LEAST_SIZES * LEAST_TIMES  # steps that may still follow when the time is over
+    late = warm_up + MIN_SIZES * MIN_TIMES  # steps that may still follow when the time is over
     try:
         for number in range(count):
             decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
@@ -114,8 +214,8 @@ def _times(
             if any(row.finish_reason for row in decoder.rows):  # a very short context
                 break
             if time.perf_counter() - began > budget_s:
-                timer.only(sizes[:LEAST_SIZES])
-                if len(timer.known()) >= LEAST_SIZES or not late:
+                timer.only(sizes[:MIN_SIZES])
+                if len(timer.known()) >= MIN_SIZES or not late:
                     break
                 late -= 1
             decoder.step()
@@ -142,7 +242,7 @@ class _Timer:
 
     def known(self) -> dict[int, float]:
         """Median seconds of the sizes that were timed often enough; of two the lower one, for a step is only ever disturbed."""
-        often = {size: seconds for size, seconds in sorted(self.seconds.items()) if len(seconds) >= LEAST_TIMES}
+        often = {size: seconds for size, seconds in sorted(self.seconds.items()) if len(seconds) >= MIN_TIMES}
         return {size: median_low(seconds) for size, seconds in often.items()}
 
     def choose(self, rows: Rows) -> list[int]:

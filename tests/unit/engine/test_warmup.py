@@ -16,11 +16,9 @@ from outrider.decode import Decoder
 from outrider.draft_length import AutoLength
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.ngram_cache import NgramCacheDrafter
-from outrider.engine import calibrate as calibrating
-from outrider.engine import step_costs
-from outrider.engine.calibrate import _Timer, calibrate_alone
+from outrider.engine import warmup
 from outrider.engine.request import Speculation
-from outrider.engine.step_costs import MAX_FILES, StepCosts, facts_of
+from outrider.engine.warmup import MAX_FILES, StepCosts, _Timer, calibrate_alone, facts_of
 from outrider.llm import LLM
 from outrider.rows import Rows
 from outrider.runtime import building
@@ -34,11 +32,11 @@ SECONDS = {1: {0: 0.5, 4: 0.75}, 8: {0: 1.5}}
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_costs, "folder", lambda: tmp_path / "step-costs")
+    monkeypatch.setattr(warmup, "folder", lambda: tmp_path / "step-costs")
 
 
 def the_file() -> Path:
-    (file,) = step_costs.folder().glob("*.json")
+    (file,) = warmup.folder().glob("*.json")
     return file
 
 
@@ -46,7 +44,7 @@ def test_what_was_kept_is_found_again() -> None:
     """Numbers of rows and sizes are numbers again."""
     StepCosts(FACTS, SECONDS).save()
     assert StepCosts.load(FACTS).seconds == SECONDS
-    assert list(step_costs.folder().iterdir()) == [the_file()], "no scratch file is left"
+    assert list(warmup.folder().iterdir()) == [the_file()], "no scratch file is left"
 
 
 def test_other_facts_have_another_file() -> None:
@@ -57,8 +55,8 @@ def test_other_facts_have_another_file() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": step_costs.VERSION - 1},
-        {"version": step_costs.VERSION + 1},
+        {"version": warmup.VERSION - 1},
+        {"version": warmup.VERSION + 1},
         {"facts": {"cpu": "b"}},
         {"seconds": {"1": {"0": -1.0}}},
         {"seconds": {"1": {"0": float("nan")}}},
@@ -86,7 +84,7 @@ def test_a_folder_that_cannot_be_written_is_said(
 ) -> None:
     """It costs the next start some time, and this one nothing."""
     (tmp_path / "occupied").write_text("a file", encoding="utf-8")
-    monkeypatch.setattr(step_costs, "folder", lambda: tmp_path / "occupied" / "step-costs")
+    monkeypatch.setattr(warmup, "folder", lambda: tmp_path / "occupied" / "step-costs")
     with caplog.at_level(logging.INFO, logger="outrider.engine"):
         StepCosts(FACTS, SECONDS).save()
     assert "not kept" in caplog.text
@@ -95,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_said(
 def test_the_oldest_files_go_first() -> None:
     for number in range(MAX_FILES + 5):
         StepCosts({"number": number}, SECONDS).save()
-    files = list(step_costs.folder().glob("*.json"))
+    files = list(warmup.folder().glob("*.json"))
     assert len(files) == MAX_FILES
     assert StepCosts.load({"number": MAX_FILES + 4}).seconds == SECONDS
 
@@ -136,7 +134,7 @@ def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.Monkey
 
 def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one times every length; the second one reads the file and makes no step."""
-    monkeypatch.setattr(calibrating, "BUDGET_ALONE_S", 600.0)  # on a busy machine the usual one is over before all lengths were
+    monkeypatch.setattr(warmup, "BUDGET_ALONE_S", 600.0)  # on a busy machine the usual one is over before all lengths were
     said: list[str] = []
     arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4", "runtime": "eager"}
     first = LLM(str(models.target), status=said.append, **arguments)  # type: ignore[arg-type]
@@ -147,7 +145,7 @@ def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.Monkey
     def refuse(*_: Any) -> None:
         raise AssertionError("a step was timed again")
 
-    monkeypatch.setattr(calibrating, "_times", refuse)
+    monkeypatch.setattr(warmup, "_times", refuse)
     second = LLM(str(models.target), **arguments)  # type: ignore[arg-type]
     control = second._decoder.control
     assert isinstance(control, AutoLength)
@@ -175,7 +173,7 @@ def test_fixed_lengths_are_not_timed(models: Models) -> None:
     said: list[str] = []
     LLM(str(models.target), drafter="ngram", num_draft_tokens=3, runtime="eager", status=said.append)
     assert not any("timing" in line for line in said)
-    assert not step_costs.folder().exists()
+    assert not warmup.folder().exists()
 
 
 def test_a_decoder_by_hand_may_be_told_too(models: Models) -> None:
@@ -205,7 +203,7 @@ def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine)
 
 
 def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "BUDGET_S", 600.0)  # however busy this machine is
+    monkeypatch.setattr(warmup, "BUDGET_S", 600.0)  # however busy this machine is
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4", max_num_seqs=4, start=False)
     controls = engine._batch.control.inner.drafters
     for name in ("draft-model", "ngram"):
@@ -236,6 +234,6 @@ def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(models: Models, mon
         return Draft.empty(len(rows), rows.device)
 
     monkeypatch.setattr(NgramDrafter, "propose", nothing)
-    seconds = calibrating._times(built.decoder, built, None, 1, [4, 0, 2, 1, 3], budget_s=0.0)
+    seconds = warmup._times(built.decoder, built, None, 1, [4, 0, 2, 1, 3], budget_s=0.0)
     assert set(seconds) == {0}
-    assert len(steps) <= 2 * (calibrating.WARM_UP + 3 * calibrating.LEAST_TIMES)
+    assert len(steps) <= 2 * (warmup.WARM_UP + 3 * warmup.MIN_TIMES)
