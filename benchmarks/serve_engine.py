@@ -10,10 +10,9 @@ from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.build import Options
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.observer import Silent, StepReport
 from outrider.engine.request import EngineSettings, Finish, Request, Update
-from outrider.engine.start import make_engine
 
 LENGTH = 4  # draft tokens of both sides
 

@@ -28,8 +28,8 @@ from rich.progress import track
 from workload import console, write_result
 
 from outrider.build import Options
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.lab.workload.load import load_workload
 from outrider.serve.app import make_app
 from outrider.serve.served import ServerState

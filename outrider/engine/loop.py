@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outrider.engine.batch import Stepped
 from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import ActiveRequest, FinishReason
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.threads import use_threads
 from outrider.errors import NumericalError, OutriderError, UnavailableError
 
 log = logging.getLogger("outrider.engine")
@@ -189,3 +190,11 @@ def _as_ours(error: Exception) -> OutriderError:
         return error
     log.error("a request failed inside the engine", exc_info=error)
     return OutriderError(f"the request failed inside the engine ({type(error).__name__}); the server's log says more")
+
+
+def use_threads(count: int | None) -> None:
+    """For the thread that calls; None: as torch chose. torch keeps the number per thread, but gives a thread that computes for
+    the first time what was set last in the whole process, by an engine that was loaded after this one. So that happens first."""
+    torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)

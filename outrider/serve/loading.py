@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from outrider.engine.engine import Engine
-from outrider.engine.start import make_engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.serve.monitoring import Monitoring
 from outrider.serve.served import Serves
 from outrider.serve.settings import ServedModel, ServerSettings

@@ -25,9 +25,8 @@ pytest.importorskip("openai")
 import openai
 
 from outrider.build import Options
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Request
-from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.live_server import free_port

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from outrider import LLM, SamplingParams
 from outrider.build import Options
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.serve.app import make_app
 from outrider.serve.served import ServerState
 from outrider.serve.settings import ServedModel, ServerSettings

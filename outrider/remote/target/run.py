@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import Counter
 
-from outrider.engine.engine import Engine
-from outrider.engine.start import make_engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages, stubs
 from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal

@@ -10,8 +10,8 @@ import pytest
 
 from outrider import LLM
 from outrider.build import Options
+from outrider.engine.engine import make_engine
 from outrider.engine.request import Request
-from outrider.engine.start import make_engine
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from outrider.build import Options
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Finish, Request, Speculation, Update
-from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 

@@ -10,8 +10,8 @@ import pytest
 from outrider import LLM
 from outrider.build import Options
 from outrider.engine.batch import Batch
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import Grammars, regex
 from outrider.rows import Rows

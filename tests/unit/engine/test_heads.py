@@ -12,9 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import LLM
 from outrider.build import Options
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Speculation
-from outrider.engine.start import make_engine
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams
 from tests.heads import block_head, medusa_heads, mtp_head, random_eagle

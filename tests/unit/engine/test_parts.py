@@ -10,10 +10,10 @@ import torch
 from outrider.build import Options
 from outrider.drafters.base import SMALL_TREE
 from outrider.engine.drafter_mux import side_by_side, verdict_for
+from outrider.engine.engine import make_engine
 from outrider.engine.observer import Silent, StepReport
 from outrider.engine.request import EngineSettings, Request, Speculation
 from outrider.engine.scheduler import KVBudget, WaitingQueue
-from outrider.engine.start import make_engine
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 from outrider.sampling.params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import app
-from outrider.engine.start import make_engine
+from outrider.engine.engine import make_engine
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.runner import Runner

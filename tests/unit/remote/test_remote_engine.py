@@ -10,10 +10,9 @@ import pytest
 from outrider.build import Options
 from outrider.draft_length import AutoLength
 from outrider.engine import warmup
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import EngineSettings, Request
-from outrider.engine.start import make_engine
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.serve.metrics_families import of_snapshots

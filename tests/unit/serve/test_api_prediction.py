@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from outrider.build import Options
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.serve.rules import Rule
 from outrider.serve.schema.answers import ChatAnswer, CompletionAnswer
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama

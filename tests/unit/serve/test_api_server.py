@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from outrider.build import Options
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.errors import ConfigError
 from outrider.serve.app import make_app
 from outrider.serve.run import Process, listen

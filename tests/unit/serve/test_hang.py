@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from outrider.build import Options
 from outrider.engine.batch import Batch
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings, Request, Update
-from outrider.engine.start import make_engine
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
 from outrider.serve.served import ServerState

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider.build import Options
+from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.lab.server import Endpoint, LoadOptions, measure_servers
 from outrider.lab.server.counters import parse
 from outrider.lab.workload.load import load_workload

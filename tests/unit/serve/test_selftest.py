@@ -14,9 +14,8 @@ import pytest
 
 from outrider.build import Options
 from outrider.drafters.composite import CompositeSettings
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Finish, Listener, Request, Update
-from outrider.engine.start import make_engine
 from outrider.errors import NumericalError
 from outrider.serve import monitoring
 from outrider.serve.metrics import ServerMetrics

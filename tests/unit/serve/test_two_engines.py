@@ -13,9 +13,8 @@ from starlette.testclient import TestClient
 
 from outrider import LLM
 from outrider.build import Options
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings
-from outrider.engine.start import make_engine
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
