@@ -40,7 +40,7 @@ class Node:
 Point = tuple[Node, int]  # a place in the tree: a node and how many tokens of its edge have been passed, at least 1
 
 WIDE = 16  # from so many children on, their order is kept instead of sorted out every time
-MOST_RANKED = 8
+MAX_RANKED = 8
 
 
 def likeliest(node: Node, width: int) -> list[Node]:
@@ -53,7 +53,7 @@ def likeliest(node: Node, width: int) -> list[Node]:
     if len(node.children) < WIDE:
         return _sorted_children(node.children)[:width]
     if node.ranked is None or not node.ranked[0] * 0.8 <= node.count <= node.ranked[0] * 1.25:
-        node.ranked = (node.count, _sorted_children(node.children)[:MOST_RANKED])
+        node.ranked = (node.count, _sorted_children(node.children)[:MAX_RANKED])
     return node.ranked[1][:width]
 
 

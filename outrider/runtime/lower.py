@@ -21,7 +21,7 @@ from outrider.runtime.blocks import DTYPES, Block, Index, Known, NotLoweredError
 from outrider.runtime.events import Event
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
-from outrider.runtime.positional import MOST_NUMBERS, Positional, followed
+from outrider.runtime.positional import MAX_NUMBERS, Positional, followed
 from outrider.runtime.record import Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
 from outrider.runtime.strides import Strided, collapse, dense, reshape
@@ -188,7 +188,7 @@ class Lowering:
     def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
         """Numbers that follow from the position, out of a table for all positions."""
         own = tuple(size for size, axis in zip(tensor.shape, found.axes, strict=True) if not axis)
-        if tensor.dtype not in DTYPES or not 0 < self._reach * prod(own) <= MOST_NUMBERS:
+        if tensor.dtype not in DTYPES or not 0 < self._reach * prod(own) <= MAX_NUMBERS:
             raise NotLoweredError("a table of positions that is too large")
         made = self.value(own, tensor.dtype)
         out = View(made.value, 1, made.count, 0, made.count)

@@ -19,7 +19,7 @@ OPERATIONS = frozenset({
     "_to_copy", "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "log1p", "floor", "sqrt", "rsqrt", "reciprocal", "clamp",
     "unsqueeze", "repeat", "alias", "detach", "clone",
 })  # fmt: skip
-MOST_NUMBERS = 1 << 24  # of a table
+MAX_NUMBERS = 1 << 24  # of a table
 
 
 @dataclass(frozen=True)

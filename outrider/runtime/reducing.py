@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.runtime.lower import Lowering
 
 
-MOST_ADDED = 64  # numbers of a sum that is written out
+MAX_ADDED = 64  # numbers of a sum that is written out
 
 
 def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
@@ -46,7 +46,7 @@ def added_up(low: Lowering, block: Block, dim: int, out: Tensor) -> list[Known]:
     own = block.own
     sizes, steps = (tuple(each[:place] + each[place + 1 :]) for each in (own.sizes, own.steps))
     count, step = own.sizes[place], own.steps[place]
-    if not 1 < count <= MOST_ADDED:
+    if not 1 < count <= MAX_ADDED:
         raise NotLoweredError(f"a sum of {count} numbers that lie apart")
     total = Strided(own.value, sizes, steps, own.offset)
     for index in range(1, count):

@@ -27,8 +27,8 @@ from torch import Tensor
 
 STARTS, OFFSETS = 64, 16  # coins of 64 starts x 16 offsets are drawn at once (one Philox call, 1024 numbers)
 # Noise that a row remembers, for the next step asks for a rejected position again: so much, but no fewer positions than that.
-KEPT_BYTES, LEAST_KEPT = 1 << 24, 16
-LEAST_UNIFORM = 2.0**-54  # behind noise: finite, so that a token of zero mass never wins
+KEPT_BYTES, MIN_KEPT = 1 << 24, 16
+MIN_UNIFORM = 2.0**-54  # behind noise: finite, so that a token of zero mass never wins
 
 
 class Purpose(IntEnum):
@@ -69,7 +69,7 @@ class PhiloxNoise:
 
     def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
         drawn = [_generator(seed, Purpose.GUMBEL, [0, position, 0, 0]).random(vocab_size) for position in positions]
-        return [torch.from_numpy(one).clamp_(min=LEAST_UNIFORM).log_().neg_().log_().neg_() for one in drawn]
+        return [torch.from_numpy(one).clamp_(min=MIN_UNIFORM).log_().neg_().log_().neg_() for one in drawn]
 
 
 class KeyedStreams:
@@ -176,7 +176,7 @@ class RowStreams:
         if missing:
             known.update(zip(missing, self._noise_maker.noise(self.seed, missing, vocab_size), strict=True))
         found = [known[position] for position in positions]
-        most = max(LEAST_KEPT, 2 * len(positions), KEPT_BYTES // (8 * vocab_size))  # a verifier asks for its drafter's again
+        most = max(MIN_KEPT, 2 * len(positions), KEPT_BYTES // (8 * vocab_size))  # a verifier asks for its drafter's again
         while len(known) > most:
             known.pop(next(iter(known)))  # the oldest
         return found

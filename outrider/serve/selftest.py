@@ -40,10 +40,10 @@ CHAT = [{"role": "user", "content": "Explain in two sentences why the sky is blu
 MAX_TOKENS = 32
 WARMUP_TOKENS = 4
 BUDGET_S = 20.0  # no further probe is begun after this; two are always made
-LEAST_PROBES = 2
+MIN_PROBES = 2
 PATIENCE_S = 300.0  # for one probe
 NEAR_ZERO = 0.1  # alpha below which drafting is pointless
-LEAST_TESTED = 10  # draft tokens, to say so
+MIN_TESTED = 10  # draft tokens, to say so
 SLOWER = 0.95  # of the plain speed
 
 
@@ -112,7 +112,7 @@ def self_test(engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float =
         for name in runs:  # the first request of a kind pays for what is made only once
             _ask(engine, prompts[0], name, min(WARMUP_TOKENS, max_tokens))
         for number, prompt in enumerate(prompts):
-            if number >= LEAST_PROBES and time.perf_counter() - began > budget_s:
+            if number >= MIN_PROBES and time.perf_counter() - began > budget_s:
                 break
             for name, run in runs.items():
                 run.add(_ask(engine, prompt, name, max_tokens))
@@ -233,7 +233,7 @@ def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
     if not stats.drafted:
         message = f"drafter '{name}' drafted nothing on {len(run.tokens)} prompts: {_why_unused(name, has_model=has_model)}"
         return [Finding("draft-unused", message, "warning" if has_model or name == REMOTE else "note", name)]
-    if stats.tested >= LEAST_TESTED and (stats.alpha or 0.0) < NEAR_ZERO:
+    if stats.tested >= MIN_TESTED and (stats.alpha or 0.0) < NEAR_ZERO:
         message = (
             f"drafter '{name}': {stats.accepted} of {stats.tested} tested draft tokens were accepted (alpha {stats.alpha:.3f}); "
             + ("was this draft made for this model?" if has_model else "the probes may not look like your traffic")

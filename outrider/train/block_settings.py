@@ -12,7 +12,7 @@ from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
 
 OWNER = "recipe 'block'"
-MOST_CONTEXT_LAYERS = 5  # of the target whose states make the context, when the user names none
+MAX_CONTEXT_LAYERS = 5  # of the target whose states make the context, when the user names none
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def spread_layers(num_layers: int) -> list[int]:
     """Layer outputs spread evenly over 1 .. L-3 (DFlash); up to L-2 where there are few."""
     first = min(1, max(num_layers - 2, 0))
     last = max(first, num_layers - (3 if num_layers >= 6 else 2))
-    count = min(MOST_CONTEXT_LAYERS, last - first + 1)
+    count = min(MAX_CONTEXT_LAYERS, last - first + 1)
     if count == 1:
         return [last]
     return [first + round(index * (last - first) / (count - 1)) for index in range(count)]

@@ -13,7 +13,7 @@ from outrider.models.gguf.formats import BLOCK, Q4, Q8, Form, Parts, own_form, p
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.quantised.formats import Codes
 
-MOST_SHIFTED = 127  # what an int8 holds
+MAX_SHIFTED = 127  # what an int8 holds
 
 
 class ReorderedLinear(nn.Module):
@@ -78,7 +78,7 @@ def panels_of(found: Codes) -> tuple[Tensor, Form] | None:
         return None
     form = zero_form(found.bits, group, factors.dtype)
     shifts = found.zeros - form.middle
-    if int(shifts.max()) > MOST_SHIFTED:
+    if int(shifts.max()) > MAX_SHIFTED:
         return None
     shifts = shifts.to(torch.int8).repeat_interleave(group // BLOCK, dim=1)
     return pack_parts(Parts(codes, factors, factors, torch.ones_like(shifts), shifts), form), form

@@ -26,7 +26,7 @@ from outrider.remote.coordinator.journey import Journey, Limits
 from outrider.sampling.params import SamplingParams
 
 Result = TypeVar("Result")
-MOST_UNASKED = 4096  # requests whose refusal nobody has asked for yet
+MAX_UNASKED = 4096  # requests whose refusal nobody has asked for yet
 RETRY_AFTER_S = 2.0
 
 
@@ -134,7 +134,7 @@ class RemoteEngine:
             )  # fmt: skip
             self._alive[request.id] = journey
             self._unasked[request.id] = journey.settled
-            while len(self._unasked) > MOST_UNASKED:
+            while len(self._unasked) > MAX_UNASKED:
                 self._unasked.popitem(last=False)
         self._carriage.do(journey.start, self._ended)
 

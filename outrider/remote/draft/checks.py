@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.remote.draft.tree import MOST_NODES, Law, Sent
+from outrider.remote.draft.tree import MAX_NODES, Law, Sent
 from outrider.remote.protocol import messages
 
 SUM_ERROR = 1e-3  # of a law, at most: floats over the wire, summed in any order
@@ -21,8 +21,8 @@ def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int
 
     Without `with_laws` every node counts as placed, whatever the service says of it.
     """
-    if num_sent + len(nodes) > MOST_NODES:
-        raise InvalidReplyError(f"{num_sent + len(nodes)} nodes for one text, more than {MOST_NODES}")
+    if num_sent + len(nodes) > MAX_NODES:
+        raise InvalidReplyError(f"{num_sent + len(nodes)} nodes for one text, more than {MAX_NODES}")
     found = []
     for number, node in enumerate(nodes, num_sent):
         if not -1 <= node.parent < number:

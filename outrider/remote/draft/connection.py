@@ -40,10 +40,10 @@ SILENT_S = 30.0  # without any reply to a request, after which the line is taken
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
 DISTRUST_PAUSE_S, LONGEST_DISTRUST_S = 2.0, 120.0  # the same after wrong replies, and for what only a person can mend
 ROUND_TRIPS = 15  # that a measurement of the line takes the median of
-MOST_LIES = 3  # invalid replies of one stream
-MOST_QUEUED = 256  # requests that wait to be written: whoever reads none of them is stuck
+MAX_LIES = 3  # invalid replies of one stream
+MAX_QUEUED = 256  # requests that wait to be written: whoever reads none of them is stuck
 REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
-MOST_REPLIES, MOST_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
+MAX_REPLIES, MAX_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 LASTING = ("invalid", "malformed", "flood", "too_large", "other_model", "no_draft_service", "token", "internal")
 REASONS = {
@@ -198,7 +198,7 @@ class Connection:
         self._lies += 1
         if self._lies == 1:
             log.warning("draft service %s sent a wrong reply, which is dropped: %s", self.endpoint, text)
-        if self._lies >= MOST_LIES:
+        if self._lies >= MAX_LIES:
             trouble = TroubleError("invalid", f"{self._lies} wrong replies, the latest: {text}")
             background_loop().call_soon_threadsafe(self._break, trouble)
 
@@ -308,8 +308,8 @@ class Connection:
             if not rows:
                 continue
             asking = sum(row.num_draft_tokens > 0 for row in rows)
-            self._credit = min(self._credit + REPLIES_EACH * len(rows), MOST_REPLIES)
-            self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MOST_BYTES)
+            self._credit = min(self._credit + REPLIES_EACH * len(rows), MAX_REPLIES)
+            self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MAX_BYTES)
             if asking and not self._asked_s:
                 self._asked_s = time.perf_counter()
             self._check_silence()
@@ -341,9 +341,9 @@ class Connection:
         if self._has_queued is not None:
             self._has_queued.set()
         with self._lock:
-            is_stuck = len(self._queue) > MOST_QUEUED
+            is_stuck = len(self._queue) > MAX_QUEUED
         if is_stuck:
-            self._break(TroubleError("stuck", f"{MOST_QUEUED} requests wait to be read by the service"))
+            self._break(TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service"))
 
     def _check_silence(self) -> None:
         if self._asked_s and time.perf_counter() - self._asked_s > SILENT_S:

@@ -14,7 +14,7 @@ from statistics import median
 LATEST = 16  # times that a median is over
 FIRST_S = 0.05  # a pass is taken to last, before one was seen
 OVERDUE = 3.0  # times the usual reply, and a pass: then it is no longer expected
-MOST_MISSED, ATTEMPT = 24, 3  # steps in a row without a draft before a rest, and between two rests
+MAX_MISSED, ATTEMPT = 24, 3  # steps in a row without a draft before a rest, and between two rests
 FIRST_REST, LONGEST_REST = 8, 128  # steps
 
 
@@ -81,6 +81,6 @@ class Rests:
             self._left -= 1
         else:
             self._missed += 1
-            if self._missed >= MOST_MISSED:
+            if self._missed >= MAX_MISSED:
                 self._pause = min(2 * self._pause, LONGEST_REST) or FIRST_REST
-                self._left, self._missed = self._pause, MOST_MISSED - ATTEMPT
+                self._left, self._missed = self._pause, MAX_MISSED - ATTEMPT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outrider.errors import ConfigError
 from outrider.sampling.draft_filters import HEAD
 
-MOST_NODES = 1024  # that a reply may add up to for one base; what clients believe
+MAX_NODES = 1024  # that a reply may add up to for one base; what clients believe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class DraftLimits:
             raise ConfigError(f"max_draft_tokens must be between 1 and 64, got {self.max_draft_tokens}")
         if not 1 <= self.law_tokens <= HEAD:
             raise ConfigError(f"law_tokens must be between 1 and {HEAD}, got {self.law_tokens}")
-        if not 0 <= self.outcome_nodes <= MOST_NODES - 64:
-            raise ConfigError(f"outcome_nodes must be between 0 and {MOST_NODES - 64}, got {self.outcome_nodes}")
+        if not 0 <= self.outcome_nodes <= MAX_NODES - 64:
+            raise ConfigError(f"outcome_nodes must be between 0 and {MAX_NODES - 64}, got {self.outcome_nodes}")
         for name in ("idle_timeout_s", "max_requests_per_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from outrider.remote.protocol import messages
 
-MOST_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
+MAX_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
 
 
 class OpenStream:
@@ -33,7 +33,7 @@ class OpenStream:
         if self._is_closed:
             return
         self._unsent += replies
-        if len(self._unsent) > MOST_UNSENT:
+        if len(self._unsent) > MAX_UNSENT:
             self.is_slow = True
             self.close()
         self._news.set()

@@ -14,7 +14,7 @@ from outrider.rows import Row
 BUSY_S = 1.0  # that a busy service is left alone
 # Requests that may be open at once: enough for a line that is several steps long; and few enough that a service which drops
 # what is overtaken, and is slower than a step, gets to the end of one.
-MOST_OPEN = 4
+MAX_OPEN = 4
 RETRY_S = 0.5  # after which another one is sent nevertheless
 REMEMBERED = 64  # requests whose times are known
 
@@ -60,7 +60,7 @@ class RemoteText:
             return True
         if self.is_refused or now_s < self.busy_until_s:
             return False
-        return len(self.asked_s) < MOST_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
+        return len(self.asked_s) < MAX_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
 
     def request(
         self, row: Row, epoch: int, wish: int, *, coupled: bool, with_laws: bool, outcomes: bool

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_NODES = 1024  # that a service may send for one base
+MAX_NODES = 1024  # that a service may send for one base
 KEPT_BASES = 8  # requests whose late replies are still understood
 
 

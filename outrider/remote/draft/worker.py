@@ -21,7 +21,7 @@ from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.nodes import DraftNode, SentTree
 from outrider.remote.draft.outcomes import OutcomeTree, grow
-from outrider.remote.draft.settings import MOST_NODES, DraftLimits
+from outrider.remote.draft.settings import MAX_NODES, DraftLimits
 from outrider.remote.draft.texts import Job, Stream, Texts
 from outrider.remote.protocol import messages
 
@@ -213,7 +213,7 @@ class Worker:
     def _plan_outcomes(self, job: Job, nodes: list[DraftNode]) -> None:
         uid, host = job.text.uid, self._host
         answer, base = self._answers[uid], host.length(uid)
-        room = min(self._limits.outcome_nodes, MOST_NODES - len(answer.sent.nodes))
+        room = min(self._limits.outcome_nodes, MAX_NODES - len(answer.sent.nodes))
         depth = min(job.num_nodes, self._context - base - len(answer.chain) - 1)
         if not answer.chain or depth < 1 or room < 2:
             self._reply([(job, [], True)])

@@ -13,8 +13,8 @@ from outrider.errors import OutriderError, QueueFullError, RequestError
 from outrider.remote.protocol import messages
 from outrider.stats import DecodeStats
 
-MOST_NUMBERS = 200_000  # log-probabilities of one message: some 3 MB of the 16 that fit
-MOST_TOKENS = 50_000  # of one message
+MAX_NUMBERS = 200_000  # log-probabilities of one message: some 3 MB of the 16 that fit
+MAX_TOKENS = 50_000  # of one message
 ORIGINS = ("accepted", "correction", "bonus", "plain")
 
 
@@ -76,11 +76,11 @@ def from_message(message: messages.GenerateReply, vocab_size: int, wants_logprob
 def _fitting(update: Update) -> int:
     """Tokens of one message."""
     widest = max((len(law) for law in update.logprobs), default=0)
-    return min(MOST_TOKENS, max(1, MOST_NUMBERS // max(1, widest)))
+    return min(MAX_TOKENS, max(1, MAX_NUMBERS // max(1, widest)))
 
 
 def _cut(laws: Sequence[Mapping[int, float] | None]) -> Iterator[Sequence[Mapping[int, float] | None]]:
-    size = max(1, MOST_NUMBERS // max(1, max((len(law) for law in laws if law is not None), default=1)))
+    size = max(1, MAX_NUMBERS // max(1, max((len(law) for law in laws if law is not None), default=1)))
     for start in range(0, len(laws), size):
         yield laws[start : start + size]
 

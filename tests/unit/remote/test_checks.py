@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.remote.draft.checks import InvalidReplyError, checked_law, checked_nodes
-from outrider.remote.draft.tree import MOST_NODES
+from outrider.remote.draft.tree import MAX_NODES
 from outrider.remote.protocol import messages
 
 V = 10
@@ -34,7 +34,7 @@ LIES = {
     "a sum above 1": ([node(3, tokens=[3, 4], probs=[0.6, 0.5])], "sum 1.1"),
     "a token that cannot have been drawn": ([node(3, tokens=[3, 4], probs=[0.0, 1.0])], "no probability"),
     "a token that is not in the law": ([node(3, tokens=[4], probs=[1.0])], "no probability"),
-    "too many nodes": ([node()] * (MOST_NODES + 1), f"more than {MOST_NODES}"),
+    "too many nodes": ([node()] * (MAX_NODES + 1), f"more than {MAX_NODES}"),
 }
 
 
@@ -48,9 +48,9 @@ def test_lies_are_refused(lie: str) -> None:
 
 def test_too_many_nodes_over_several_replies() -> None:
     """The bound is of a base, not of a message."""
-    checked_nodes([node()], MOST_NODES - 1, V, with_laws=True)
+    checked_nodes([node()], MAX_NODES - 1, V, with_laws=True)
     with pytest.raises(InvalidReplyError):
-        checked_nodes([node()], MOST_NODES, V, with_laws=True)
+        checked_nodes([node()], MAX_NODES, V, with_laws=True)
 
 
 def test_parents_of_earlier_replies() -> None:

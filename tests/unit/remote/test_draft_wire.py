@@ -21,7 +21,7 @@ from outrider.cli.app import run
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.run import RunningDraftService
 from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.stream import MOST_UNSENT, OpenStream
+from outrider.remote.draft.stream import MAX_UNSENT, OpenStream
 from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
 from outrider.remote.serving import ServiceSettings
 from tests.draft_bench import chain_of, fresh_chain, hosted_model, save_draft
@@ -215,7 +215,7 @@ def test_an_asker_that_does_not_read_is_cut_off() -> None:
 
     async def main() -> None:
         stream = OpenStream("a", {})
-        for _ in range(MOST_UNSENT + 2):
+        for _ in range(MAX_UNSENT + 2):
             stream.put([messages.RowReply()])
         assert await stream.next() is None
         assert stream.is_slow

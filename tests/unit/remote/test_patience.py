@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MOST_MISSED, Patience, Rests
+from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MAX_MISSED, Patience, Rests
 
 
 def test_a_budget_is_a_pass() -> None:
@@ -48,14 +48,14 @@ def test_rests_grow_and_end_with_a_draft() -> None:
     for _ in range(1000):
         asked.append(not rests.is_resting)
         rests.observe(had_any=False)
-    assert all(asked[:MOST_MISSED])
-    assert not any(asked[MOST_MISSED : MOST_MISSED + FIRST_REST])
-    assert asked[MOST_MISSED + FIRST_REST]
+    assert all(asked[:MAX_MISSED])
+    assert not any(asked[MAX_MISSED : MAX_MISSED + FIRST_REST])
+    assert asked[MAX_MISSED + FIRST_REST]
     assert 3 <= sum(asked[-3 * LONGEST_REST :]) <= 12
     while rests.is_resting:
         rests.observe(had_any=False)
     rests.observe(had_any=True)
-    for _ in range(MOST_MISSED - 1):
+    for _ in range(MAX_MISSED - 1):
         rests.observe(had_any=False)
         assert not rests.is_resting
 

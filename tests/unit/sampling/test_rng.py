@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.sampling.rng import KEPT_BYTES, LEAST_KEPT, KeyedStreams, PhiloxNoise, Purpose, RowStreams, inverse_cdf
+from outrider.sampling.rng import KEPT_BYTES, MIN_KEPT, KeyedStreams, PhiloxNoise, Purpose, RowStreams, inverse_cdf
 
 FALSE_ALARM = 1e-6  # of every statistical test here, were the seeds drawn afresh; they are fixed
 
@@ -106,9 +106,9 @@ def test_certain_and_impossible_coins() -> None:
 
 def test_gumbel_noise_is_keyed_by_position_alone() -> None:
     """Same noise whichever positions are asked with it, in whichever batch, twice at once, and after the cache forgot it."""
-    streams, size = KeyedStreams([8, 9]), KEPT_BYTES // 8 // LEAST_KEPT  # of which no more than that are kept
+    streams, size = KeyedStreams([8, 9]), KEPT_BYTES // 8 // MIN_KEPT  # of which no more than that are kept
     first = streams.gumbel(torch.tensor([[3, 4], [50, 51]]), size)
-    streams.gumbel(torch.arange(LEAST_KEPT + 2)[None].expand(2, -1) + 100, size)
+    streams.gumbel(torch.arange(MIN_KEPT + 2)[None].expand(2, -1) + 100, size)
     again = KeyedStreams([9]).gumbel(torch.tensor([[51, 51]]), size)
     assert torch.equal(first[1, 1], again[0, 0])
     assert torch.equal(first[1, 1], again[0, 1])
@@ -127,15 +127,15 @@ def test_of_noise_no_more_than_some_is_remembered() -> None:
             self.made.extend(positions)
             return super().noise(seed, positions, vocab_size)
 
-    row, size = RowStreams(5, Watched()), KEPT_BYTES // 8 // LEAST_KEPT
-    for start in range(0, 3 * LEAST_KEPT, 3):
+    row, size = RowStreams(5, Watched()), KEPT_BYTES // 8 // MIN_KEPT
+    for start in range(0, 3 * MIN_KEPT, 3):
         row.noise(list(range(start, start + 6)), size)
-    assert Watched.made == list(range(3 * LEAST_KEPT + 3))
+    assert Watched.made == list(range(3 * MIN_KEPT + 3))
     assert sum(one.nbytes for one in row._noise.values()) <= KEPT_BYTES
     Watched.made.clear()
     for _ in range(2):  # a drafter, and a verifier that wants one more
-        row.noise(list(range(900, 900 + 2 * LEAST_KEPT)), size)
-    assert Watched.made == list(range(900, 900 + 2 * LEAST_KEPT))
+        row.noise(list(range(900, 900 + 2 * MIN_KEPT)), size)
+    assert Watched.made == list(range(900, 900 + 2 * MIN_KEPT))
 
 
 def test_gumbel_noise_has_its_law() -> None:
