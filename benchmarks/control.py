@@ -110,14 +110,14 @@ class AutoRun:
         for text in texts:
             slow = self.rng.gauss(0, self.clock.prompt)
             row = SimpleNamespace(stats=SimpleNamespace(steps=0), room=len(text))
-            row.wish = lambda size, row=row: max(0, min(size, row.room - 1))
+            row.clamp_draft = lambda size, row=row: max(0, min(size, row.room - 1))
             while row.room > 0:
                 self._step(text, row, slow)
         return self
 
     def _step(self, text: Text | RecordedText, row: Any, slow: float) -> None:
         size = self.control.next_size(1)
-        asked = row.wish(size)
+        asked = row.clamp_draft(size)
         step = self.kind.step(text, len(text) - row.room, asked)
         self.parts[self._cause(asked, row)].add(step.ms, step.tokens)
         self.asked[asked] += 1
@@ -134,7 +134,7 @@ class AutoRun:
         settled = self.control.settled(1)
         if self.control.goodput(1) is None:
             return "start"
-        if asked != row.wish(settled):
+        if asked != row.clamp_draft(settled):
             return "probe"
         return "rest" if settled == self.best else "wrong"
 

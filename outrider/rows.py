@@ -79,7 +79,7 @@ class Row:
         """Tokens that may still be added."""
         return self.max_tokens - len(self.tokens)
 
-    def wish(self, size: int) -> int:
+    def clamp_draft(self, size: int) -> int:
         """Nodes to ask for when the control chose `size`: the row's own bound or number first, then what it has room for."""
         if self.draft_bound is not None:
             size = self.draft_bound if self.draft_fixed else min(size, self.draft_bound)

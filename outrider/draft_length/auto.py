@@ -45,7 +45,7 @@ class AutoLength:
             for index in indices:
                 fixed = rows[index].draft_fixed
                 if fixed or left:
-                    self._asked[index] = rows[index].wish(self._sizes.get(name, 0))
+                    self._asked[index] = rows[index].clamp_draft(self._sizes.get(name, 0))
                     left -= not fixed and self._asked[index] > 0
         return self._asked
 

@@ -20,7 +20,7 @@ class FixedLength:
 
     def choose(self, rows: Rows) -> list[int]:
         """Draft tokens wanted for each row."""
-        return [row.wish(self.gamma) for row in rows]
+        return [row.clamp_draft(self.gamma) for row in rows]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Nothing to learn."""

@@ -24,7 +24,7 @@ class LengthByRows:
     def choose(self, rows: Rows) -> list[int]:
         """Draft tokens wanted for each row."""
         size = self._sizes[bisect_right(self._starts, len(rows)) - 1]
-        return [row.wish(size) for row in rows]
+        return [row.clamp_draft(size) for row in rows]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Nothing to learn."""

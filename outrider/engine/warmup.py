@@ -248,7 +248,7 @@ class _Timer:
     def choose(self, rows: Rows) -> list[int]:
         self._size = self._sizes[self._turn % len(self._sizes)]
         self._turn += 1
-        return [row.wish(self._size) for row in rows]
+        return [row.clamp_draft(self._size) for row in rows]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
         drafted = max(draft.lists[1])

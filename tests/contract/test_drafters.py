@@ -128,7 +128,7 @@ class ChangingLength(FixedLength):
         lengths, place = self._lengths, self._step % (len(self._lengths) + 1)
         ragged = [lengths[(self._step + index) % len(lengths)] for index in range(len(rows))]
         wanted = ragged if place == len(lengths) else [lengths[place]] * len(rows)
-        return [row.wish(length) for row, length in zip(rows, wanted, strict=True)]
+        return [row.clamp_draft(length) for row, length in zip(rows, wanted, strict=True)]
 
 
 @dataclass

@@ -104,7 +104,7 @@ class RemoteDrafter(Drafter):
         if row.params.is_greedy:
             coupled = False
         is_ours = row.drafter in (None, NAME) and not row.prediction
-        wish = min(row.wish(self._usual), self._most(row))
+        wish = min(row.clamp_draft(self._usual), self._most(row))
         if is_ours and wish and coupled is not None:  # the service reads the prompt while the target does
             self._ask([(text, row, wish, coupled)])
 
@@ -148,7 +148,7 @@ class RemoteDrafter(Drafter):
         asking = []
         for text, row, races in zip(self._texts, rows, coupled, strict=True):
             text.advance(row.tokens)
-            wish = min(text.latest_wish, row.wish(text.latest_wish), self._most(row))
+            wish = min(text.latest_wish, row.clamp_draft(text.latest_wish), self._most(row))
             if wish > 0 and text.rested <= PLAIN_STEPS and row.finish_reason is None:
                 asking.append((text, row, wish, races))
         self._ask(asking)

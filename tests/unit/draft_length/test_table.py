@@ -22,7 +22,7 @@ TABLE = DraftLength(5, by_rows=((1, 5), (4, 3), (16, 0)))
 
 def rows(count: int, **fields: Any) -> Any:
     """Only what a control looks at."""
-    return [SimpleNamespace(wish=lambda size: size, **fields) for _ in range(count)]
+    return [SimpleNamespace(clamp_draft=lambda size: size, **fields) for _ in range(count)]
 
 
 def test_a_table_is_read_and_written() -> None:

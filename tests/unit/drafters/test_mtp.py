@@ -66,7 +66,7 @@ class Ragged(FixedLength):
     """Another length for every row and step, 0 among them."""
 
     def choose(self, rows: Rows) -> list[int]:
-        return [row.wish((len(row.tokens) + index) % (self.gamma + 1)) for index, row in enumerate(rows)]
+        return [row.clamp_draft((len(row.tokens) + index) % (self.gamma + 1)) for index, row in enumerate(rows)]
 
 
 def built(folder: Path, runtime: str = "eager", **options: Any) -> Built:

@@ -47,7 +47,7 @@ def steps_for(prediction: Sequence[int] | None, answer: Sequence[int], gamma: in
     drafter.start(row)
     while not row.finish_reason:
         left = answer[len(row.output) :]
-        draft = drafter.propose(rows, [row.wish(gamma)])
+        draft = drafter.propose(rows, [row.clamp_draft(gamma)])
         logits = torch.zeros(1, draft.num_nodes + 1, 400)
         for column in range(draft.num_nodes + 1):
             logits[0, column, left[min(column, len(left) - 1)]] = 1.0

@@ -214,7 +214,7 @@ def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkey
 
 def test_what_was_timed_once_is_not_known() -> None:
     """Catches a single step of half a second, beside another program that started, kept as the price of a length for good."""
-    timer, row = _Timer([8, 0, 2], skip=1), SimpleNamespace(wish=lambda size: size)
+    timer, row = _Timer([8, 0, 2], skip=1), SimpleNamespace(clamp_draft=lambda size: size)
     for seconds in (9.0, 0.006, 0.5, 0.010, 0.011, 0.008):  # 8 (not timed), 0, 2, 8, 0, 2
         (asked,) = timer.choose(cast(Any, [row]))
         timer.observe(cast(Any, []), cast(Any, SimpleNamespace(lists=([], [asked]))), cast(Any, None), seconds)

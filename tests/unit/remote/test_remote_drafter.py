@@ -138,7 +138,7 @@ def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patie
             def choose(self, rows):  # noqa: ANN001, ANN202
                 seen.append(drafter_of(llm).counters["remote_draft_requests"])
                 size = wanted[min(len(seen) - 1, len(wanted) - 1)]
-                return [row.wish(size) for row in rows]
+                return [row.clamp_draft(size) for row in rows]
 
             def observe(self, *_: object) -> None:
                 """Nothing."""

@@ -107,7 +107,7 @@ class Ragged(FixedLength):
     """Another length for every row and step, 0 among them."""
 
     def choose(self, rows: Rows) -> list[int]:
-        return [row.wish((len(row.tokens) + index) % (NODES + 1)) for index, row in enumerate(rows)]
+        return [row.clamp_draft((len(row.tokens) + index) % (NODES + 1)) for index, row in enumerate(rows)]
 
 
 PARAMS = (
