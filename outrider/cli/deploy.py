@@ -153,8 +153,8 @@ def _deployment(
 ) -> Deployment:  # fmt: skip
     """Raises ConfigError for values out of range."""
     from outrider.cli.quantities import memory
+    from outrider.deploy.container_paths import is_local
     from outrider.deploy.deployment import Deployment, label_of
-    from outrider.deploy.places import is_local
 
     target = source.settings.target
     return Deployment(

@@ -5,33 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.deploy import serving
+from outrider.deploy.container_paths import CACHE, ContainerPaths
 from outrider.deploy.deployment import Deployment
 from outrider.deploy.files import Files, as_yaml
-from outrider.deploy.places import CACHE, Places
 
 READY = "import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/ready', timeout=4).read()"
 
 
 def files(deployment: Deployment) -> Files:
     """`compose.yaml`."""
-    places = Places()
-    settings = places.placed(deployment.source.settings)
+    paths = ContainerPaths()
+    settings = paths.in_container(deployment.source.settings)
     lines = [
         deployment.headline,
         "Start: docker compose -f compose.yaml up -d. The image: docker build -f deploy/Dockerfile -t outrider:cpu .",
         f"Whoever reaches the port may ask, unless {serving.KEY_VARIABLE} is set where this is started.",
     ]
-    project = _project(deployment, serving.command(deployment, settings), places, settings.text())
+    project = _project(deployment, serving.command(deployment, settings), paths, settings.text())
     return Files({"compose.yaml": as_yaml(lines, project)})
 
 
-def _project(deployment: Deployment, command: list[str], places: Places, settings: str) -> dict[str, Any]:
+def _project(deployment: Deployment, command: list[str], paths: ContainerPaths, settings: str) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [
         {
             "type": "bind", "source": _literal(here), "target": _literal(there), "read_only": True,
             "bind": {"create_host_path": False},
         }
-        for here, there in places.known.items()
+        for here, there in paths.known.items()
     ]  # fmt: skip
     service: dict[str, Any] = {
         "image": deployment.image,

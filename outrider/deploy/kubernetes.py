@@ -6,9 +6,9 @@ import hashlib
 from typing import Any
 
 from outrider.deploy import serving
+from outrider.deploy.container_paths import CACHE, MODELS, ContainerPaths
 from outrider.deploy.deployment import Deployment
 from outrider.deploy.files import Files, as_yaml
-from outrider.deploy.places import CACHE, MODELS, Places
 
 METRIC = "outrider_num_requests_waiting"  # outrider:num_requests_waiting without the colon, which the metrics API does not take
 ADAPTER_RULE = {
@@ -21,16 +21,16 @@ ADAPTER_RULE = {
 
 def files(deployment: Deployment) -> Files:
     """`outrider.yaml`; where replicas may grow also `prometheus-adapter.yaml`, values for that program's chart."""
-    places = Places()
-    settings = places.placed(deployment.source.settings)
+    paths = ContainerPaths()
+    settings = paths.in_container(deployment.source.settings)
     command = serving.command(deployment, settings)
     lines = [deployment.headline, "Start: kubectl apply -f outrider.yaml"]
-    if places.known:
+    if paths.known:
         lines.append(f"The volume claim '{deployment.models_claim}' must hold these, and is not made here:")
-        lines += [f"{here} as {there.removeprefix(MODELS)}" for here, there in places.known.items()]
+        lines += [f"{here} as {there.removeprefix(MODELS)}" for here, there in paths.known.items()]
     lines.append(f"A secret '{deployment.name}' with the key 'api-key' is what clients must send; without it anybody may ask.")
     documents = [
-        _config_map(deployment, settings.text()), _deployment(deployment, command, settings.text(), bool(places.known)),
+        _config_map(deployment, settings.text()), _deployment(deployment, command, settings.text(), bool(paths.known)),
         _service(deployment),
     ]  # fmt: skip
     if deployment.max_replicas == deployment.replicas:

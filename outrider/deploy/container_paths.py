@@ -1,4 +1,4 @@
-"""Files of this machine that a container must see: each gets a place there, and the settings say that place.
+"""Files of this machine that a container must see: each gets a path there, and the settings say that path.
 
 A model folder, a trained head, a corpus become /models/NAME, read only; what a drafter keeps between runs becomes /cache/NAME.
 """
@@ -18,23 +18,23 @@ KEPT = ("cache",)  # options of drafters that name a file to write
 
 
 @dataclass
-class Places:
+class ContainerPaths:
     """Paths here, and where they are in the container."""
 
-    known: dict[str, str] = field(default_factory=dict)  # absolute path here -> place there
+    known: dict[str, str] = field(default_factory=dict)  # absolute path here -> path there
 
     def of(self, name: str) -> str:
-        """The place of a file or folder that is read."""
+        """The path of a file or folder that is read."""
         path = str(Path(name).expanduser().absolute())
         if path not in self.known:
             self.known[path] = self._free(Path(path).name)
         return self.known[path]
 
     def of_model(self, name: str) -> str:
-        """The place of a model folder; hub ids and 'demo' stay what they are."""
+        """The path of a model folder; hub ids and 'demo' stay what they are."""
         return self.of(name) if is_local(name) else name
 
-    def placed(self, settings: SettingsFile) -> SettingsFile:
+    def in_container(self, settings: SettingsFile) -> SettingsFile:
         """The settings as the container reads them."""
         return replace(
             settings, target=self.of_model(settings.target), options=self._options(settings.options),
@@ -61,11 +61,11 @@ class Places:
 
     def _free(self, name: str) -> str:
         taken, tries = set(self.known.values()), 1
-        place = f"{MODELS}/{name}"
-        while place in taken:
+        path = f"{MODELS}/{name}"
+        while path in taken:
             tries += 1
-            place = f"{MODELS}/{name}-{tries}"
-        return place
+            path = f"{MODELS}/{name}-{tries}"
+        return path
 
 
 def is_local(name: str) -> bool:
