@@ -52,9 +52,9 @@ class Lookups:
 
     def _ask(self, name: str, end: Sequence[int], length: int) -> Ask:
         new = length - self._lengths.get(name, length - 1)  # of an unknown text one, as of any that begins
-        said = list(end[-new:]) if 0 < new <= len(end) else list(end[-1:])
+        emitted = list(end[-new:]) if 0 < new <= len(end) else list(end[-1:])
         room = min(self._num_tokens - 1, self._context - length - 1)
-        return Ask(name, length, said, lambda: self._text(name, end, length), max(0, room))
+        return Ask(name, length, emitted, lambda: self._text(name, end, length), max(0, room))
 
     def _text(self, name: str, end: Sequence[int], length: int) -> list[int]:
         """All tokens. What the last step added may not be in the request yet, where SGLang overlaps steps: it is in `end`."""

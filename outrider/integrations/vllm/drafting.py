@@ -34,7 +34,7 @@ class Ask:
 
     key: Hashable  # names the text from step to step
     length: int  # of the text now
-    said: Sequence[int]  # the tokens it got in this step, one at least: drafted ones that were kept, then one of the target's
+    emitted: Sequence[int]  # the tokens it got in this step, one at least: drafted ones that were kept, then one of the target's
     text: Callable[[], list[int]]  # all its tokens; called for a text that begins
     room: int  # most tokens to draft
 
@@ -107,8 +107,8 @@ class Drafting:
                 kept, next_token = 0, row.tokens[-1]
             else:
                 going_on.add(key)
-                next_token = ask.said[-1]
-                row.tokens.extend(ask.said)
+                next_token = ask.emitted[-1]
+                row.tokens.extend(ask.emitted)
                 row.stats.count_step(len(sent.tokens), kept, kept + 1, rejected=kept < len(sent.tokens))
                 if self._counters is not None:
                     self._counters.kept(sent.part, kept)
@@ -131,7 +131,7 @@ class Drafting:
     def _start(self, ask: Ask) -> None:
         tokens = ask.text()
         row = Row(
-            request=0, tokens=tokens, num_prompt=len(tokens) - len(ask.said), params=GREEDY, seed=0, max_tokens=ENDLESS,
+            request=0, tokens=tokens, num_prompt=len(tokens) - len(ask.emitted), params=GREEDY, seed=0, max_tokens=ENDLESS,
             stop_tokens=frozenset(), detokenizer=None, stops=StopStrings(()),
         )  # fmt: skip
         self._rows.add(row)
@@ -165,7 +165,7 @@ class Drafting:
 
 def _kept(ask: Ask | None, row: Row, sent: _Sent) -> int | None:
     """How many tokens of the last draft are in the text now; None where the text is gone, or went on without our draft."""
-    if ask is None or not ask.said or ask.length != len(row.tokens) + len(ask.said):
+    if ask is None or not ask.emitted or ask.length != len(row.tokens) + len(ask.emitted):
         return None
-    kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ask.said[:-1], sent.tokens, strict=False)))
-    return kept if kept == len(ask.said) - 1 else None
+    kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ask.emitted[:-1], sent.tokens, strict=False)))
+    return kept if kept == len(ask.emitted) - 1 else None

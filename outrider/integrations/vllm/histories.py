@@ -71,7 +71,7 @@ class Histories:
             numbers.append(number)
         for forgotten in free:
             del self._texts[forgotten]
-        for number, (_, said) in zip(numbers, rows, strict=True):
-            self._texts[number].append(said)
+        for number, (_, emitted) in zip(numbers, rows, strict=True):
+            self._texts[number].append(emitted)
         self._places = numbers
         return numbers

@@ -56,16 +56,16 @@ class Proposer:
 
     def _draft(self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any) -> list[list[int]]:
         began = time.perf_counter()
-        rows = [index for index, said in enumerate(sampled_token_ids) if said]
+        rows = [index for index, emitted in enumerate(sampled_token_ids) if emitted]
         self._check(rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         most = self._limits.most(len(sampled_token_ids))
         seen = []
         for index in rows:
-            said = sampled_token_ids[index]
-            seen.append((token_ids_cpu[index, : int(num_tokens_no_spec[index]) - len(said)], said))
+            emitted = sampled_token_ids[index]
+            seen.append((token_ids_cpu[index, : int(num_tokens_no_spec[index]) - len(emitted)], emitted))
         asks = [
-            self._ask(key, said, token_ids_cpu[index], int(num_tokens_no_spec[index]), most)
-            for key, index, (_, said) in zip(self._histories.follow(seen), rows, seen, strict=True)
+            self._ask(key, emitted, token_ids_cpu[index], int(num_tokens_no_spec[index]), most)
+            for key, index, (_, emitted) in zip(self._histories.follow(seen), rows, seen, strict=True)
         ]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         for index, draft in zip(rows, self._drafting.step(asks), strict=True):
@@ -77,20 +77,20 @@ class Proposer:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM asks every drafter to load its weights; these have none."""
 
-    def _ask(self, key: int, said: Sequence[int], tokens: np.ndarray, length: int, most: int) -> Ask:
-        return Ask(key, length, said, lambda: tokens[:length].tolist(), self._limits.room(length, most))
+    def _ask(self, key: int, emitted: Sequence[int], tokens: np.ndarray, length: int, most: int) -> Ask:
+        return Ask(key, length, emitted, lambda: tokens[:length].tolist(), self._limits.room(length, most))
 
-    def _check(self, rows: list[int], said: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> None:
+    def _check(self, rows: list[int], emitted: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> None:
         """Arrays as this interface has had them since it exists: another vLLM might give others."""
         fits = getattr(tokens, "ndim", 0) == 2 and getattr(lengths, "ndim", 0) == 1
-        if fits and min(len(tokens), len(lengths)) >= len(said):
-            fits = all(len(said[index]) <= int(lengths[index]) <= tokens.shape[1] for index in rows)
+        if fits and min(len(tokens), len(lengths)) >= len(emitted):
+            fits = all(len(emitted[index]) <= int(lengths[index]) <= tokens.shape[1] for index in rows)
         else:
-            fits = not said
+            fits = not emitted
         if not fits:
             raise ConfigError(
                 f"vLLM {_version()} calls its custom drafters otherwise than 0.32 does: expected token counts (rows,) and "
-                f"tokens (rows, max_model_len) for {len(said)} rows, got shapes {np.shape(lengths)} and {np.shape(tokens)}"
+                f"tokens (rows, max_model_len) for {len(emitted)} rows, got shapes {np.shape(lengths)} and {np.shape(tokens)}"
             )
 
 
