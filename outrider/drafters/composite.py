@@ -268,10 +268,10 @@ class CompositeDrafter(Drafter):
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
         for index, (path, kept) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
             self._learn(self._offers(index), path[:kept])
-        for part, places in zip(self.parts, self._merged.places, strict=True):
+        for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
-            own = part_verdict(part.draft, places, self._merged.draft, verdict)
-            seen = part_output(part.draft, places, output) if part.drafter.needs_logits else output
+            own = part_verdict(part.draft, nodes, self._merged.draft, verdict)
+            seen = part_output(part.draft, nodes, output) if part.drafter.needs_logits else output
             part.drafter.commit(rows, part.draft, own, seen)
 
     def credit(self, index: int) -> Callable[[list[int], int], None]:
@@ -284,8 +284,8 @@ class CompositeDrafter(Drafter):
         levels, number = self._merged.draft.levels[index], self._numbers[index]
         taken: set[int] = set()
         offers = []
-        for part, places in zip(self.parts, self._merged.places, strict=True):
-            added = set(places[index]) - taken
+        for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
+            added = set(nodes[index]) - taken
             taken |= added
             offers.append(_Offer(part, number, {node: levels[node + 1] for node in added}))
         return offers
@@ -330,7 +330,7 @@ class CompositeDrafter(Drafter):
         budgets = []
         for row, line in enumerate(turns):
             found = [len(line)] * merged.draft.num_nodes
-            left = {part.name: iter(places[row]) for part, places in zip(self.parts, merged.places, strict=True)}
+            left = {part.name: iter(nodes[row]) for part, nodes in zip(self.parts, merged.node_maps, strict=True)}
             for asked, name in enumerate(line, 1):
                 heirs = (left[heir] for heir in names[names.index(name) :])
                 place = next((place for nodes in heirs if (place := next(nodes, None)) is not None), None)

@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
-Places = list[list[int]]  # per row: a part's own node -> node of the merged tree
+NodeMap = list[list[int]]  # per row: a part's own node -> node of the merged tree
 
 
 @dataclass
 class Merged:
-    """`places[p]` belongs to the p-th draft."""
+    """`node_maps[p]` belongs to the p-th draft."""
 
     draft: Draft
-    places: list[Places]
+    node_maps: list[NodeMap]
 
 
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
@@ -39,14 +39,14 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     if first.replacement:
         raise ValueError("a draft with siblings drawn with replacement cannot be merged")
     trees = [TokenTree() for _ in range(first.num_rows)]
-    places = [[_place(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts]
+    node_maps = [[_merged_nodes(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts]
     merged = to_draft(trees, device)
     if first.probs is not None:
         _keep_laws(merged, first, first.probs)
-    return Merged(merged, places)
+    return Merged(merged, node_maps)
 
 
-def part_verdict(draft: Draft, places: Places, merged: Draft, verdict: Verdict) -> Verdict:
+def part_verdict(draft: Draft, node_map: NodeMap, merged: Draft, verdict: Verdict) -> Verdict:
     """The verdict on the merged tree as one part sees it.
 
     Its kept nodes are the kept path as far as that began with nodes of the part; what the text says next is its
@@ -54,8 +54,8 @@ def part_verdict(draft: Draft, places: Places, merged: Draft, verdict: Verdict) 
     """
     paths, next_tokens, complete = [], [], []
     for row, (path, count) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
-        own = {place: node for node, place in enumerate(places[row])}
-        kept = [own[place] for place in _beginning(path[:count], own)]
+        own = {merged_node: node for node, merged_node in enumerate(node_map[row])}
+        kept = [own[node] for node in _beginning(path[:count], own)]
         left = len(kept) < count
         paths.append(kept + [-1] * (draft.num_nodes - len(kept)))
         next_tokens.append(merged.lists[0][row][path[len(kept)]] if left else verdict.lists.next_token[row])
@@ -64,23 +64,23 @@ def part_verdict(draft: Draft, places: Places, merged: Draft, verdict: Verdict) 
     return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), draft.num_nodes, draft.tokens.device)
 
 
-def part_output(draft: Draft, places: Places, output: TargetOutput) -> TargetOutput:
+def part_output(draft: Draft, node_map: NodeMap, output: TargetOutput) -> TargetOutput:
     """The target's outputs at one part's own nodes: logits (B, own N + 1, V); hidden states of the whole pass, as ever."""
-    columns = [[0, *(place + 1 for place in line)] + [0] * (draft.num_nodes - len(line)) for line in places]
+    columns = [[0, *(node + 1 for node in line)] + [0] * (draft.num_nodes - len(line)) for line in node_map]
     index = torch.tensor(columns, device=output.logits.device)
     rows = torch.arange(len(columns), device=index.device)[:, None]
     return TargetOutput(output.logits[rows, index], output.hidden, output.kept)
 
 
-def _place(tree: TokenTree, draft: Draft, row: int) -> list[int]:
+def _merged_nodes(tree: TokenTree, draft: Draft, row: int) -> list[int]:
     """Put one row of a draft into a tree; where each of its nodes went."""
     tokens, length = draft.lists[0][row], draft.lists[1][row]
     parents = draft.parent_lists[row]
-    place: list[int] = []
+    placed: list[int] = []
     for node in range(length):
-        parent = -1 if parents[node] < 0 else place[parents[node]]
-        place.append(tree.add(parent, tokens[node]))
-    return place
+        parent = -1 if parents[node] < 0 else placed[parents[node]]
+        placed.append(tree.add(parent, tokens[node]))
+    return placed
 
 
 def _keep_laws(merged: Draft, first: Draft, laws: torch.Tensor) -> None:
@@ -94,4 +94,4 @@ def _keep_laws(merged: Draft, first: Draft, laws: torch.Tensor) -> None:
 
 def _beginning(path: list[int], own: dict[int, int]) -> list[int]:
     """The path up to the first node that is not among `own`."""
-    return path[: next((depth for depth, place in enumerate(path) if place not in own), len(path))]
+    return path[: next((depth for depth, node in enumerate(path) if node not in own), len(path))]

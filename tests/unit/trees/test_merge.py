@@ -47,7 +47,7 @@ def test_common_beginnings_are_shared() -> None:
     merged = merge_drafts([chains([5, 6, 7]), chains([5, 6, 9, 1])])
     assert merged.draft.tokens.tolist() == [[5, 6, 7, 9, 1]]
     assert merged.draft.parents.tolist() == [[-1, 0, 1, 1, 3]]
-    assert merged.places == [[[0, 1, 2]], [[0, 1, 3, 4]]]
+    assert merged.node_maps == [[[0, 1, 2]], [[0, 1, 3, 4]]]
     assert merged.draft.probs is None
 
 
@@ -57,7 +57,7 @@ def test_rows_of_different_lengths() -> None:
     assert merged.draft.lengths.tolist() == [3, 3, 0]
     assert merged.draft.tokens.tolist() == [[5, 6, 8], [4, 2, 3], [0, 0, 0]]
     assert merged.draft.parents.tolist() == [[-1, 0, -1], [-1, 0, 0], [-1, -1, -1]]
-    assert merged.places == [[[0, 1], [0], []], [[2], [0, 1, 2], []]]
+    assert merged.node_maps == [[[0, 1], [0], []], [[2], [0, 1, 2], []]]
 
 
 def test_equal_chains_stay_a_chain() -> None:
@@ -96,7 +96,7 @@ def test_a_part_hears_of_its_own_nodes() -> None:
     parts = [chains([5, 6, 7]), chains([5, 6, 9, 1]), chains([8])]
     merged = merge_drafts(parts)
     verdict = verdict_of([[0, 1, 3, 4]], [77], merged.draft.num_nodes)
-    heard = [part_verdict(p, places, merged.draft, verdict).lists for p, places in zip(parts, merged.places, strict=True)]
+    heard = [part_verdict(p, nodes, merged.draft, verdict).lists for p, nodes in zip(parts, merged.node_maps, strict=True)]
     assert [h.path for h in heard] == [[[0, 1, -1]], [[0, 1, 2, 3]], [[-1]]]
     assert [h.num_accepted for h in heard] == [[2], [4], [0]]
     assert [h.next_token for h in heard] == [[9], [77], [5]]
@@ -107,7 +107,7 @@ def test_a_part_without_nodes_hears_the_text_alone() -> None:
     parts = [chains([5], [3]), chains([], [3, 4])]
     merged = merge_drafts(parts)
     verdict = verdict_of([[0], []], [9, 8], merged.draft.num_nodes)
-    heard = part_verdict(parts[1], merged.places[1], merged.draft, verdict).lists
+    heard = part_verdict(parts[1], merged.node_maps[1], merged.draft, verdict).lists
     assert (heard.path, heard.next_token, heard.all_accepted) == ([[-1, -1], [-1, -1]], [5, 8], [True, False])
 
 
@@ -117,7 +117,7 @@ def test_outputs_are_those_of_the_parts_nodes() -> None:
     merged = merge_drafts(parts)
     width = merged.draft.num_nodes + 1
     logits = torch.arange(2 * width).view(2, width, 1).float()
-    output = part_output(parts[1], merged.places[1], TargetOutput(logits, {3: -logits}, [[0, 1], [0]]))
+    output = part_output(parts[1], merged.node_maps[1], TargetOutput(logits, {3: -logits}, [[0, 1], [0]]))
     assert output.logits[..., 0].tolist() == [[0, 3, 4], [width, width + 1, width + 2]]
     assert torch.equal(output.hidden[3], -logits)
     assert output.kept == [[0, 1], [0]]
