@@ -172,7 +172,7 @@ def _tests(tables: Tables, tolerated: float) -> list[LawTest]:
 
 
 def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples: int, num_places: int) -> tuple[Status, str]:
-    what = f"{num_samples} continuations at {num_places} places"
+    what = f"{num_samples} continuations at {num_places} positions"
     if bad := [one for one in tests if one.rejected and one.sampler == "plain"]:
         return "inconclusive", f"the plain sampler itself deviates at position {bad[0].position} (p = {bad[0].p_value:.1e})"
     if bad := [one for one in tests if one.rejected]:

@@ -54,7 +54,7 @@ def find_spots(
     progress: Progress,
 ) -> list[Spot]:  # fmt: skip
     """At most `count`, the answers sharing them as evenly as they can."""
-    progress.stage("places to test", count)
+    progress.stage("positions to test", count)
     candidates = [
         Spot(number, prompt, answer[:place], entropy)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
