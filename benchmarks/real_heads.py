@@ -35,6 +35,7 @@ SETTINGS = {
 }
 DRAFTINGS = {"eagle3": ("k=1 bits=8", "k=2 bits=8", "k=3 bits=8"), "block": ("k=2", "k=4")}
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Out = Annotated[Path, typer.Argument(help="Folder of the whole experiment.")]
 
 
@@ -44,15 +45,18 @@ def answers(
     count: Annotated[int, typer.Option(min=2, help="Prompts.")] = 4000,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 256,
     threads: Annotated[int, typer.Option(min=1)] = 2,
+    device: Device = "cpu",
 ) -> None:
     """Prompts and answers; cut and called again, it goes on."""
     prompts, folder = out / "prompts.jsonl", out / "answers"
     out.mkdir(parents=True, exist_ok=True)
     if not prompts.exists():
         _run([sys.executable, str(BENCHMARKS / "head_prompts.py"), str(prompts), "--count", str(count)])
+    target, rows = (_source(), 32) if device == "cpu" else (bf16_folder(_source()), 256)
     _train(
-        "eagle3", _source(), folder, threads, "--prompts", str(prompts), "--set", "only_responses=true", "--drafter", "none",
-        "--max-num-seqs", "32", "--max-new-tokens", str(max_tokens), "--set", "max_model_len=1536", "--set", "on_bad=skip",
+        "eagle3", target, folder, threads, "--device", device, "--prompts", str(prompts), "--set", "only_responses=true",
+        "--drafter", "none",
+        "--max-num-seqs", str(rows), "--max-new-tokens", str(max_tokens), "--set", "max_model_len=1536", "--set", "on_bad=skip",
     )  # fmt: skip
 
 
@@ -63,9 +67,11 @@ def train(
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     lr: Annotated[float, typer.Option()] = 1e-3,
+    max_steps: Annotated[int, typer.Option(min=0, help="Of the optimizer; 0: as the epochs say.")] = 0,
     threads: Annotated[int, typer.Option(min=1)] = 2,
+    device: Device = "cpu",
 ) -> None:
-    """A head from the answers, features of the target kept on disk from the first epoch on."""
+    """A head from the answers; on a CPU features of the target are kept on disk from the first epoch on."""
     if kind not in SETTINGS:
         raise typer.BadParameter(f"kind must be one of {', '.join(SETTINGS)}, got '{kind}'")
     options = [word for setting in SETTINGS[kind] for word in ("--kind-option", setting)]
@@ -73,7 +79,8 @@ def train(
         kind, bf16_folder(_source()), out / kind, threads, "--set", f"responses={out / 'answers' / 'responses.jsonl'}",
         *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--set", f"lr={lr}", "--set", "precision=bf16",
         "--set", "held_out=0.03", "--set", "max_length=768", "--set", "save_every_s=120",
-        "--set", "feature_cache=20GB", "--set", "measure_limit=0",
+        "--set", "measure_limit=0", "--set", f"max_steps={max_steps}", "--device", device,
+        *(["--set", "feature_cache=20GB"] if device == "cpu" else []),
     )  # fmt: skip
 
 
