@@ -32,6 +32,7 @@ _TYPED = (
 )
 FLAGS = frozenset(_TYPED.split())
 RENAMED = {  # options of earlier versions: how they are typed where a verb has the new one, or what to do instead
+    "--baseline-url": "is for comparisons: 'outrider bench' and 'outrider tune' compare it with --baseline-url",
     "--batch-sizes": "--batch-size", "--corpus": "--drafter-option corpus=FILE",
     "--draft-endpoint": "is for what makes steps: give it to the target services, or to generate, chat or serve",
     "--exit-layer": "--drafter-option exit_layer=N",

@@ -66,8 +66,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJ", {**GPT2, "rotary_dim": 4}),
     "codegen": ("CodeGen", {**GPT2, "rotary_dim": 4}),
     "gpt-neo": ("GPTNeo", {
-        "vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 128,
-        "initializer_range": 0.3, "attention_types": [[["global", "local"], 1]], "window_size": WINDOW}),
+        "vocab_size": VOCAB, "hidden_size": 32, "num_layers": 3, "num_heads": 4, "max_position_embeddings": 128,
+        "initializer_range": 0.3, "attention_types": [[["global", "local", "global"], 1]], "window_size": WINDOW}),
     "bloom": ("Bloom", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4, "initializer_range": 0.3}),
     "falcon": ("Falcon", {**SMALL, "multi_query": True}),
     "falcon-grouped": ("Falcon", {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
