@@ -25,7 +25,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -270,7 +269,7 @@ def load_stage(record: Record, name: str) -> ModuleType | None:
 
 def run_stage(record: Record, name: str, module: ModuleType, device: Any, tiny: bool, deadline_s: float) -> dict[str, Any]:
     """One stage to its end, and what became of it."""
-    from gpu_stages.context import Context, OutOfTimeError
+    from gpu_stages.context import Context, OutOfTimeError, short_traceback
 
     record.begin(name)
     start = time.monotonic()
@@ -297,12 +296,6 @@ def told(error: BaseException) -> str:
     """The error's kind and its first line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:300]
-
-
-def short_traceback(error: BaseException) -> list[str]:
-    """The last places of a traceback, without the folders of this machine."""
-    frames = traceback.extract_tb(error.__traceback__)[-8:]
-    return [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def table_rows(record: Record) -> list[list[str]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +89,12 @@ class Context:
         gc.collect()
         if self.on_cuda:
             torch.cuda.empty_cache()
+
+
+def short_traceback(error: BaseException) -> list[str]:
+    """The last lines of a traceback, without the folders of this machine."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    return [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def _wall_seconds(call: Callable[[], Any]) -> float:

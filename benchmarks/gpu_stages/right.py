@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu_stages.context import Context, OutOfTimeError
+from gpu_stages.context import Context, OutOfTimeError, short_traceback
 
 MINUTES = 1.5
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -53,7 +52,7 @@ def run(context: Context) -> dict[str, Any]:
             answer = {"right": None, "told": f"package '{error.name}' is missing here"}
         except Exception as error:  # noqa: BLE001  one question that breaks must not silence the others
             told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            answer = {"right": False, "told": told, "traceback": places_of(error)}
+            answer = {"right": False, "told": told, "traceback": short_traceback(error)}
         context.keep({name: {**answer, "seconds": round(time.monotonic() - start, 1)}})
         context.say(f"  {name}: {answer['told']} ({time.monotonic() - start:.1f} s)")
         context.release()
@@ -61,12 +60,6 @@ def run(context: Context) -> dict[str, Any]:
     if late:
         raise OutOfTimeError("; ".join(late))
     return {}
-
-
-def places_of(error: Exception) -> list[str]:
-    """Where an error came from, without the folders of this machine."""
-    frames = traceback.extract_tb(error.__traceback__)[-8:]
-    return [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def tests(context: Context) -> dict[str, Any]:

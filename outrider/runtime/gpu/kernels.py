@@ -78,13 +78,19 @@ def attention_parts(
 
 
 @triton.jit
-def attention_joined(parts, sums, out, num_parts, VALUE_SIZE: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr):
-    """The parts of one token and head made one: grid (tokens * heads)."""
+def attention_joined(
+    parts, sums, sinks, out, num_parts, HEADS: tl.constexpr, HAS_SINKS: tl.constexpr, VALUE_SIZE: tl.constexpr,
+    VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The parts of one token and head made one: grid (tokens * heads). A head's sink takes a share that carries no value."""
     line = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, VALUE_PAD)
     most = tl.full([1], -1.0e30, tl.float32)
     total = tl.zeros([1], tl.float32)
     joined = tl.zeros([VALUE_PAD], tl.float32)
+    if HAS_SINKS:
+        most = tl.zeros([1], tl.float32) + tl.load(sinks + line % HEADS).to(tl.float32)
+        total = tl.full([1], 1.0, tl.float32)
     for first in range(0, num_parts, BLOCK):
         part = first + tl.arange(0, BLOCK)
         is_part = part < num_parts

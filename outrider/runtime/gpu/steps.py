@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan
+from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.gpu.compiled import compiled
 from outrider.runtime.gpu.kernels import attention_joined, attention_parts, expert_products
 from outrider.runtime.gpu.places import joinable, places_of, read_elsewhere
@@ -150,6 +151,9 @@ class Steps:
 
     def _attention(self, op: Op) -> Step:
         assert op.output is not None
+        if op.weight:
+            raise NotLoweredError("attention with slopes (ALiBi) on a CUDA device")
+        sinks = self._sinks(op)
         layer, place, out = self._layers[op.layer], self._places[op.inputs[0].value], self._places[op.output.value]
         view, dtype = op.inputs[0], self._program.values[op.output.value].dtype
         heads, kv_heads = op.heads, layer.num_kv_heads
@@ -179,12 +183,21 @@ class Steps:
             )  # fmt: skip
             made = torch.empty(work.count, out.width, dtype=dtype, device=device)
             attention_joined[(work.count * heads,)](
-                parts, sums, made, num_parts, VALUE_SIZE=value_size, VALUE_PAD=triton.next_power_of_2(value_size), BLOCK=JOINED,
+                parts, sums, sums if sinks is None else sinks, made, num_parts, HEADS=heads, HAS_SINKS=sinks is not None,
+                VALUE_SIZE=value_size, VALUE_PAD=triton.next_power_of_2(value_size), BLOCK=JOINED,
                 num_warps=2,
             )  # fmt: skip
             work.tensors[out.tensor] = made
 
         return step
+
+    def _sinks(self, op: Op) -> Tensor | None:
+        """The score of each head's sink (heads,); None where attention has none."""
+        if len(op.inputs) == 1:
+            return None
+        view = op.inputs[1]
+        constant = self._tensors[self._program.values[view.value].name].reshape(-1)
+        return constant[view.offset :: view.col_step][: view.cols].contiguous()
 
     def _experts(self, op: Op) -> Step:
         assert op.output is not None
