@@ -21,7 +21,7 @@ from outrider.models.load import LoadedModel, Tables, build_lm, finish
 from outrider.runtime.gpu.run import use_device_run
 
 SMOL, LLAMA, QWEN = "SmolLM2-135M", "Llama-3.1-8B", "Qwen3-30B-A3B"
-MOST_TOKENS = 64  # of a pass for which bits are promised
+MAX_TOKENS = 64  # of a pass for which bits are promised
 SPARE_BYTES = 2 << 30  # device memory that libraries, recordings and activations need beside weights
 
 
@@ -159,7 +159,7 @@ def make(context: Context, name: str, loop_lengths: Sequence[int] = (), vocab_si
     if own is None:
         finish(lm, module)
     else:
-        lm.limits = own.find_limits(lm, MOST_TOKENS)
+        lm.limits = own.find_limits(lm, MAX_TOKENS)
     context.synchronize()
     return Shaped(name, loaded, weights, time.monotonic() - start, notes)
 

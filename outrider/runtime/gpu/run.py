@@ -40,10 +40,10 @@ class DeviceRun:
         """Tokens of a pass up to which a token's bits do not depend on the others."""
         return EXPERT_TOKENS if self._has_experts else in_kernels.NARROW
 
-    def find_limits(self, lm: LM, most_tokens: int) -> PassLimits:
+    def find_limits(self, lm: LM, max_tokens: int) -> PassLimits:
         """Limits of passes that decode at most so many tokens. The cache is empty, before and after."""
-        found = find_native_limits(lm, min(most_tokens, self.max_exact_tokens))
-        return replace(found, exact_rows=found.exact_rows and most_tokens <= self.max_exact_tokens)
+        found = find_native_limits(lm, min(max_tokens, self.max_exact_tokens))
+        return replace(found, exact_rows=found.exact_rows and max_tokens <= self.max_exact_tokens)
 
     def sees_chains(self, num_tokens: int) -> bool:
         """Whether a pass of chains with so many tokens needs no mask: `PassPlan.chain_keys` says enough."""
