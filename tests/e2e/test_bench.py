@@ -69,7 +69,7 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
         *SMALL,
         "--temperature",
         "1",
-        "--prompts",
+        "--limit",
         "3",
         "--out",
         "r.json",
