@@ -11,8 +11,6 @@ finished rows into completions. Not thread-safe: one call at a time.
 from __future__ import annotations
 
 import platform
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -31,6 +29,7 @@ from outrider.models.kept_tokenizer import whole_tokenizer
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row
+from outrider.run import run_rows
 from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 from outrider.wellformed import checked_text
@@ -254,31 +253,14 @@ class LLM:
 
     def _run(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it."""
-        waiting, decoder = deque(rows), self._decoder
-        if decoder.target.kv.num_rows:
+        if self._decoder.target.kv.num_rows:
             raise RequestError("another generate() or stream() on this model still runs; read it to its end or close it first")
-        started, failed = time.perf_counter(), False
         try:
-            while waiting or len(decoder.rows):
-                while waiting and len(decoder.rows) < self._built.options.max_num_seqs:
-                    decoder.add(waiting.popleft())
-                decoder.step()
-                now = time.perf_counter() - started
-                stepped = list(decoder.rows)
-                for index in reversed(range(len(stepped))):
-                    if stepped[index].finish_reason:
-                        decoder.remove(index)
-                for row in stepped:
-                    _time(row, now)
-                    yield row
+            for stepped in run_rows(self._decoder, rows, self._built.options.max_num_seqs):
+                yield from stepped
         except NumericalError:
-            failed = True
+            self._scrub_caches()
             raise
-        finally:
-            while len(decoder.rows):
-                decoder.remove(0)
-            if failed:
-                self._scrub_caches()
 
     def _scrub_caches(self) -> None:
         """After NaN: it must not reach the next call through positions that are masked (0 times NaN is NaN)."""
@@ -341,14 +323,6 @@ class LLM:
         """The text of a row nobody watched: the same pieces a stream would have released."""
         detokenizer = detokenizer_for(self._tokenizer, row.tokens[: row.num_prompt], row.params)
         return "".join([*(detokenizer.push(token) for token in row.shown), detokenizer.flush()])
-
-
-def _time(row: Row, now_s: float) -> None:
-    """Time since the call began, split at the row's first token."""
-    stats = row.stats
-    if stats.steps == 1:
-        stats.ttft_s = now_s
-    stats.decode_s = now_s - stats.ttft_s
 
 
 def _content(prompt: ReadPrompt) -> str | list[int]:

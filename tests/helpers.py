@@ -21,6 +21,7 @@ from outrider.decode import Decoder
 from outrider.drafters.base import Drafter
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
+from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.words import BadWords, Spelling
 from outrider.text import Detokenizer, StopStrings
@@ -156,12 +157,7 @@ def bad_words(words: Sequence[Sequence[int]], vocab_size: int) -> BadWords:
 
 def run_to_end(decoder: Decoder) -> list[Row]:
     """Step until every row has finished; finished rows leave at once. Rows in the order of their numbers."""
-    done: list[Row] = []
-    while len(decoder.rows):
-        decoder.step()
-        for index in reversed(range(len(decoder.rows))):
-            if decoder.rows[index].finish_reason:
-                done.append(decoder.remove(index))
+    done = [row for stepped in run_rows(decoder, []) for row in stepped if has_ended(row)]
     return sorted(done, key=lambda row: row.request)
 
 

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -35,6 +36,7 @@ from outrider.models.load import LoadedModel
 from outrider.models.probe import probe_tokens
 from outrider.parts import Parts
 from outrider.rows import Rows
+from outrider.run import has_ended, run_rows
 from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict
@@ -207,22 +209,20 @@ def _times(
     timer = decoder.control = _Timer(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
     late = warm_up + MIN_SIZES * MIN_TIMES  # steps that may still follow when the time is over
+    rows = [replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter) for number in range(count)]
+    steps = run_rows(decoder, rows)
     try:
-        for number in range(count):
-            decoder.add(replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter))
-        for _ in range(warm_up + repeats * len(sizes)):
-            if any(row.finish_reason for row in decoder.rows):  # a very short context
+        for stepped in islice(steps, warm_up + repeats * len(sizes)):
+            if any(has_ended(row) for row in stepped):  # a very short context
                 break
             if time.perf_counter() - began > budget_s:
                 timer.only(sizes[:MIN_SIZES])
                 if len(timer.known()) >= MIN_SIZES or not late:
                     break
                 late -= 1
-            decoder.step()
     finally:
+        steps.close()
         decoder.control = control
-        for index in reversed(range(len(decoder.rows))):
-            decoder.remove(index)
     return timer.known()
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +47,7 @@ from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.load import LoadedModel, Tables, build_lm, finish, load_config, load_module, resolve_dtype
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
+from outrider.run import run_rows
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.text import StopStrings
@@ -168,18 +168,8 @@ class Speculative:
 
     def _decode(self, decoder: Decoder, rows: Sequence[Row], streamer: Any) -> None:
         """Every row to its end; the streamer gets each token once, as transformers' own loop gives them."""
-        for row in rows:
-            decoder.add(row)
-        started, shown = time.perf_counter(), 0
-        while len(decoder.rows):
-            decoder.step()
-            now = time.perf_counter() - started
-            for index in reversed(range(len(decoder.rows))):
-                row = decoder.rows[index]
-                row.stats.ttft_s = row.stats.ttft_s or now
-                row.stats.decode_s = now - row.stats.ttft_s
-                if row.finish_reason:
-                    decoder.remove(index)
+        shown = 0
+        for _ in run_rows(decoder, rows):
             if streamer is not None:
                 for token in rows[0].output[shown:]:
                     streamer.put(torch.tensor([token]))

@@ -22,6 +22,7 @@ from outrider.lab.certify.result import LawTest, SampledLaw, Sampler, Status, Vi
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
 from outrider.lab.certify.units import Units
 from outrider.models.lm import LM
+from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams
 
 FALSE_ALARMS = 1e-3  # of a whole certificate
@@ -86,12 +87,8 @@ def draw(
     ]
     try:
         subject.join(decoder, rows)
-        while len(decoder.rows):
-            decoder.step()
-            for index in reversed(range(len(decoder.rows))):
-                row = decoder.rows[index]
-                if row.finish_reason or len(row.origins) >= depth:
-                    decoder.remove(index)
+        for _ in run_rows(decoder, [], is_over=lambda row: has_ended(row) or len(row.origins) >= depth):
+            pass
     finally:
         clear(decoder)
     start = len(spot.tokens)

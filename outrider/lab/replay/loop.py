@@ -66,6 +66,7 @@ class ReplayLoop:
         self._drafter = drafter
         self._control = control
         self.rows = Rows(vocab_size, CPU)
+        self.drafted: list[int] = []  # tokens per row, in the latest step
 
     def add(self, row: LoggedRow) -> None:
         """A row joins."""
@@ -78,8 +79,8 @@ class ReplayLoop:
         return self.rows.swap_remove(index)
 
     @torch.inference_mode()
-    def step(self) -> Draft:
-        """One step of every row; returns what was drafted. Raises CapabilityError where a drafter wants a model."""
+    def step(self) -> None:
+        """One step of every row. Raises CapabilityError where a drafter wants a model."""
         rows, began = self.rows, time.perf_counter()
         draft = self._drafter.propose(rows, self._control.choose(rows))
         if draft.probs is not None:
@@ -100,7 +101,7 @@ class ReplayLoop:
         for row in rows:  # shared as in a real step
             row.stats.time_s["draft"] += (proposed - began + ended - appended) / len(rows)
         self._control.observe(rows, draft, verdict, ended - began)
-        return draft
+        self.drafted = draft.lists[1]
 
     def _verdict(self, draft: Draft) -> Verdict:
         """`greedy_verdict` of a target that says what was said. Off that path its choices are unknown, and not asked for."""

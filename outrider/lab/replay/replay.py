@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +30,8 @@ from outrider.lab.replay.target import text_target
 from outrider.lab.replay.texts import Text
 from outrider.models.load import LoadedModel
 from outrider.parts import Parts
+from outrider.rows import Row
+from outrider.run import has_ended, run_rows
 from outrider.stats import DecodeStats
 
 ROWS_TOGETHER = 16  # where rows do not touch one another, several at once are quicker, with the same result
@@ -127,19 +129,13 @@ class _Run:
             self.done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins, steps)
             self.progress.advance()
 
-    def _run(self, loop: ReplayLoop, numbers: Sequence[int], widths: dict[int, Counter[int]]) -> Iterator[LoggedRow]:
+    def _run(self, loop: ReplayLoop, numbers: Sequence[int], widths: dict[int, Counter[int]]) -> Iterator[Row]:
         """Rows that have ended. They join and leave as in `LLM.generate`, so that drafters that learn see the same order."""
-        waiting = deque(numbers)
-        while waiting or len(loop.rows):
-            while waiting and len(loop.rows) < self._rows_together:
-                number = waiting.popleft()
-                loop.add(LoggedRow.of(self._texts[number], number))
-            lengths = loop.step().lists[1]
-            for row, length in zip(loop.rows, lengths, strict=True):
-                widths[row.request][length if self._one_by_one else max(lengths)] += 1
-            for index in reversed(range(len(loop.rows))):
-                if loop.rows[index].finish_reason:
-                    yield loop.remove(index)  # type: ignore[misc]
+        rows = (LoggedRow.of(self._texts[number], number) for number in numbers)
+        for stepped in run_rows(loop, rows, self._rows_together):
+            for row, length in zip(stepped, loop.drafted, strict=True):
+                widths[row.request][length if self._one_by_one else max(loop.drafted)] += 1
+            yield from filter(has_ended, reversed(stepped))
 
 
 def _check(texts: Sequence[Text], max_num_seqs: int) -> None:
