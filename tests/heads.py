@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from outrider.models.heads.acceptance import AcceptanceConfig, AcceptanceHead
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import save_block
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_saving import save_block
 from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import default_signals, save_eagle
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
@@ -74,7 +75,7 @@ def random_block(target: Any, *, draft_vocab: int | None = None, **changes: Any)
 
 def block_head(target: Any, folder: Path) -> None:
     """A random head with everything that a head can have."""
-    save_block(random_block(target), folder)
+    save_block(random_block(target, window=8, window_layers=(1,), causal_windows=True), folder)
 
 
 def eagle_head(kind: Kind, draft_vocab: int | None) -> Callable[[Any, Path], None]:

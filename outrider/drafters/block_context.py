@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.kv.cache import KVCache, LayerShape
-from outrider.models.heads.block import BlockConfig
+from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_pass import BlockPasses, Guessed, Pending, Unread
 from outrider.rows import Rows
 from outrider.runtime.block import BlockRun, Drafted

@@ -69,7 +69,9 @@ class BlockRun:
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache
         ) -> tuple[dict[int, Tensor], Tensor]:
             def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-                return cache.attend(layer, queries, keys, values, sees_all=not config.causal).transpose(1, 2)
+                sight = config.sight(layer)
+                found = cache.attend(layer, queries, keys, values, sees_all=not sight.causal, window=sight.window)
+                return found.transpose(1, 2)
 
             states = head(ids, positions, attend)
             return {AFTER_NORM: states}, head.logits(states)

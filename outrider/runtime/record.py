@@ -54,10 +54,15 @@ class RecordedCache:
     def __init__(self, events: list[Event], recorder: Recorder) -> None:
         self._events, self._recorder = events, recorder
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, sees_all: bool = False) -> Tensor:
-        """(B, T, heads, size), of the right shape. `sees_all`: tokens see those of the pass that come after them, too."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, sees_all: bool = False, window: int = 0
+    ) -> Tensor:
+        """(B, T, heads, size), of the right shape. `sees_all`: tokens see those of the pass that come after them, too.
+        `window`: positions looked back, the token's own counts as one; 0: all."""
         own = _Layer(layer)
-        return _attention(self._events, self._recorder, own, query, key, value, None, sees_all=sees_all)[0]
+        return _attention(
+            self._events, self._recorder, own, query, key, value, None, sees_all=sees_all, sliding_window=window or None
+        )[0]
 
     def attending(self, module: Any) -> AbstractContextManager[None]:
         """A module of transformers attends over this cache inside."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.models.heads.block import BlockConfig
+from outrider.models.heads.block_config import BlockConfig
 from outrider.settings import setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup

@@ -24,8 +24,9 @@ from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models.context import UNKNOWN_CONTEXT
-from outrider.models.heads.block import BlockConfig
-from outrider.models.heads.block_files import export_block, load_block
+from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_files import load_block
+from outrider.models.heads.block_saving import export_block
 from outrider.models.heads.eagle import EagleConfig, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft

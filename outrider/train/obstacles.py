@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from outrider.models.heads.block import BlockConfig, BlockHead
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.eagle import EagleConfig, EagleHead
 
 

@@ -2,7 +2,8 @@
 
     context    c_t = RMSNorm(fc [h_t of the selected target layers])        for every position the target was fed
     block      embeddings of [last token, mask, mask, ...], at the positions that follow the context
-    layer      queries from the block alone; keys and values from [context ; block], nothing is causal inside the block
+    layer      queries from the block alone; keys and values from [context ; block], all see all inside the block,
+               unless the head is causal; sliding layers see so many positions back
     logits     output layer of the target over RMSNorm of the last layer, one law per block position
 
 The context's keys and values depend on nothing but their own position, so a drafter keeps them (`context_keys`) and a pass costs
@@ -16,7 +17,6 @@ Embedding and output layer are the target's unless the checkpoint has its own; `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,66 +25,13 @@ from torch import Tensor, nn
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from outrider.models.attention import QUERY_BLOCK
 from outrider.models.gguf.linear import BlockEmbedding
+from outrider.models.heads.block_config import BlockConfig
 from outrider.models.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
 # (layer, queries (B, heads, S, D), the block's own keys and values (B, KV heads, S, D)) -> (B, heads, S, D)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class BlockConfig:
-    """Shapes and flags of a block head."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int  # the target's
-    block_size: int  # slots of a block, the anchor's included
-    target_hidden_size: int
-    target_layers: tuple[int, ...]  # keys of models/signals.py: whose residual streams make the context
-    num_target_layers: int
-    mask_token_id: int
-    sample_from_anchor: bool = True  # slot k guesses the token after it, the anchor's slot included
-    causal: bool = False  # inside the block
-    norm_eps: float = 1e-6
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    max_positions: int = 40960
-    attention_bias: bool = False
-    qk_norm: bool = True
-    markov_rank: int = 0  # 0: no Markov head
-    markov_gated: bool = False
-    confidence: bool = False
-    confidence_with_markov: bool = True
-    draft_vocab_size: int | None = None  # tokens the head knows; None: all
-    own_embedding: bool = False
-    own_output: bool = False
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    softcap: float | None = None  # of the logits
-    temperatures: tuple[float, ...] = ()  # of the confidence logits by position, from calibration; () = 1
-    trained_for: str = ""
-
-    @property
-    def num_guesses(self) -> int:
-        """Tokens one pass guesses."""
-        return self.block_size if self.sample_from_anchor else self.block_size - 1
-
-    def mask(self, context: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-        """The additive attention mask of blocks behind `context` (B,) positions of a cache, as `models/attention.py` wants it.
-
-        Its shape is (B, 1, block size rounded up to QUERY_BLOCK, num_keys).
-        """
-        places = torch.arange(num_keys, device=context.device)
-        queries = torch.arange(-(-self.block_size // QUERY_BLOCK) * QUERY_BLOCK, device=context.device)
-        seen = (queries + 1).clamp(max=self.block_size) if self.causal else torch.full_like(queries, self.block_size)
-        allowed = places < (context[:, None] + seen)[..., None]  # what padding queries compute is never read
-        return torch.zeros(allowed.shape, dtype=dtype, device=context.device).masked_fill(~allowed, float("-inf"))[:, None]
 
 
 class BlockAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""Block heads on disk: DFlash and DSpark folders in, the same out.
+"""Block heads read from disk: DFlash and DSpark folders.
 
 What a head is made of is read off its tensors (sizes, layers, Markov and confidence heads, own tables), since architecture names
 differ per engine; what tensors cannot say comes from config.json, in the raw form (`dflash_config`) or speculators' nested one
@@ -16,15 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.errors import CapabilityError, CheckpointError, ConfigError, did_you_mean
-from outrider.models.derive import weight_of
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.tensors import HeadTensors, write_head
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.tensors import HeadTensors
 from outrider.models.signals import AFTER_NORM
 
 KIND = "a block head (DFlash, DSpark)"
 LAYER = "layers.0.self_attn."
-LAYOUTS = ("raw", "speculators")
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
+MUSE = "muse_glimmer_assistant"  # transformers' own, in which blocks are never causal
+
+
+def rename_parts(files: HeadTensors) -> None:
+    """Names of other layouts become those of DFlash."""
+    files.rename("model.")
+    files.rename("midlayer.", "layers.0.")
+    files.rename("encoder.fc.", "fc.")  # transformers' MuseGlimmerAssistantModel
+    files.rename("encoder.output_norm_enc.", "hidden_norm.")
 
 
 def load_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:
@@ -45,7 +54,7 @@ def _fitted(
     files: HeadTensors, target_hidden: int, vocab_size: int, num_target_layers: int, device: str
 ) -> tuple[BlockHead, dict[str, Tensor]]:
     """A fresh head of these files on `device`, and what belongs into it."""
-    files.rename("model.")
+    rename_parts(files)
     files.drop(["rotary_emb.inv_freq", "t2d"])
     if "fc.weight" not in files or f"{LAYER}q_proj.weight" not in files:
         raise CheckpointError(f"{files.what()} is no {KIND.removeprefix('a ')}: it has {', '.join(sorted(files.names)[:6])}")
@@ -59,27 +68,6 @@ def _fitted(
     weights = {name: files.take(name, *tensor.shape) for name, tensor in head.state_dict().items()}
     files.finish(KIND)
     return head, weights
-
-
-def save_block(head: BlockHead, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """The raw layout; weights as they are, or in `dtype`. Raises OSError when the disk is full."""
-    write_head(folder, "model.safetensors", _raw_config(head.config), _tensors(head), dtype)
-
-
-def export_block(head: BlockHead, folder: Path, layout: str, *, tables: bool = False) -> None:
-    """The head as other engines read it: "raw" or "speculators". `tables`: with the target's embedding and output layer, for
-    engines that do not share them. Raises ConfigError for another layout."""
-    if layout not in LAYOUTS:
-        raise ConfigError(f"unknown layout '{layout}' of block heads.{did_you_mean(layout, LAYOUTS)}")
-    config = _raw_config(head.config) if layout == "raw" else _speculators_config(head.config)
-    tensors = _tensors(head)
-    if tables:
-        embedding, output = head.tables()
-        tensors |= {"embed_tokens.weight": embedding.weight, "lm_head.weight": weight_of(output)}
-    write_head(folder, "model.safetensors", config, tensors)
-
-
-# ---------------------------------------------------------------- reading
 
 
 class _Values:
@@ -127,10 +115,11 @@ def _config(
     confidence = "confidence_head.proj.weight" in files
     is_dspark = markov or confidence or any("DSpark" in str(name) for name in files.config.get("architectures") or [])
     own = files.config.get("outrider") or {}
+    num_layers = len({name.split(".")[1] for name in files.names if name.startswith("layers.")})
     return BlockConfig(
         hidden_size=hidden,
         intermediate_size=files.shape("layers.0.mlp.gate_proj.weight")[0],
-        num_layers=len({name.split(".")[1] for name in files.names if name.startswith("layers.")}),
+        num_layers=num_layers,
         num_heads=num_queries // head_dim,
         num_kv_heads=files.shape(f"{LAYER}k_proj.weight")[0] // head_dim,
         head_dim=head_dim,
@@ -141,7 +130,7 @@ def _config(
         num_target_layers=num_target_layers,
         mask_token_id=_mask_token(files, values, vocab_size),
         sample_from_anchor=bool(values.get("sample_from_anchor", default=is_dspark)),
-        causal=bool(values.get("causal", "is_causal", default=False)),
+        **_sights(values, num_layers),
         norm_eps=float(values.get("rms_norm_eps", default=1e-6)),
         rope=_rope(values),
         max_positions=int(values.get("max_position_embeddings", default=40960)),
@@ -165,14 +154,39 @@ def _config(
 def _refuse_unknown(files: HeadTensors, values: _Values) -> None:
     if "markov_head.joint_proj.weight" in files:
         raise CapabilityError(f"{files.what()}: its Markov head is of type 'rnn'; known are 'vanilla' and 'gated'")
-    sliding = [kind for kind in values.get("layer_types", default=[]) if kind != "full_attention"]
-    if sliding:
-        raise CapabilityError(f"{files.what()} has layers of type '{sliding[0]}'; only full attention is known")
     activation = values.get("hidden_act", default="silu")
     if activation != "silu":
         raise CapabilityError(f"{files.what()}: hidden_act '{activation}' is not known, only 'silu'")
     if values.get("projector_type", default="dflash") != "dflash":
         raise CapabilityError(f"{files.what()}: projector_type '{values.get('projector_type')}' is not known, only 'dflash'")
+
+
+def _sights(values: _Values, num_layers: int) -> dict[str, Any]:
+    """What tokens see in each layer. Unless a config says otherwise, blocks are causal in layers named sliding, as in vLLM."""
+    is_muse, slide_all = values.get("model_type") == MUSE, bool(values.get("use_swa", default=False))
+    kinds = list(values.get("layer_types", default=[SLIDING if is_muse else FULL] * num_layers))
+    unknown = [kind for kind in kinds if kind not in (FULL, SLIDING)]
+    if unknown:
+        raise CapabilityError(f"{values.what} has layers of type '{unknown[0]}'; known are {FULL} and {SLIDING}")
+    if len(kinds) < num_layers:
+        raise CheckpointError(f"{values.what}: config.json names the types of {len(kinds)} layers, the weights have {num_layers}")
+    named = tuple(index for index, kind in enumerate(kinds[:num_layers]) if kind == SLIDING)
+    layers = tuple(range(num_layers)) if slide_all and not named else named
+    said = values.get("is_causal", "causal", "causal_head")
+    found: dict[str, Any] = {"causal": bool(said), "window_layers": layers}
+    if layers:
+        bidirectional = values.get("sliding_window_non_causal", default=is_muse or not named)
+        found |= {"window": _window(values, is_muse), "causal_windows": said is None and not bidirectional}
+    return found
+
+
+def _window(values: _Values, is_muse: bool) -> int:
+    window, block_size = values.get("swa_window_size", "sliding_window"), int(values.need("block_size"))
+    if window is None:
+        raise CheckpointError(f"{values.what}: config.json names sliding layers but no 'sliding_window'")
+    if int(window) < block_size:
+        raise CheckpointError(f"{values.what}: sliding_window {window} is smaller than a draft, block_size {block_size}")
+    return int(window) + is_muse  # transformers' bidirectional mask reaches `window` positions back beside the token's own
 
 
 def _target_layers(values: _Values, num_layers: int) -> tuple[int, ...]:
@@ -221,102 +235,3 @@ def _token_ids(files: HeadTensors, vocab_size: int) -> Tensor | None:
     if "lm_head.weight" not in files:
         raise CheckpointError(f"{files.what()} has a reduced vocabulary (d2t) but no 'lm_head.weight' for it")
     return None if torch.equal(ids, torch.arange(vocab_size)) else ids
-
-
-# ---------------------------------------------------------------- writing
-
-
-def _tensors(head: BlockHead) -> dict[str, Tensor]:
-    found = dict(head.state_dict())
-    if head.token_ids is not None:
-        known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
-        known[head.token_ids.cpu()] = True
-        found |= {"d2t": head.token_ids.cpu() - torch.arange(len(head.token_ids)), "t2d": known}
-    return found
-
-
-def _layer_config(config: BlockConfig) -> dict[str, Any]:
-    """The transformer's part, in the words of transformers' Qwen3."""
-    return {
-        "model_type": "qwen3",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": config.rope,
-        "rope_theta": config.rope.get("rope_theta", 10000.0),
-        "attention_bias": config.attention_bias,
-        "hidden_act": "silu",
-        "layer_types": ["full_attention"] * config.num_layers,
-        "tie_word_embeddings": False,
-    }
-
-
-def _head_config(config: BlockConfig) -> dict[str, Any]:
-    return {
-        "block_size": config.block_size,
-        "num_target_layers": config.num_target_layers,
-        "mask_token_id": config.mask_token_id,
-        "sample_from_anchor": config.sample_from_anchor,
-        "markov_rank": config.markov_rank,
-        "markov_head_type": "gated" if config.markov_gated else "vanilla",
-        "enable_confidence_head": config.confidence,
-        "confidence_head_with_markov": config.confidence and config.confidence_with_markov,
-        "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-        "outrider": {"head": "block", "target": config.trained_for, "temperatures": list(config.temperatures)},
-    }
-
-
-def _raw_config(config: BlockConfig) -> dict[str, Any]:
-    flags = {
-        "mask_token_id": config.mask_token_id,
-        "causal": config.causal,
-        "input_embedding_scale": config.embedding_scale,
-        "output_multiplier": config.logit_scale,
-        "final_logit_softcapping": config.softcap,
-    }
-    before_norm = config.num_target_layers in config.target_layers  # only the other numbering has a word for it
-    layers = {"aux_hidden_state_layer_ids": list(config.target_layers)} if before_norm else {
-        "target_layer_ids": [(config.num_target_layers if key == AFTER_NORM else key) - 1 for key in config.target_layers]
-    }  # fmt: skip
-    is_dspark = bool(config.markov_rank) or config.confidence
-    return {
-        **_layer_config(config),
-        **_head_config(config),
-        "architectures": ["DSparkDraftModel" if is_dspark else "DFlashDraftModel"],
-        "base_model_name_or_path": config.trained_for,
-        **layers,
-        "dflash_config": {**flags, **layers},
-    }
-
-
-def _speculators_config(config: BlockConfig) -> dict[str, Any]:
-    if AFTER_NORM in config.target_layers:
-        raise ConfigError("the speculators layout cannot describe a state taken after the final norm; export this head as 'raw'")
-    algorithm = "dspark" if config.markov_rank or config.confidence else "dflash"
-    method = {
-        "proposal_type": "greedy", "speculative_tokens": config.num_guesses, "verifier_accept_k": 1, "accept_tolerance": 0.0,
-    }  # fmt: skip
-    return {
-        **_head_config(config),
-        "architectures": ["DSparkSpeculator" if algorithm == "dspark" else "DFlashSpeculator"],
-        "speculators_model_type": algorithm,
-        "aux_hidden_state_layer_ids": list(config.target_layers),
-        "sliding_window_non_causal": not config.causal,  # vLLM reads here what its masks see, without a window, too
-        "transformer_layer_config": _layer_config(config),
-        "speculators_config": {
-            "algorithm": algorithm,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method],
-            "verifier": {"name_or_path": config.trained_for, "architectures": []},
-        },
-        "dflash_config": {"causal": config.causal, "input_embedding_scale": config.embedding_scale,
-                          "output_multiplier": config.logit_scale, "final_logit_softcapping": config.softcap},
-    }  # fmt: skip
-

@@ -91,20 +91,23 @@ class ModulePasses:
         offsets = count[:, None] + block
         if unread is not None:
             waiting = torch.arange(unread.width, device=device)
-            behind = torch.where(waiting < count[:, None], waiting, waiting + config.block_size)  # padding goes behind the block
-            offsets = torch.cat([behind, offsets], dim=1)
+            moved = torch.where(waiting < count[:, None], waiting, waiting + config.block_size)  # padding goes behind the block
+            offsets = torch.cat([moved, offsets], dim=1)
         slots = torch.arange(len(counts), device=device) * kv.capacity
         longest = max(length + more for length, more in zip(kv.lengths, counts, strict=True)) + config.block_size
         num_keys = min(-(-longest // BLOCK) * BLOCK, kv.capacity)
-        mask = partial(config.mask, cached + count, num_keys, kv.dtype)
-        plan = PassPlan(kv.keys, kv.values, ((slots + cached)[:, None] + offsets).flatten(), mask)
+        places, behind = ((slots + cached)[:, None] + offsets).flatten(), cached + count
+        plans = {
+            sight: PassPlan(kv.keys, kv.values, places, partial(config.mask, sight, behind, num_keys, kv.dtype))
+            for sight in set(map(config.sight, range(config.num_layers)))
+        }
 
         def attention(layer: int, queries: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
             if context:
                 own_keys, own_values = (
                     torch.cat(pair, dim=2) for pair in zip(context[layer], (own_keys, own_values), strict=True)
                 )
-            return attend(plan, layer, queries, own_keys, own_values).transpose(1, 2)
+            return attend(plans[config.sight(layer)], layer, queries, own_keys, own_values).transpose(1, 2)
 
         fed = head.block_tokens(torch.tensor(pending.tokens, device=device))
         states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attention))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
+from outrider.models.heads.block_files import rename_parts
 from outrider.models.heads.exit import KIND as EXIT_FILES
 from outrider.models.heads.mtp_layout import find_layout
 from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
@@ -49,8 +50,7 @@ def has_tokenizer(folder: Path) -> bool:
 def _kind_by_names(files: HeadTensors) -> str | None:
     if _is_mtp_alone(files.names):
         return "mtp"
-    files.rename("model.")
-    files.rename("midlayer.", "layers.0.")
+    rename_parts(files)
     if any(name.startswith(MEDUSA) for name in files.names):
         return "medusa"
     if "fc.weight" not in files:

@@ -13,9 +13,10 @@ from outrider.build import Options, build
 from outrider.drafters.block import BlockGuesses, BlockSettings, ConfidenceStop
 from outrider.drafters.parallel import draft_chain
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import save_block
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_pass import Guessed, ModulePasses
+from outrider.models.heads.block_saving import save_block
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft

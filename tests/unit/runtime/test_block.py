@@ -14,8 +14,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.block import BlockDrafter, BlockSettings
 from outrider.kv import KVCache, LayerShape
 from outrider.models.heads.block import BlockHead
-from outrider.models.heads.block_files import save_block
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses, Pending, Unread
+from outrider.models.heads.block_saving import save_block
 from outrider.models.lm import LM
 from outrider.models.load import build_lm
 from outrider.runtime.block import BlockRun, Drafted
@@ -39,6 +39,11 @@ HEADS: dict[str, dict[str, Any]] = {
     "dspark": {"markov_gated": False},
     "gated": {"draft_vocab": 25},
     "dflash": {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False},
+    "sliding": {
+        "markov_rank": 0, "confidence_with_markov": False, "window": 30, "window_layers": (1,), "causal_windows": True,
+        "sample_from_anchor": False,
+    },
+    "wide": {"markov_rank": 0, "confidence_with_markov": False, "window": 200, "window_layers": (0, 1)},
     "other": {
         "markov_rank": 0, "confidence_with_markov": False, "causal": True, "own_embedding": True, "qk_norm": False,
         "attention_bias": True, "embedding_scale": 2.0, "logit_scale": 0.5, "softcap": 9.0, "target_layers": (2,),
@@ -70,7 +75,7 @@ class Watched(BlockRun):
 
 @pytest.mark.parametrize(("head", "which", "racing"), [
     ("dspark", MIXED, ()), ("gated", PENALISED, ()), ("dflash", FILTERED, ()), ("other", FILTERED, (0, 4)),
-    ("gated", FILTERED, (0, 1, 4, 5)), ("dspark", GREEDY, ()),
+    ("gated", FILTERED, (0, 1, 4, 5)), ("dspark", GREEDY, ()), ("sliding", FILTERED, ()),
 ], ids=str)  # fmt: skip
 def test_whole_chains_are_those_of_the_module(
     head: str, which: tuple[int, ...], racing: tuple[int, ...], library_path: Path

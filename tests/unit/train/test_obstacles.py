@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import export_block, load_block
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_files import load_block
+from outrider.models.heads.block_saving import export_block
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.models.heads.medusa_files import export_medusa

@@ -12,10 +12,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.cache_utils import DFlashCache
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
-from outrider.models.heads.block import BlockConfig, BlockHead
-from outrider.models.heads.block_files import export_block, load_block, outline_block, save_block
+from outrider.kv import KVCache, LayerShape
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_files import load_block, outline_block
+from outrider.models.heads.block_pass import ModulePasses, Pending, Unread
+from outrider.models.heads.block_saving import export_block, save_block
+from outrider.models.heads.kinds import head_kind
 
 H, V, HEADS, KV, D, LAYERS = 16, 13, 4, 2, 6, 2  # D is not H / HEADS
 TARGET_LAYERS = 8
@@ -51,7 +58,7 @@ def rotated(states: Tensor, position: int, theta: float = 10000.0) -> Tensor:
     return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()])
 
 
-def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int], *, causal: bool = False) -> Tensor:
+def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int]) -> Tensor:
     """States of a block behind T context positions, vector by vector."""
     weights = head.state_dict()
     context = norm(torch.cat(hidden, dim=-1) @ weights["fc.weight"].T, weights["hidden_norm.weight"])  # (T, H)
@@ -69,9 +76,10 @@ def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int], *, causa
                 group = slice((index // (HEADS // KV)) * D, (index // (HEADS // KV) + 1) * D)
                 query = norm(get["self_attn.q_proj.weight"][rows] @ normed[slot], get["self_attn.q_norm.weight"])
                 query = rotated(query, start + slot)
-                seen = range(start + slot + 1) if causal else range(len(sources))
+                window, causal = head.config.sight(layer)
+                seen = range(max(0, start + slot + 1 - window) if window else 0, start + slot + 1 if causal else len(sources))
                 keys = [norm(get["self_attn.k_proj.weight"][group] @ sources[i], get["self_attn.k_norm.weight"]) for i in seen]
-                scores = torch.stack([query @ rotated(key, i) for i, key in enumerate(keys)]) / math.sqrt(D)
+                scores = torch.stack([query @ rotated(key, i) for i, key in zip(seen, keys, strict=True)]) / math.sqrt(D)
                 values = torch.stack([get["self_attn.v_proj.weight"][group] @ sources[i] for i in seen])
                 heads.append(scores.softmax(-1) @ values)
             mixed.append(get["self_attn.o_proj.weight"] @ torch.cat(heads))
@@ -82,21 +90,59 @@ def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int], *, causa
     return norm(states, weights["norm.weight"])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_pass_by_hand(causal: bool) -> None:
-    """Catches queries from the context, keys that miss a norm or a rotation, a block that does not see itself."""
-    head, hidden = random_head(causal=causal), [torch.randn(5, H), torch.randn(5, H)]
-    held = head.context_keys(head.context([states[None] for states in hidden]), torch.arange(5)[None])
-    tokens = head.block_tokens(torch.tensor([7]))
-    assert tokens.tolist() == [[7, 5, 5, 5]]
-    mask = torch.ones(4, 9).tril(5).bool() if causal else None
+def passed(head: BlockHead, hidden: list[Tensor]) -> Tensor:
+    """States of a block behind a context that is read in two parts, the second beside the block."""
+    kv, count = KVCache([LayerShape(KV, D, D)] * LAYERS, torch.float32, torch.device("cpu")), len(hidden[0])
+    kv.add_row()
+    kv.reserve(1, count + head.config.block_size)
+    passes = ModulePasses(head)
+    passes.read(kv, 0, Unread([states[None, :-2] for states in hidden], [count - 2], [count - 2]))
+    kv.advance(0, count - 2)
+    return passes.guess(kv, Pending([7], [count]), Unread([states[None, -2:] for states in hidden], [2], [count])).states[0]
 
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        both = [torch.cat(pair, dim=2) for pair in zip(held[layer], (keys, values), strict=True)]
-        return F.scaled_dot_product_attention(queries, *both, attn_mask=mask, enable_gqa=True)
 
-    states = head(tokens, torch.arange(5, 9)[None], attend)[0]
-    torch.testing.assert_close(states, reference(head, hidden, [7, 5, 5, 5], causal=causal), rtol=1e-4, atol=1e-5)
+SIGHTS: list[dict[str, Any]] = [
+    {}, {"causal": True}, {"window": 5, "window_layers": (1,)}, {"window": 4, "window_layers": (0,), "causal_windows": True},
+    {"window": 6, "window_layers": (0, 1), "causal": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+def test_a_pass_by_hand(sight: dict[str, Any]) -> None:
+    """Catches queries from the context, keys that miss a norm or a rotation, a block that does not see itself, a window off by
+    one or in another layer."""
+    head, hidden = random_head(**sight), [torch.randn(5, H), torch.randn(5, H)]
+    torch.testing.assert_close(passed(head, hidden), reference(head, hidden, [7, 5, 5, 5]), rtol=1e-4, atol=1e-5)
+
+
+def muse(**changes: Any) -> MuseGlimmerAssistantModel:
+    """transformers' own, random: what Meta publishes for Muse Glimmer."""
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=H, intermediate_size=20, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV,
+        head_dim=D, sliding_window=4, block_size=4, mask_token_id=5, target_layer_ids=[1, 5],
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5}, **changes,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    model = MuseGlimmerAssistantModel(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.data.copy_(torch.randn(weight.shape) * 0.4)
+    return model
+
+
+@pytest.mark.parametrize("kinds", [None, ["full_attention", "sliding_attention"]], ids=str)
+def test_a_muse_assistant_is_transformers_own(tmp_path: Path, kinds: list[str] | None) -> None:
+    """Catches its names not read, blocks made causal, a window that ends one position early."""
+    model, hidden = muse(layer_types=kinds), [torch.randn(9, H), torch.randn(9, H)]
+    model.save_pretrained(tmp_path)
+    assert head_kind(tmp_path) == "block"
+    head = load_block(tmp_path, H, V, TARGET_LAYERS)
+    head.bind(torch.nn.Embedding(V, H), torch.nn.Linear(H, V, bias=False))
+    embedded = head.embed(head.block_tokens(torch.tensor([7])))
+    cache = DFlashCache(config=model.config)
+    cache.set_previous_accepted_tokens(9)
+    expected = model(noise_embeds=embedded, context_hidden_states=torch.cat(hidden, -1)[None], past_key_values=cache)
+    torch.testing.assert_close(passed(head, hidden), expected.last_hidden_state[0, 1:], rtol=1e-4, atol=1e-5)
 
 
 def test_markov_and_confidence_by_hand() -> None:
@@ -117,7 +163,7 @@ def test_markov_and_confidence_by_hand() -> None:
 
 SHAPES: list[dict[str, Any]] = [
     {}, {"markov_gated": True}, {"markov_rank": 0, "confidence_with_markov": False},
-    {"sample_from_anchor": False, "causal": True},
+    {"sample_from_anchor": False, "causal": True}, *SIGHTS[2:],
     {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False},
     {"own_embedding": True, "own_output": True}, {"qk_norm": False, "attention_bias": True}, {"temperatures": (0.5, 1.5)},
     {"embedding_scale": 2.0, "logit_scale": 0.5, "softcap": 30.0, "norm_eps": 1e-5, "max_positions": 99},
@@ -200,12 +246,45 @@ def test_a_published_dflash_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"layer_types": ["sliding_attention"]}, "sliding_attention"), ({"hidden_act": "gelu"}, "gelu"),
+        ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"), ({"hidden_act": "gelu"}, "gelu"),
         ({"projector_type": "domino"}, "domino"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CapabilityError, match=words):
+        load_block(published(tmp_path / "a", changes), H, V, TARGET_LAYERS)
+
+
+SLIDING = "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sights"),
+    [
+        ({"layer_types": ["full_attention", SLIDING], "sliding_window": 9}, [(0, False), (9, True)]),
+        ({"layer_types": [SLIDING, SLIDING, SLIDING], "sliding_window": 9, "is_causal": False}, [(9, False)] * 2),
+        ({"layer_types": [SLIDING] * 2, "sliding_window": 9, "sliding_window_non_causal": True}, [(9, False)] * 2),
+        ({"layer_types": None, "use_swa": True, "swa_window_size": 7}, [(7, False)] * 2),
+        ({"causal_head": True}, [(0, True)] * 2),
+        ({"layer_types": ["full_attention", SLIDING], "sliding_window": 9, "causal": True}, [(0, True), (9, True)]),
+    ],
+    ids=str,
+)
+def test_who_sees_whom_is_read_of_configs(tmp_path: Path, changes: dict[str, Any], sights: list[tuple[int, bool]]) -> None:
+    """z-lab's mixed layers, speculators', MiMo's and JetSpec's words."""
+    config = load_block(published(tmp_path / "a", changes), H, V, TARGET_LAYERS).config
+    assert [tuple(config.sight(layer)) for layer in range(LAYERS)] == sights
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_types": [SLIDING] * 2}, "no 'sliding_window'"), ({"layer_types": [SLIDING]}, "types of 1 layers"),
+        ({"layer_types": [SLIDING] * 2, "sliding_window": 3}, "3 is smaller than a draft, block_size 4"),
+    ],
+)  # fmt: skip
+def test_windows_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
         load_block(published(tmp_path / "a", changes), H, V, TARGET_LAYERS)
 
 
