@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import difflib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -31,20 +30,6 @@ _TYPED = (
     "target_endpoint target_ms target_params temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
 )
 FLAGS = frozenset(_TYPED.split())
-RENAMED = {  # options of earlier versions: how they are typed where a verb has the new one, or what to do instead
-    "--baseline-url": "is for comparisons: 'outrider bench' and 'outrider tune' compare it with --baseline-url",
-    "--batch-sizes": "--batch-size", "--corpus": "--drafter-option corpus=FILE",
-    "--draft-endpoint": "is for what makes steps: give it to the target services, or to generate, chat or serve",
-    "--exit-layer": "--drafter-option exit_layer=N",
-    "--html": "--out FILE.html", "--init-layers": "--kind-option init_layers=N", "--load": "--batch-size N,N",
-    "--markdown": "--out FILE.md", "--measure-prompts": "--set measure_limit=N", "--model": "--set server_model=NAME",
-    "--no-self-test": "--set self_test=false", "--no-stream": "--set stream=false", "--option": "--kind-option",
-    "--precision": "--set interval=SHARE", "--problems": "--limit",
-    "--prompt-file": "is gone: give - as the prompt, and the file as standard input, < FILE",
-    "--quick": "--samples 1000 --limit 4 --max-new-tokens 48", "--raw": "--set chat_template=false",
-    "--rounds": "--set min_rounds=N", "--samples": "--set responses_per_prompt=N", "--timeout": "--set stall_timeout=SECONDS",
-    "--tree": "--drafter-option tree=SHAPE", "--workload": "--prompts",
-}  # fmt: skip
 
 
 def option(panel: str, text: str, **extra: Any) -> Any:
@@ -156,10 +141,7 @@ def misspelt(given: str, known: Iterable[str]) -> str:
     """What to say about an option that a verb does not have, among the options that it has."""
     forms = {_as_flag(name): f"{name}=VALUE" if name.startswith("--set ") else name for name in known if name.startswith("--")}
     asked = _as_flag(given)
-    new = forms.get(asked) or RENAMED.get(asked, "")
-    if new and not new.startswith("--"):
-        return f"'{given}' {new}"
-    if _as_flag(re.split("[ =]", new.removeprefix("--set "))[0]) in forms:
+    if new := forms.get(asked):
         return f"'{given}' is written {new}"
     close = difflib.get_close_matches(asked, forms, n=1)
     return f"unknown option '{given}'" + (f". Did you mean '{forms[close[0]]}'?" if close else "")

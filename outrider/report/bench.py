@@ -8,7 +8,7 @@ from outrider.lab.bench.result import ENDINGS, BenchResult, Cell, Identity, Meas
 from outrider.report import server
 from outrider.report.bench_grid import grids
 from outrider.report.bench_plots import main_cells, plots
-from outrider.report.bench_tables import speed_text, tables
+from outrider.report.bench_tables import overview, speed_text, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
 
 HARDLY = 1.02  # a gain below this is not worth a setting
@@ -23,6 +23,12 @@ def document(result: BenchResult) -> Document:
     if result.servers:
         blocks += server.blocks(result.servers)
     blocks += [Heading("How it was measured"), Bullets(list(_circumstances(result)))]
+    return Document(_title(result), _subtitle(result), tuple(blocks))
+
+
+def brief(result: BenchResult) -> Document:
+    """The verdicts and one table: what `outrider demo` shows."""
+    blocks = [*_verdicts(result), *_disturbed(result), *_identity(result), *_failures(result), overview(result)]
     return Document(_title(result), _subtitle(result), tuple(blocks))
 
 

@@ -36,6 +36,28 @@ def speed_text(found: Speedup | None) -> str:
     return f"{found.value:.2f}x{span}"
 
 
+def overview(result: BenchResult) -> Table:
+    """One line for each configuration of each cell."""
+    columns = [
+        CELL, NAME, Column("tokens/s", help="of one row's decode phase, behind its first step"),
+        Column("speedup", help="plain seconds / own seconds of the decode phase; 95 % bootstrap over prompts"),
+        Column("τ", help="tokens per target pass, correction or bonus token included"),
+        Column("α", help="accepted / tested draft tokens"),
+        Column("same text", help="texts that are plain decoding's, token by token"),
+        Column("right", help="answers of the first round that are right, of those that were complete on both sides"),
+    ]  # fmt: skip
+
+    def line(one: Measured, cell: Cell) -> Line:
+        identity, accuracy = one.identity, one.accuracy
+        return [
+            number(one.tokens_per_s, 0), speed_text(one.speedup) if one.speedup else "1", number(one.tau), number(one.alpha),
+            f"{identity.num_identical} of {identity.num_compared}" if identity else "-",
+            f"{accuracy.num_right} of {accuracy.num_graded}" if accuracy else "-",
+        ]  # fmt: skip
+
+    return _table(result, columns, line, "", _winners(result))
+
+
 def _speed(result: BenchResult) -> Table:
     columns = [
         CELL,

@@ -1,4 +1,4 @@
-"""Tables for a terminal: the registries, the demo's measurement, the doctor's findings."""
+"""Tables for a terminal: the registries and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-
-from outrider.report.text import number
 
 WORDS = {True: "yes", False: "no", None: "-"}
 
@@ -31,34 +29,6 @@ def registry_table(title: str, facts: Sequence[str], rows: Sequence[Mapping[str,
         summary = f"[red]{escape(row['error'])}[/red]" if "error" in row else escape(row["summary"])
         table.add_row(row["name"], *facts_found, summary)
     return table
-
-
-def demo_table(title: str, rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
-    """One line per drafter, the first being plain decoding, to which the others are compared."""
-    table = _table(title, caption)
-    table.pad_edge, table.padding = False, (0, 1, 0, 0)  # 80 columns are enough
-    table.add_column("drafter")
-    for heading in ("tokens/s", "speedup", "τ", "α", "identical\noutput", "correct"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        same = row["num_identical"] == row["num_problems"]
-        identical = "yes" if same else f"[red]no ({row['num_identical']}/{row['num_problems']})[/red]"
-        table.add_row(
-            "none (plain)" if row["drafter"] == "none" else row["drafter"],
-            number(row["decode_tokens_per_s"], 0), _speedup(row),
-            number(row["tau"]), number(row["alpha"]),
-            "-" if row["drafter"] == "none" else identical, f"{row['num_correct']}/{row['num_problems']}",
-        )  # fmt: skip
-    return table
-
-
-def _speedup(row: Mapping[str, Any]) -> str:
-    """2.56x [2.31, 2.80]"""
-    if row["speedup"] is None:
-        return "-"
-    interval = row["speedup_interval"]
-    span = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-    return f"{row['speedup']:.2f}x{span}"
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:

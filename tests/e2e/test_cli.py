@@ -209,7 +209,7 @@ def test_a_reader_that_leaves(stories: Path) -> None:
 @pytest.mark.slow
 def test_demo(cli: Callable[..., Outcome]) -> None:
     """The first command of the README, uncompiled and short: every drafter says what plain decoding says."""
-    from outrider.cli.demo_runs import CONTENDERS
+    from outrider.cli.demo import CONFIGURATIONS
     from outrider.demo import demo_paths
 
     if not (demo_paths().target / "config.json").exists():
@@ -217,5 +217,8 @@ def test_demo(cli: Callable[..., Outcome]) -> None:
     run = cli("demo", "--limit", "2", "--rounds", "1", "--json", *PLAIN)
     assert run.code == 0, run.errors
     found = json.loads(run.out)
-    assert [row["drafter"] for row in found["rows"]] == [one.label for one in CONTENDERS]
-    assert all(row["num_identical"] == row["num_problems"] for row in found["rows"])
+    bench = found["bench"]
+    assert [one["label"] for one in bench["configurations"]] == ["none", *CONFIGURATIONS.split(", ")]
+    measured = bench["cells"][0]["configurations"]
+    assert len(measured) == len(bench["configurations"])
+    assert all(one["identity"]["num_identical"] == one["identity"]["num_compared"] == 2 for one in measured[1:])

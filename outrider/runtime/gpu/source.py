@@ -2,7 +2,7 @@
 
 Every operation works on a tile of rows x columns, padded to powers of two. A result stays in registers for operations that look
 at it in the same way; others read it from memory behind a barrier. Chains that share no value run in programs of their own.
-Numbers are fp32 in between, rounded to the value's dtype after every operation, as in `reference.py`.
+Numbers are fp32 in between, rounded to the value's dtype after every operation, as in `tests/reference_run.py`.
 """
 
 from __future__ import annotations

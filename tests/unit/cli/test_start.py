@@ -71,7 +71,6 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo"], "no prompt"),
         (["generate", "demo", ""], "the prompt is empty"),
         (["ls", "drafter"], "Did you mean 'drafters'?"),
-        (["demo", "--target", "x"], "--target needs its --draft"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(

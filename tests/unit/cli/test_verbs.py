@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import typer.main
 
 from outrider.cli.app import VERBS, build_app
-from outrider.cli.verbs import FLAGS, RENAMED
+from outrider.cli.verbs import FLAGS
 
 MAX_SHOWN = 20  # --help itself is one of them
 Cli = Callable[..., Any]
@@ -34,8 +33,6 @@ def test_help_shows_few_options_and_says_where_the_others_are(cli: Cli) -> None:
 def test_every_flag_is_one_of_some_verb() -> None:
     names = {one.name for command in commands().values() for one in command.params if one.param_type_name == "option"}
     assert FLAGS - names == set()
-    new = [re.split("[ =]", form.removeprefix("--set "))[0] for form in RENAMED.values() if form.startswith("--")]
-    assert {name.removeprefix("--").replace("-", "_") for name in new} <= names
 
 
 @pytest.mark.parametrize(
@@ -49,10 +46,7 @@ def test_every_flag_is_one_of_some_verb() -> None:
         (["--set"], "--set takes NAME=VALUE, got ''"),
         (["--set=top_k=few"], "Invalid value for '--set top_k'"),
         (["--set", "lossy=perhaps"], "Invalid value for '--set lossy': 'perhaps' is neither true nor false"),
-        (["--raw"], "'--raw' is written --set chat_template=false"),
-        (["--prompt-file", "x"], "'--prompt-file' is gone: give - as the prompt"),
         (["--model", "x"], "unknown option '--model'"),
-        (["--tree", "2x2"], "'--tree' is written --drafter-option tree=SHAPE"),
     ],
 )
 def test_what_is_typed_otherwise(cli: Cli, fake: Any, arguments: list[str], message: str) -> None:

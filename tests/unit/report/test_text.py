@@ -9,14 +9,8 @@ import pytest
 from rich.console import Console
 
 from outrider.report.marks import DraftMarks
-from outrider.report.tables import demo_table
 from outrider.report.text import amount, printable, stats_line, to_json
 from outrider.stats import DecodeStats
-
-ROW = {
-    "drafter": "none", "decode_tokens_per_s": 100.0, "speedup": 1.0, "speedup_interval": [1.0, 1.0], "tau": 1.0, "alpha": None,
-    "num_identical": 3, "num_problems": 3, "num_correct": 2,
-}  # fmt: skip
 
 
 def console(encoding: str = "utf-8", colour: bool = False) -> tuple[Console, io.BytesIO]:
@@ -120,26 +114,3 @@ def test_times_of_several_answers_are_per_answer() -> None:
         total = total.merge(stats)
     assert (total.answers, total.first_tokens, total.decode_tokens) == (2, 6, 8)
     assert "14 tokens in 1.60 s · first token after 0.30 s on average · then 8 tokens/s (125.0 ms per token)" in stats_line(total)
-
-
-def test_demo_table_shows_a_difference() -> None:
-    """'identical: no' is the one cell nobody may overlook."""
-    out, raw = console()
-    other = {**ROW, "drafter": "ngram", "speedup": 1.5, "speedup_interval": [1.2, 1.849], "num_identical": 2}
-    out.print(demo_table("title", [{**ROW, "speedup_interval": [0.97, 1.02]}, other], "caption"))
-    text = raw.getvalue().decode()
-    assert "no (2/3)" in text
-    assert "1.50x [1.20, 1.85]" in text
-    assert "1.00x [0.97, 1.02]" in text, "plain decoding shows the spread of its rounds"
-    assert "none (plain)" in text
-
-
-def test_demo_table_fits_a_terminal_of_80_columns() -> None:
-    """No number is cut off beside the longest label and the widest cells."""
-    out, raw = console()
-    longest = {**ROW, "drafter": "draft-model, auto length", "speedup": 2.66, "speedup_interval": [2.31, 2.8], "alpha": 0.99}
-    out.print(demo_table("title", [ROW, {**longest, "decode_tokens_per_s": 12213.0, "num_identical": 2}], "caption"))
-    text = raw.getvalue().decode()
-    assert "…" not in text
-    assert "2.66x [2.31, 2.80]" in text
-    assert "no (2/3)" in text

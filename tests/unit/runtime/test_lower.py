@@ -9,8 +9,8 @@ from outrider.models.load import build_lm
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.lower import lower
-from outrider.runtime.reference import ReferenceRun
 from outrider.runtime.strides import Strided, collapse, dense, reshape
+from tests.reference_run import ReferenceRun
 from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, make
 from tests.unit.runtime.passes import differences, every_pass
 

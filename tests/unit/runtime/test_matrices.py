@@ -23,10 +23,10 @@ from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix, matrix_of
 from outrider.runtime.ops import Code, Op, Program, Value, View
-from outrider.runtime.reference import ReferenceRun
 from outrider.runtime.run import Executor, NativeRun
 from tests.gguf_files import Kind, random_blocks, write_model
 from tests.helpers import in_bytes
+from tests.reference_run import ReferenceRun
 from tests.unit.models.gguf.test_load import made
 from tests.unit.runtime.families import make
 from tests.unit.runtime.passes import differences, every_pass

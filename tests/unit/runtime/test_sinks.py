@@ -21,12 +21,12 @@ from outrider.rows import Rows
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Op
-from outrider.runtime.reference import ReferenceRun
 from outrider.runtime.run import NativeRun
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.helpers import OracleThatErrs, make_row, run_to_end
+from tests.reference_run import ReferenceRun
 from tests.unit.runtime.families import SIZES, make
 from tests.unit.runtime.passes import differences, every_pass
 

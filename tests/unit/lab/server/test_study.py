@@ -228,7 +228,7 @@ def test_something_else_behind_the_url(  # one line, exit 2
         (("explain", "http://127.0.0.1:1", "--drafter", "ngram"), "--drafter means nothing when a server is measured"),
         (("explain", "http://127.0.0.1:1", "a prompt"), "PROMPT means nothing when a server is measured"),
         (("explain", "http://127.0.0.1:1", "--set", "show_tokens=3"), "--set show_tokens means nothing when a server"),
-        (("explain", "http://127.0.0.1:1", "--baseline-url", "http://x"), "'--baseline-url' is for comparisons"),
+        (("explain", "http://127.0.0.1:1", "--baseline-url", "http://x"), "unknown option '--baseline-url'"),
         (("tune", "http://127.0.0.1:1", "--batch-size", "2"), "--batch-size means nothing when a server is measured"),
         (("tune", "http://127.0.0.1:1", "--settings-out", "x.json"), "--settings-out means nothing when a server is measured"),
         (("tune", "demo", "--baseline-url", "http://x"), "--baseline-url means nothing without a server's URL"),

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.demo_runs import held_out_problems
 from outrider.demo.training import training_prompts
 from outrider.errors import ConfigError
 from outrider.lab.workload.builtin import EMBEDDED, KINDS
@@ -88,7 +87,8 @@ def test_code_prompts_are_python_up_to_their_end() -> None:
 def test_demo_is_what_the_generator_writes_and_what_outrider_demo_asks() -> None:
     """`python -m tools.demo_models.workload outrider/lab/workload/embedded/demo.jsonl` writes the file anew."""
     assert (EMBEDDED / "demo.jsonl").read_text(encoding="utf-8").splitlines() == workload_lines()
-    chosen = held_out_problems(NUM_PROBLEMS)
+    chosen = load_workload("demo").requests
+    assert len(chosen) == NUM_PROBLEMS
     assert [row["prompt"] for row in rows("demo")] == [problem.prompt for problem in chosen]
     assert all(is_held_out(question_of(problem.prompt or "")) for problem in chosen)
 
