@@ -26,10 +26,11 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from peers import inflated
 from rich.table import Table
@@ -132,10 +133,27 @@ async def window(setting: Setting, level: Level, requests: list[Request], option
     async with Client(Endpoint.parse(setting.url), timeout_s=300) as client:
         listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
         load = Load(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Quiet())
-        await load.run(requests, 0)
+        if level.rate_per_s is None:
+            await load.run(requests, 0)
+        else:
+            await arrivals_of(load, requests, level.rate_per_s)
         if load.failures:
             raise RuntimeError(f"{setting.name}: {load.failures[0].message}")
     return answers
+
+
+async def arrivals_of(load: Load, requests: Sequence[Request], rate_per_s: float) -> None:
+    """Requests as a Poisson process, the same for every setting, whether or not others are finished."""
+    gaps = np.random.default_rng(0).exponential(1 / rate_per_s, len(requests))
+
+    async def arrive(request: Request, at_s: float) -> None:
+        def keep(answer: Answer) -> None:
+            load.keep(answer.model_copy(update={"start_s": at_s + answer.start_s}))
+
+        await asyncio.sleep(at_s)
+        await replace(load, keep=keep, level=Level(concurrency=1)).run([request], 0)
+
+    await asyncio.gather(*map(arrive, requests, np.cumsum(gaps).tolist()))
 
 
 def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[str], rounds: int, tokens: int) -> list[dict]:

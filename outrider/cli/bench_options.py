@@ -98,6 +98,13 @@ class AnswerOptions:
     ignore_eos: Annotated[bool, option(SAMPLING, "Generate past the end of the text, so that batches stay full.")] = False
     seed: Annotated[int, option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
 
+    def one_temperature(self) -> SamplingParams:
+        """For servers, which are measured at one temperature at a time. Raises ConfigError for several."""
+        temperatures = numbers("--temperature", self.temperature, float)
+        if len(temperatures) != 1:
+            raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
+        return self.params(temperatures[0])
+
     def params(self, temperature: float = 0.0) -> SamplingParams:
         """Raises ConfigError for a value out of range."""
         from outrider.sampling.params import SamplingParams
@@ -127,27 +134,18 @@ class ServerOptions:
 
     server_model: Annotated[str | None, option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
     concurrency: Annotated[str, option(SERVERS, "Requests in flight; several with commas.", metavar="N,...")] = "1,4,16"
-    request_rate: Annotated[
-        str | None, option(SERVERS, "Further levels: requests per second, as they come.", metavar="R,...", show_default=False)
-    ] = None
     api: Annotated[Literal["auto", "chat", "completions"], option(SERVERS, "Which endpoint.")] = "auto"
     api_key_env: Annotated[
         str | None, option(SERVERS, "Environment variable with the API key.", metavar="NAME", show_default=False)
     ] = None
     stall_timeout: Annotated[float, option(SERVERS, "Seconds without a sign of life.")] = 300.0
 
-    def load_options(self, answers: AnswerOptions) -> LoadOptions:
+    def load_options(self, sampling: SamplingParams) -> LoadOptions:
         """Raises ConfigError."""
         from outrider.lab.server.options import LoadOptions
 
-        temperatures = numbers("--temperature", answers.temperature, float)
-        if len(temperatures) != 1:
-            raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
-        return LoadOptions(
-            concurrency=tuple(numbers("--concurrency", self.concurrency, int)),
-            rates_per_s=tuple(numbers("--set request_rate", self.request_rate or "", float)),
-            sampling=answers.params(temperatures[0]), api=self.api, timeout_s=self.stall_timeout,
-        )  # fmt: skip
+        levels = tuple(numbers("--concurrency", self.concurrency, int))
+        return LoadOptions(concurrency=levels, sampling=sampling, api=self.api, timeout_s=self.stall_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ def certify(
     plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
     options, grammar = Options(target=target, **model.llm_arguments()), form.grammar()
 
-    def run(path: Path, progress: Progress) -> tuple[CertifyResult, Journal, bool]:
+    def run(path: Path, progress: Progress) -> tuple[CertifyResult, Journal]:
         from outrider.lab.certify.certify import certify as run_certify
         from outrider.lab.certify.certify import identity, tokens_of
         from outrider.lab.certify.subject import Subject
@@ -107,7 +107,7 @@ def certify(
         journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
         result = run_certify(subject, workload, prompts, plan, Units(journal, progress), command_line())
         subject.built.decoder.drafter.close()
-        return result, journal, True
+        return result, journal
 
     return measure("certify", output, run, resume=resume, finish=lambda result: 0 if result.verdict == "lossless" else 1)
 

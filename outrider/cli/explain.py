@@ -60,8 +60,8 @@ def explain(
     max_tokens = params.required_max_tokens
     if is_server(target):
         named = [*(["PROMPT"] if prompt is not None else []), *(["--set show_tokens"] if show_tokens != MAX_SHOWN else [])]
-        refuse_for_server([*changed(models), *named])
-        return ask_server("explain", target, servers, params, prompts, output, resume=resume)
+        refuse_for_server([*changed(models), *named], resume=resume)
+        return ask_server("explain", target, servers, params, prompts, output)
     refuse_without_server(servers)
     from outrider.cli.session import quieten_libraries
     from outrider.lab.explain.explain import explain as run_explain
@@ -73,12 +73,11 @@ def explain(
     def questions(runner: Runner) -> list[Question]:
         return _questions(runner, asked, prompts, max_tokens)
 
-    def run(path: Path, progress: Progress) -> tuple[ExplainResult, Journal, bool]:
-        found = run_explain(
+    def run(path: Path, progress: Progress) -> tuple[ExplainResult, Journal]:
+        return run_explain(
             options, configuration, questions, params, path, resume=resume, workload=asked.name, max_shown=show_tokens,
             progress=progress, status=progress.say,
         )  # fmt: skip
-        return *found, True
 
     return measure("explain", output, run, resume=resume)
 

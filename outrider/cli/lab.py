@@ -102,28 +102,24 @@ def show(document: Document, output: OutputOptions) -> None:
 
 
 def measure(
-    verb: str, output: OutputOptions, run: Callable[[Path, Progress], tuple[R, Journal, bool]], *, resume: bool,
+    verb: str, output: OutputOptions, run: Callable[[Path, Progress], tuple[R, Journal]], *, resume: bool,
     finish: Callable[[R], int] = lambda result: 0,
 ) -> int:  # fmt: skip
     """Run a measurement, show and write its result; the exit code, of a whole one that of `finish`.
 
-    `run` gets the file that keeps what is finished, and returns the result, the journal in that file, and whether all requests
-    were answered.
+    `run` gets the file that keeps what is finished, and returns the result and the journal in that file.
     """
     path = journal_path(output, verb)
     if path.exists() and not resume:
         sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
     try:
         with shown_progress() as progress:
-            result, journal, complete = run(path, progress)
+            result, journal = run(path, progress)
     except KeyboardInterrupt:
         return _interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)
     if result.interrupted:
         return _interrupted(path)
-    if not complete:
-        sys.stderr.write(f"some requests have no answer; {path} has the others: the same command with --resume asks again\n")
-        return 1
     code = finish(result)
     journal.close()
     return code

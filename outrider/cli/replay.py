@@ -101,8 +101,8 @@ def replay(
     output.check()
     plan = drafters.plan()
 
-    def run(path: Path, progress: Progress) -> tuple[ReplayResult, Journal, bool]:
-        return *_replayed(workload, tokenizer, log, plan, path, resume, progress), True
+    def run(path: Path, progress: Progress) -> tuple[ReplayResult, Journal]:
+        return _replayed(workload, tokenizer, log, plan, path, resume, progress)
 
     return measure("replay", output, run, resume=resume)
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from outrider.cli.bench_options import BaselineOptions, ConversationOptions, ServerOptions
-from outrider.cli.lab import OutputOptions, measure
-from outrider.cli.quantities import numbers
+from outrider.cli.lab import INTERRUPTED, OutputOptions, command_line, deliver, shown_progress
 from outrider.cli.verbs import changed, refuse_unused
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.lab.journal import Journal
+    from outrider.lab.bench.result import BenchResult
     from outrider.lab.progress import Progress
-    from outrider.lab.result import Result
     from outrider.lab.server import Endpoint
+    from outrider.lab.server.result import ServerResult
     from outrider.sampling.params import SamplingParams
 
 
@@ -25,9 +24,9 @@ def is_server(target: str) -> bool:
     return target.startswith(("http://", "https://"))
 
 
-def refuse_for_server(unused: Sequence[str]) -> None:
+def refuse_for_server(unused: Sequence[str], *, resume: bool) -> None:
     """Raises ConfigError for options that were given and mean nothing to a server."""
-    refuse_unused(unused, "when a server is measured: what it runs is set there")
+    refuse_unused([*unused, *(["--resume"] if resume else [])], "when a server is measured: what it runs is set there")
 
 
 def refuse_without_server(servers: ServerOptions) -> None:
@@ -56,21 +55,26 @@ def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions
 
 def ask_server(
     question: Literal["explain", "tune"], url: str, servers: ServerOptions, sampling: SamplingParams,
-    prompts: ConversationOptions, output: OutputOptions, *, resume: bool,
+    prompts: ConversationOptions, output: OutputOptions,
 ) -> int:  # fmt: skip
     """Measure, show, write; the exit code. Raises what `study` raises."""
-    from outrider.lab.server import LoadOptions
     from outrider.lab.server.study import study
 
-    endpoints = endpoints_for(url, servers, prompts)
-    options = LoadOptions(
-        concurrency=tuple(numbers("--concurrency", servers.concurrency, int)),
-        rates_per_s=tuple(numbers("--set request_rate", servers.request_rate or "", float)),
-        sampling=sampling, api=servers.api, timeout_s=servers.stall_timeout,
-    )  # fmt: skip
-    workload = prompts.load(url)
+    endpoints, options, workload = endpoints_for(url, servers, prompts), servers.load_options(sampling), prompts.load(url)
+    return measure_server(
+        lambda progress: study(question, endpoints, workload, options, prompts=prompts.limit, progress=progress), output
+    )
 
-    def run(path: Path, progress: Progress) -> tuple[Result, Journal, bool]:
-        return study(question, endpoints, workload, options, path, prompts=prompts.limit, resume=resume, progress=progress)
 
-    return measure(question, output, run, resume=resume)
+def measure_server(run: Callable[[Progress], BenchResult | ServerResult], output: OutputOptions) -> int:
+    """Show and write what `run` measures; exit code 1 where a request has no answer that a later run could get."""
+    try:
+        with shown_progress() as progress:
+            result = run(progress)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if all(server.complete for server in result.servers) else 1

@@ -173,8 +173,8 @@ def tune(
     output.check()
     if is_server(target):
         given = [name for name in changed(options) if name not in SENT] + changed(machine, line)
-        refuse_for_server([*given, *(["--settings-out"] if settings_out is not None else [])])
-        return ask_server("tune", target, servers, options.sampling(), prompts, output, resume=resume)
+        refuse_for_server([*given, *(["--settings-out"] if settings_out is not None else [])], resume=resume)
+        return ask_server("tune", target, servers, options.sampling(), prompts, output)
     refuse_without_server(servers)
     if settings_out is not None:
         check_file(settings_out)
@@ -185,12 +185,11 @@ def tune(
     workload = prompts.load(target)
     quieten_libraries()
 
-    def run(path: Path, progress: Progress) -> tuple[TuneResult, Journal, bool]:
-        found = run_tune(
+    def run(path: Path, progress: Progress) -> tuple[TuneResult, Journal]:
+        return run_tune(
             machine.options(target), request, workload, path, resume=resume, on_bad=prompts.on_bad,
             chat_template=prompts.chat_template, progress=progress, status=progress.say,
         )  # fmt: skip
-        return *found, True
 
     def finish(result: TuneResult) -> int:
         if settings_out is not None:

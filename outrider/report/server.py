@@ -18,7 +18,7 @@ SPEEDUP_HELP = (
 LABEL = Column("server", "left")
 LOAD = Column("load", "left")
 LOAD_EXPLAINED = Column(
-    "load", "left", "requests in flight (a new one as soon as one ends), or requests per second as a Poisson process"
+    "load", "left", "requests in flight (a new one as soon as one ends)"
 )
 
 
@@ -132,7 +132,7 @@ def _comparison(measurement: ServerMeasurement) -> Iterator[Block]:
         LOAD,
         Column("pairs", help="requests that both servers answered"),
         Column("speedup", help=SPEEDUP_HELP),
-        Column("throughput", help="tokens/s of the whole load here / there; where requests come at a rate, both follow the rate"),
+        Column("throughput", help="tokens/s of the whole load here / there"),
         Column("same text", help="pairs with the same greedy text, character by character; - when texts were sampled"),
     ]
     rows = []

@@ -67,7 +67,6 @@ class Window(Record):
     num_cached_tokens: int | None = None  # of them found there
     gauges: dict[str, float] = Field(default_factory=dict)  # as they stood at the end
     notes: list[str] = Field(default_factory=list)
-    numbers: list[int] = Field(default_factory=list)  # of the load's windows that lie within
 
 
 def parse(page: str, model: str | None = None) -> Reading:

@@ -1,7 +1,7 @@
-"""Puts requests to one server: so many at once, or as a Poisson process; what finished is in the journal before the next starts.
+"""Puts requests to one server, so many at once.
 
 One call is one window: an uninterrupted stretch of work whose clock all its answers share. Requests that fail are kept as
-failures and tried again by a resumed run; a server that refuses connections, or fails PATIENCE requests in a row, is given up.
+failures; a server that refuses connections, or fails PATIENCE requests in a row, is given up.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-
-import numpy as np
 
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
@@ -40,21 +38,10 @@ class Load:
 
     async def run(self, requests: Sequence[Request], window: int) -> None:
         """Ask them all, in order; returns when all are finished or the server was given up."""
-        begin = perf_counter()
-        if self.level.concurrency is not None:
-            waiting = deque(requests)
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(self.level.concurrency, len(waiting))):
-                    tasks.create_task(self._work_off(waiting, window, begin))
-            return
-        assert self.level.rate_per_s is not None
-        arrivals = arrival_times(len(requests), self.level.rate_per_s, [self.options.arrival_seed, window])
+        begin, waiting = perf_counter(), deque(requests)
         async with asyncio.TaskGroup() as tasks:
-            for request, arrival in zip(requests, arrivals, strict=True):
-                await asyncio.sleep(max(0.0, arrival - (perf_counter() - begin)))
-                if self.given_up:
-                    break
-                tasks.create_task(self._ask(request, window, begin))
+            for _ in range(min(self.level.concurrency or 1, len(waiting))):
+                tasks.create_task(self._work_off(waiting, window, begin))
 
     async def _work_off(self, waiting: deque[Request], window: int, begin: float) -> None:
         while waiting:
@@ -82,9 +69,3 @@ class Load:
             self.given_up = failure.message
         elif self._in_a_row >= PATIENCE:
             self.given_up = f"{PATIENCE} requests in a row failed; the last: {failure.message}"
-
-
-def arrival_times(number: int, rate_per_s: float, seed: Sequence[int]) -> list[float]:
-    """Seconds from the first of `number` arrivals of a Poisson process to each of them."""
-    gaps = np.random.default_rng(list(seed)).exponential(1 / rate_per_s, max(number - 1, 0))
-    return [0.0, *np.cumsum(gaps).tolist()][:number]

@@ -1,10 +1,8 @@
 """The run: every server at every level, on the same prompts, so that two servers can be compared fairly.
 
 Several servers take turns. With one request at a time the turn is a prompt; with more in flight it is TURN times as many
-prompts, so that the load is reached within each turn, and with arrivals RATE_TURN of them. Who begins changes from turn to
-turn, and only one server works at any time: two on one machine do not disturb each other.
-
-What finished is in the journal at once: a resumed run asks for the rest, and a run that a server ended keeps what it has.
+prompts, so that the load is reached within each turn. Who begins changes from turn to turn, and only one server works at any
+time: two on one machine do not disturb each other. A run that a server or Ctrl-C ended keeps what was answered.
 """
 
 from __future__ import annotations
@@ -15,15 +13,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import ConfigError, RequestError
-from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.server import salt
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.compare import compare
-from outrider.lab.server.counters import Reading, difference, read, read_settled
+from outrider.lab.server.counters import Reading, Window, difference, read, read_settled
 from outrider.lab.server.discover import discover
 from outrider.lab.server.endpoint import Endpoint
-from outrider.lab.server.kept import SEPARATOR, Kept
 from outrider.lab.server.load import Load
 from outrider.lab.server.options import LoadOptions
 from outrider.lab.server.summary import summarise
@@ -31,7 +27,6 @@ from outrider.lab.server.types import Answer, Failure, Level, LevelMeasurement, 
 from outrider.lab.workload.types import Request, Workload
 
 TURN = 4
-RATE_TURN = 32
 WARMUP_TOKENS = 16
 WARMUP_PREFIX = "Warming up. "
 SAME = "two labels name this server: whose requests its counters counted is unknown, so they are left out"
@@ -43,26 +38,25 @@ def measure_servers(
     workload: Workload,
     options: LoadOptions,
     *,
-    journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> list[ServerMeasurement]:
-    """By label, the first being the baseline of the others. The journal stays open: close it when all are `complete`.
+    """By label, the first being the baseline of the others.
 
     Raises ServerError where a server is not there or nothing was answered at all, RequestError where no request was usable,
     ConfigError for options that do not fit. A server that fails later is reported in its measurement, and ends the run. After
     Ctrl-C: what was answered by then (`interrupted`), KeyboardInterrupt where nothing was.
     """
-    if not endpoints or any(SEPARATOR in label for label in endpoints):
-        raise ConfigError(f"servers have labels without '{SEPARATOR}', and there is at least one; got {list(endpoints)}")
+    if not endpoints:
+        raise ConfigError("there must be at least one server to measure")
     if not workload.requests:
         raise ConfigError(f"the workload {workload.name} has no requests")
     for request in workload.requests:
         options.body(request, "")  # raises before anything is sent
-    return asyncio.run(_measure(endpoints, workload.requests, options, Kept(journal), progress or Quiet()))
+    return asyncio.run(_measure(endpoints, workload.requests, options, progress or Quiet()))
 
 
 async def _measure(
-    endpoints: Mapping[str, Endpoint], requests: Sequence[Request], options: LoadOptions, kept: Kept, progress: Progress
+    endpoints: Mapping[str, Endpoint], requests: Sequence[Request], options: LoadOptions, progress: Progress
 ) -> list[ServerMeasurement]:
     async with AsyncExitStack() as stack:
         servers = []
@@ -73,7 +67,7 @@ async def _measure(
             said = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, salt.NOTE: salt.is_salted(info.engine, options)}
             notes = [*info.notes, *(note for note, is_so in said.items() if is_so)]
             servers.append(_Server(label, client, info, info.metrics and alone, notes))
-        run = _Run(servers, requests, options, kept, progress)
+        run = _Measuring(servers, requests, options, progress)
         try:
             for level in options.levels:
                 if not run.given_up:
@@ -92,7 +86,9 @@ class _Server:
     info: ServerInfo
     reads_counters: bool
     notes: list[str]
+    answers: dict[str, list[Answer]] = field(default_factory=dict)  # by level
     failures: dict[str, list[Failure]] = field(default_factory=dict)  # by level
+    windows: dict[str, Window] = field(default_factory=dict)  # by level, what the counters say
 
     async def reading(self) -> Reading | None:
         return (await read(self.client, self.info.model))[0] if self.reads_counters else None
@@ -102,39 +98,33 @@ class _Server:
         return None if earlier is None else await read_settled(self.client, self.info.model, pause_s, earlier, received)
 
 
-class _Run:
+class _Measuring:
     """`given_up`: the server that ended it, or None."""
 
     def __init__(
-        self, servers: Sequence[_Server], requests: Sequence[Request], options: LoadOptions, kept: Kept, progress: Progress
+        self, servers: Sequence[_Server], requests: Sequence[Request], options: LoadOptions, progress: Progress
     ) -> None:
         self.given_up: _Server | None = None
         self.stopped = False  # by Ctrl-C
         self._cold: Failure | None = None  # that ended a warm-up
-        self._servers, self._requests, self._options = servers, requests, options
-        self._kept, self._progress = kept, progress
+        self._servers, self._requests, self._options, self._progress = servers, requests, options, progress
 
     async def level(self, level: Level) -> None:
-        """Whatever of it is not done yet."""
-        done = {server.label: self._kept.answers(server.label, level) for server in self._servers}
-        todo = {label: self._missing(answers) for label, answers in done.items()}
-        self._progress.stage(f"{', '.join(todo)}: {level.label}", len(self._requests) * len(todo))
-        self._progress.advance(sum(map(len, done.values())))
-        if not any(todo.values()):
-            return
+        """Measure every server at one level."""
+        names = ", ".join(server.label for server in self._servers)
+        self._progress.stage(f"{names}: {level.label}", len(self._requests) * len(self._servers))
         before = []
         for server in self._servers:
             before.append(await self._warm_up(server, level))
             if self.given_up:
                 return
-        number = 1 + max((answer.window for answers in done.values() for answer in answers), default=-1)
-        numbers = await self._take_turns(level, todo, number)
+        await self._take_turns(level)
         for server, reading in zip(self._servers, before, strict=True):
-            await self._close_window(server, level, reading, numbers)
+            await self._close_window(server, level, reading)
 
     @property
     def has_answers(self) -> bool:
-        return any(self._kept.answers(server.label, level) for server in self._servers for level in self._options.levels)
+        return any(answers for server in self._servers for answers in server.answers.values())
 
     def results(self) -> list[ServerMeasurement]:
         """Raises the first failure when there is nothing else to tell, or when a server refused everything."""
@@ -154,7 +144,7 @@ class _Run:
         counters after them."""
         at_once = level.concurrency or 1
         number = max(self._options.warmup, at_once) if self._options.warmup else 0
-        requests = [_lukewarm(self._requests[place % len(self._requests)]) for place in range(number)]
+        requests = [_lukewarm(self._requests[index % len(self._requests)]) for index in range(number)]
         options = salt.salted(server.info.engine, self._options)
         sampling = replace(options.sampling, max_tokens=options.sampling.limit(WARMUP_TOKENS))
         options = replace(options, sampling=sampling)
@@ -170,18 +160,15 @@ class _Run:
                     return None
         return await server.settled(self._options.settle_s, cold, received)
 
-    async def _take_turns(self, level: Level, todo: dict[str, list[Request]], number: int) -> list[int]:
-        """Numbers of the windows, one per turn, from `number` on."""
+    async def _take_turns(self, level: Level) -> None:
         loads = [self._load(server, level) for server in self._servers]
         for turn, requests in enumerate(self._turns(level)):
             start = turn % len(loads)
-            for place in (*range(start, len(loads)), *range(start)):
-                load = loads[place]
-                await load.run([request for request in requests if request in todo[load.label]], number + turn)
-                if load.given_up:
-                    self._give_up(self._servers[place], load.given_up)
-                    return list(range(number, number + turn + 1))
-        return list(range(number, number + turn + 1))
+            for number in (*range(start, len(loads)), *range(start)):
+                await loads[number].run(requests, turn)
+                if loads[number].given_up:
+                    self._give_up(self._servers[number], loads[number].given_up)
+                    return
 
     def _give_up(self, server: _Server, reason: str) -> None:
         self.given_up = server
@@ -189,38 +176,30 @@ class _Run:
 
     def _turns(self, level: Level) -> list[Sequence[Request]]:
         """The requests, cut into turns. A server that is alone needs none."""
-        size = RATE_TURN if level.concurrency is None else TURN * level.concurrency if level.concurrency > 1 else 1
+        size = TURN * level.concurrency if level.concurrency and level.concurrency > 1 else 1
         if len(self._servers) == 1:
             size = len(self._requests)
         return [self._requests[start : start + size] for start in range(0, len(self._requests), size)]
 
     def _load(self, server: _Server, level: Level) -> Load:
+        answers = server.answers[level.label] = []
         failures = server.failures[level.label] = []
-
-        def keep(answer: Answer) -> None:
-            self._kept.add_answer(server.label, level, answer)
-
         options = salt.salted(server.info.engine, self._options)
-        return Load(server.label, server.client, server.info.model, options, level, keep, self._progress, failures)
+        return Load(server.label, server.client, server.info.model, options, level, answers.append, self._progress, failures)
 
-    async def _close_window(self, server: _Server, level: Level, before: Reading | None, numbers: list[int]) -> None:
+    async def _close_window(self, server: _Server, level: Level, before: Reading | None) -> None:
         if before is None or server is self.given_up:
             return
-        answers = [answer for answer in self._kept.answers(server.label, level) if answer.window in numbers]
-        after = await server.settled(self._options.settle_s, before, sum(answer.num_tokens or 0 for answer in answers))
+        received = sum(answer.num_tokens or 0 for answer in server.answers[level.label])
+        after = await server.settled(self._options.settle_s, before, received)
         if after is not None:
-            window = difference(before, after).model_copy(update={"numbers": numbers})
-            self._kept.add_window(server.label, level, window)
-
-    def _missing(self, answers: Sequence[Answer]) -> list[Request]:
-        known = {answer.id for answer in answers}
-        return [request for request in self._requests if request.id not in known]
+            server.windows[level.label] = difference(before, after)
 
     def _measured(self, server: _Server, level: Level) -> LevelMeasurement:
-        by_id = {answer.id: answer for answer in self._kept.answers(server.label, level)}
+        by_id = {answer.id: answer for answer in server.answers.get(level.label, [])}
         answers = [by_id[request.id] for request in self._requests if request.id in by_id]
-        windows = self._kept.windows(server.label, level) if server.reads_counters else None
-        return summarise(level, len(self._requests), answers, server.failures.get(level.label, []), windows)
+        failures, window = server.failures.get(level.label, []), server.windows.get(level.label)
+        return summarise(level, len(self._requests), answers, failures, window)
 
     def _result(
         self, server: _Server, levels: list[LevelMeasurement], baseline: list[LevelMeasurement]

@@ -6,7 +6,6 @@ config, llama.cpp its own top-k and min-p), which is said in the notes when text
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -24,22 +23,18 @@ class LoadOptions:
     """How a workload is put to a server. Raises ConfigError for what cannot be done."""
 
     concurrency: tuple[int, ...] = (1, 4, 16)
-    rates_per_s: tuple[float, ...] = ()  # further levels: Poisson arrivals
     sampling: SamplingParams = field(default_factory=SamplingParams)
     api: Literal["auto", "chat", "completions"] = "auto"  # auto: conversations to chat, prompts to completions
     extra: dict[str, Any] = field(default_factory=dict)  # more fields of the body; None drops one
     warmup: int = 2  # short requests before each level, not counted; at least as many as are in flight; 0: none
     timeout_s: float = 300.0  # without a sign of life
-    arrival_seed: int = 0
     settle_s: float = 0.25  # between two readings of the counters, until they stand still
 
     def __post_init__(self) -> None:
-        if not self.concurrency and not self.rates_per_s:
-            raise ConfigError("there is no level to measure at: give a concurrency or a request rate")
+        if not self.concurrency:
+            raise ConfigError("there is no level to measure at: give a concurrency")
         if any(number < 1 for number in self.concurrency):
             raise ConfigError(f"a concurrency is 1 or more; got {min(self.concurrency)}")
-        if any(not (rate > 0 and math.isfinite(rate)) for rate in self.rates_per_s):
-            raise ConfigError(f"a request rate is more than 0 per second; got {list(self.rates_per_s)}")
         if self.timeout_s <= 0 or self.warmup < 0 or self.settle_s < 0:
             raise ConfigError("the timeout is more than 0 s, warm-up and settling time are not negative")
         if self.api not in ("auto", "chat", "completions"):
@@ -54,9 +49,7 @@ class LoadOptions:
     @property
     def levels(self) -> list[Level]:
         """In the order they are measured, without doubles."""
-        levels = [Level(concurrency=number) for number in self.concurrency]
-        levels += [Level(rate_per_s=rate) for rate in self.rates_per_s]
-        return [level for place, level in enumerate(levels) if level not in levels[:place]]
+        return [Level(concurrency=number) for number in dict.fromkeys(self.concurrency)]
 
     def body(self, request: Request, model: str) -> tuple[str, dict[str, Any]]:
         """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to /completions."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Literal
 
 from outrider.errors import CapabilityError
-from outrider.lab.bench.material import digest, firsts
-from outrider.lab.journal import Journal
+from outrider.lab.bench.material import firsts
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
 from outrider.lab.server.counters import CACHE_ASKED, CACHE_FOUND, Reading, difference, read
@@ -23,7 +21,6 @@ from outrider.lab.server.positions import findings
 from outrider.lab.server.result import ServerResult, Standing
 from outrider.lab.server.types import ServerMeasurement, Speculation
 from outrider.lab.workload.types import Workload
-from outrider.machine import versions
 
 Question = Literal["explain", "tune"]
 RUNNING, WAITING = ("num_requests_running", "num_running_reqs"), ("num_requests_waiting", "num_queue_reqs")
@@ -42,34 +39,26 @@ UNKNOWN = {
 
 
 def study(
-    question: Question, endpoints: Mapping[str, Endpoint], workload: Workload, options: LoadOptions, journal_path: Path, *,
-    prompts: int, resume: bool, progress: Progress,
-) -> tuple[ServerResult, Journal, bool]:  # fmt: skip
-    """The result, the journal (close it when the result is safe), and whether every request was answered or refused. The last
-    endpoint is asked about, one before it is the plain server. Raises what `measure_servers` raises."""
+    question: Question, endpoints: Mapping[str, Endpoint], workload: Workload, options: LoadOptions, *, prompts: int,
+    progress: Progress,
+) -> ServerResult:  # fmt: skip
+    """The last endpoint is asked about, one before it is the plain server. Raises what `measure_servers` raises."""
     asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))
-    plan = {
-        "verb": question, "servers": {label: [one.root, one.model] for label, one in endpoints.items()},
-        "load": asdict(options), "workload": digest(asked), "versions": versions(),
-    }  # fmt: skip
-    journal = Journal.open(journal_path, plan, resume=resume)
-    with journal:
-        standing = asyncio.run(_standing(list(endpoints.values())[-1], options.timeout_s))
-        found = measure_servers(endpoints, asked, options, journal=journal, progress=progress)
-    _check_told(question, found)
+    standing = asyncio.run(_standing(list(endpoints.values())[-1], options.timeout_s))
+    found = measure_servers(endpoints, asked, options, progress=progress)
+    _check_counters(question, found)
     plain = found[0].levels if len(found) > 1 else [None] * len(found[-1].levels)
-    advice = [advise(mine, other) for mine, other in zip(found[-1].levels, plain, strict=True)] if question == "tune" else []
-    result = ServerResult(
+    advice = [advise(level, other) for level, other in zip(found[-1].levels, plain, strict=True)] if question == "tune" else []
+    return ServerResult(
         question=question, servers=found, standing=standing, advice=advice, table=schedule(advice),
         findings=_explained(found[-1]) if question == "explain" else _tuned(advice), unknown=UNKNOWN[question],
         workload=workload.name, settings={**asdict(options), "prompts": prompts},
         seconds=sum(level.busy_s for one in found for level in one.levels),
         interrupted=any(one.interrupted for one in found),
     )  # fmt: skip
-    return result, journal, all(one.complete for one in found)
 
 
-def _check_told(question: Question, servers: Sequence[ServerMeasurement]) -> None:
+def _check_counters(question: Question, servers: Sequence[ServerMeasurement]) -> None:
     """Raises CapabilityError where neither counters nor answers say anything about drafts, and no second server's clock does."""
     asked = servers[-1]
     if any(level.speculation is not None for level in asked.levels) or (question == "tune" and len(servers) > 1):

@@ -21,14 +21,13 @@ def summarise(
     num_requests: int,
     answers: Sequence[Answer],
     failures: Sequence[Failure],
-    windows: Sequence[Window] | None,
+    window: Window | None,
 ) -> LevelMeasurement:
-    """`windows`: what the counters say, one per session that was not interrupted; None for a server without counters."""
+    """`window`: what the counters say; None for a server without counters, or a run that was cut short."""
     busy_s = busy_seconds(answers)
     tokens = num_tokens(answers)
     num_chunks = sum(len(answer.chunks_s) for answer in answers)
     told = [answer.speculation for answer in answers if answer.speculation is not None]
-    counted = [window.speculation for window in windows or () if window.speculation is not None]
     return LevelMeasurement(
         level=level,
         num_requests=num_requests,
@@ -42,11 +41,11 @@ def summarise(
         ttft_s=percentiles(answer.ttft_s for answer in answers),
         tpot_s=percentiles(answer.tpot_s for answer in answers),
         gap_s=percentiles(gap for answer in answers for gap in answer.gaps_s),
-        counted=reduce(add, counted) if counted else None,
+        counted=None if window is None else window.speculation,
         reported=reduce(add, told) if told else None,
         num_reported=len(told),
-        gauges=windows[-1].gauges if windows else {},
-        notes=_notes(level, answers, windows),
+        gauges={} if window is None else window.gauges,
+        notes=_notes(level, answers, window),
     )
 
 
@@ -74,14 +73,12 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     return Percentiles(n=len(known), mean=float(np.mean(known)), p50=p50, p90=p90, p99=p99)
 
 
-def _notes(level: Level, answers: Sequence[Answer], windows: Sequence[Window] | None) -> list[str]:
-    notes = list(dict.fromkeys(note for window in windows or () for note in window.notes))
-    if windows is not None:
-        notes += _doubts(answers, windows)
+def _notes(level: Level, answers: Sequence[Answer], window: Window | None) -> list[str]:
+    notes = [] if window is None else [*window.notes, *_doubts(answers, window)]
     uncounted = sum(answer.num_tokens is None for answer in answers)
     if uncounted:
         notes.append(f"{uncounted} of {len(answers)} answers came without token counts (usage): rates per token are left out")
-    if share := _cached_share(answers, windows or ()):
+    if share := _cached_share(answers, window):
         notes.append(f"{share:.0%} of the prompt tokens came from the server's prefix cache: first tokens come early")
     if bursts := sum(map(_came_at_once, answers)):
         notes.append(
@@ -93,13 +90,12 @@ def _notes(level: Level, answers: Sequence[Answer], windows: Sequence[Window] | 
     return notes
 
 
-def _cached_share(answers: Sequence[Answer], windows: Sequence[Window]) -> float:
+def _cached_share(answers: Sequence[Answer], window: Window | None) -> float:
     """The cached share of the prompt tokens, as the answers say; else as the server's counters do. 0 where neither does."""
     cached = sum(answer.num_cached_tokens or 0 for answer in answers)
     prompts = sum(answer.num_prompt_tokens or 0 for answer in answers)
-    if not cached:
-        cached = sum(window.num_cached_tokens or 0 for window in windows)
-        prompts = sum(window.num_prompt_tokens or 0 for window in windows)
+    if not cached and window is not None:
+        cached, prompts = window.num_cached_tokens or 0, window.num_prompt_tokens or 0
     return cached / prompts if prompts else 0.0
 
 
@@ -111,18 +107,12 @@ def _came_at_once(answer: Answer) -> bool:
     return answer.tpot_s < BURST_TPOT_S or tokens >= BURST_TOKENS * len(answer.chunks_s)
 
 
-def _doubts(answers: Sequence[Answer], windows: Sequence[Window]) -> list[str]:
+def _doubts(answers: Sequence[Answer], window: Window) -> list[str]:
     """Why the counters may say something else than the answers."""
-    covered = {number for window in windows for number in window.numbers}
-    inside = [answer for answer in answers if answer.window in covered]
-    doubts = []
-    if len(inside) < len(answers):
-        doubts.append(f"{len(answers) - len(inside)} of {len(answers)} answers are not in the counters: their run was cut short")
-    generated = sum(window.num_generated or 0 for window in windows)
-    received = num_tokens(inside)
-    if received and generated > OTHERS * received:
-        doubts.append(
-            f"the server generated {generated} tokens meanwhile, of which this run received {received}: its counters also hold "
-            "other traffic, or requests that failed"
-        )
-    return doubts
+    generated, received = window.num_generated or 0, num_tokens(answers)
+    if not received or generated <= OTHERS * received:
+        return []
+    return [
+        f"the server generated {generated} tokens meanwhile, of which this run received {received}: its counters also hold "
+        "other traffic, or requests that failed"
+    ]

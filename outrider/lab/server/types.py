@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from outrider.lab.result import Interval, Record
 
@@ -17,16 +17,10 @@ FailureKind = Literal["refused", "dropped", "timeout", "status", "malformed", "a
 
 
 class Level(Record):
-    """How hard the server is pressed: so many requests at once (closed loop), or so many a second, as they come (open loop)."""
+    """How hard the server is pressed: so many requests at once, a new one as soon as one ends."""
 
-    concurrency: int | None = Field(default=None, ge=1)
-    rate_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # Poisson arrivals, any number in flight
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Level:
-        if (self.concurrency is None) == (self.rate_per_s is None):
-            raise ValueError("a level has either a concurrency or a rate_per_s")
-        return self
+    concurrency: int | None = Field(default=None, ge=1)  # None: a rate, in results before 2026-11-27
+    rate_per_s: float | None = None
 
     @property
     def label(self) -> str:
@@ -93,7 +87,7 @@ class Answer(Record):
 
     id: str
     task: str = "other"
-    window: int = 0  # which uninterrupted stretch of work it belongs to
+    window: int = 0  # number of its turn: an uninterrupted stretch of work
     start_s: float = 0.0  # since the window began
     chunks_s: list[float]  # arrival of each chunk since the request was sent
     seconds: float  # until the last chunk or the end of the text, whichever came last; the usage that follows is not waited for

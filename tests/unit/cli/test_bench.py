@@ -159,30 +159,26 @@ def test_an_interrupted_run_is_not_thrown_away_in_silence(
 def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
-    def bench_servers(endpoints: Any, workload: Any, options: Any, path: Path, **more: Any) -> Any:
+    def bench_servers(endpoints: Any, workload: Any, options: Any, **more: Any) -> Any:
         calls.append((endpoints, workload, options, more))
-        return (
-            BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0),
-            Journal.open(path, {}, resume=False),
-            len(calls) > 1,
-        )
+        return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
     monkeypatch.setattr(servers, "bench_servers", bench_servers)
     arguments = (
         "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
-        "--set", "request_rate=0.5", "--set", "server_model=m", "--set", "stall_timeout=9",
+        "--set", "server_model=m", "--set", "stall_timeout=9",
         "--temperature", "0.5", "--max-new-tokens", "7", "--limit", "3", "--set", "api=chat",
     )  # fmt: skip
-    found = cli(*arguments)
-    assert found.code == 1, "unanswered requests are a failure"
-    assert "--resume asks again" in found.err
+    assert cli(*arguments).code == 0
     endpoints, _, options, more = calls[0]
     assert [(label, one.root, one.model) for label, one in endpoints.items()] == [
         ("plain", "http://localhost:2", "m"), ("speculative", "http://localhost:1", "m"),
     ]  # fmt: skip
-    assert (options.concurrency, options.rates_per_s, options.timeout_s, options.api) == ((2, 8), (0.5,), 9, "chat")
+    assert (options.concurrency, options.timeout_s, options.api) == ((2, 8), 9, "chat")
     assert (options.sampling.temperature, options.sampling.max_tokens, more["prompts"]) == (0.5, 7, 3)
-    assert cli(*arguments).code == 0
+    refused = cli(*arguments, "--resume")
+    assert refused.code == 2
+    assert "--resume means nothing when a server is measured" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -199,10 +195,9 @@ def test_each_server_gets_its_own_key(
     """Guards against handing one server's key to another; and no key is in the result."""
     calls: list[Any] = []
 
-    def bench_servers(endpoints: Any, workload: Any, options: Any, path: Path, **_: Any) -> Any:
+    def bench_servers(endpoints: Any, workload: Any, options: Any, **_: Any) -> Any:
         calls.append(endpoints)
-        result = BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
-        return result, Journal.open(path, {}, resume=False), True
+        return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
     monkeypatch.setattr(servers, "bench_servers", bench_servers)
     monkeypatch.setenv("KEY_A", "one")

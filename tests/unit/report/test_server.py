@@ -37,8 +37,8 @@ def level(
     concurrency: int = 1, counts: Speculation | None = None, failures: tuple[Failure, ...] = (), num_requests: int = 1
 ) -> LevelMeasurement:
     answers = [Answer(id="1", chunks_s=[0.1, 0.3], seconds=0.3, text="a b", num_tokens=3)]
-    windows = [Window(speculation=counts, numbers=[0])] if counts else None
-    return summarise(Level(concurrency=concurrency), num_requests, answers, failures, windows)
+    window = Window(speculation=counts) if counts else None
+    return summarise(Level(concurrency=concurrency), num_requests, answers, failures, window)
 
 
 def tables(*measurements: ServerMeasurement) -> dict[str, Table]:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
-import pytest
-
-from outrider.errors import ConfigError
 from outrider.lab.bench.result import BenchResult
 from outrider.lab.bench.servers import bench_servers
 from outrider.lab.comparable import comparables
-from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.server import Endpoint, LoadOptions
 from outrider.lab.workload.types import BadLine, Request, Workload
@@ -27,20 +22,17 @@ WORKLOAD = Workload(
 )
 
 
-def run(path: Path, *fakes: Fake, resume: bool = False, prompts: int = 2) -> tuple[BenchResult, Journal, bool]:
+def run(*fakes: Fake, prompts: int = 2) -> BenchResult:
     endpoints = {name: Endpoint.parse(one.url) for name, one in zip(("plain", "speculative"), fakes, strict=False)}
     options = LoadOptions(concurrency=(1,), warmup=1, settle_s=0.0, timeout_s=5.0)
-    return bench_servers(endpoints, WORKLOAD, options, path / "j", prompts=prompts, resume=resume, progress=Quiet())
+    return bench_servers(endpoints, WORKLOAD, options, prompts=prompts, progress=Quiet())
 
 
-def test_two_servers_make_one_result(tmp_path: Path) -> None:
+def test_two_servers_make_one_result() -> None:
     with Fake() as plain, Fake() as other:
-        result, journal, complete = run(tmp_path, plain, other)
-        again, _, _ = run(tmp_path, plain, other, resume=True)
-    assert complete
-    assert len(journal) > 0
+        result = run(plain, other)
+    assert all(one.complete for one in result.servers)
     assert [[answer.id for answer in one.levels[0].answers] for one in result.servers] == [["r0", "r1", "r2", "r3"]] * 2
-    assert again.servers == result.servers, "a resumed run that was finished asks nothing anew"
     assert (result.workload.num_skipped_lines, result.settings["prompts"]) == (1, 2)
     text = to_markdown(document(result))
     assert "Bench: speculative against plain" in text
@@ -49,15 +41,8 @@ def test_two_servers_make_one_result(tmp_path: Path) -> None:
     assert "speculative, 1 at once: tokens/s" in labels
 
 
-def test_other_prompts_are_another_plan(tmp_path: Path) -> None:
-    with Fake() as one:
-        run(tmp_path, one)
-        with pytest.raises(ConfigError, match="another plan"):
-            run(tmp_path, one, resume=True, prompts=3)
-
-
-def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
-    """The signal comes with the fourth request, one of them a warm-up: two answers are told, and the rest can be asked for."""
+def test_ctrl_c_leaves_what_was_answered() -> None:
+    """The signal comes with the fourth request, one of them a warm-up: the two answers that came are told."""
 
     def stop(number: int) -> None:
         if number == 3:
@@ -65,15 +50,10 @@ def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
             time.sleep(0.5)
 
     with Fake(on_request=stop) as one:
-        result, journal, complete = run(tmp_path, one)
-        assert result.interrupted
-        assert not complete
-        assert [answer.id for answer in result.servers[0].levels[0].answers] == ["r0", "r1"]
-        assert "the run was stopped: 2 requests are without an answer" in result.servers[0].notes
-        assert "this is what was known" in to_markdown(render(result))
-        assert len(journal) > 0
-        one.on_request = None
-        again, _, complete = run(tmp_path, one, resume=True)
-    assert complete
-    assert not again.interrupted
-    assert len(again.servers[0].levels[0].answers) == 4
+        result = run(one)
+    assert result.interrupted
+    (server,) = result.servers
+    assert not server.complete
+    assert [answer.id for answer in server.levels[0].answers] == ["r0", "r1"]
+    assert "the run was stopped: 2 requests are without an answer" in server.notes
+    assert "this is what was known" in to_markdown(render(result))

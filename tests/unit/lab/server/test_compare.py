@@ -28,8 +28,8 @@ def answer(
     )
 
 
-def level(*answers: Answer, windows: list[Window] | None = None) -> LevelMeasurement:
-    return summarise(ONE, len(answers), answers, [], windows)
+def level(*answers: Answer, window: Window | None = None) -> LevelMeasurement:
+    return summarise(ONE, len(answers), answers, [], window)
 
 
 def test_latencies_of_one_answer() -> None:
@@ -65,28 +65,20 @@ def test_percentiles() -> None:
     assert percentiles([None]) is None
 
 
-def test_counters_of_several_sessions_add_up() -> None:
-    def counted(*numbers: int) -> Window:
-        return Window(
-            speculation=Speculation(num_steps=3, num_accepted_tokens=2), num_generated=20, numbers=list(numbers)
-        )
-
+def test_tokens_of_others_are_noticed() -> None:
     answers = [answer(n, window=n) for n in range(3)]
-    measured = level(*answers, windows=[counted(0), counted(1, 2)])
-    assert measured.counted is not None
-    assert (measured.counted.num_steps, measured.counted.num_accepted_tokens) == (6, 4)
-    assert any("other traffic" in note for note in measured.notes)  # 40 generated, 30 received
-    assert level(*answers, windows=[counted(0, 1, 2)]).notes == []
-    assert any("1 of 3 answers" in note for note in level(*answers, windows=[counted(0, 2)]).notes)
+    for generated, is_said in ((40, True), (30, False)):
+        measured = level(*answers, window=Window(speculation=Speculation(num_steps=3), num_generated=generated))
+        assert any("other traffic" in note for note in measured.notes) is is_said
 
 
 def test_a_level_prefers_counters_that_counted() -> None:
     nothing, reported = Speculation(num_steps=0), Speculation(num_draft_tokens=4, num_accepted_tokens=2)
     with_both = level(
-        answer(1).model_copy(update={"speculation": reported}), windows=[Window(speculation=nothing, numbers=[0])]
+        answer(1).model_copy(update={"speculation": reported}), window=Window(speculation=nothing)
     )
     assert with_both.speculation == reported
-    assert level(answer(1), windows=[Window(speculation=nothing, numbers=[0])]).speculation == nothing
+    assert level(answer(1), window=Window(speculation=nothing)).speculation == nothing
 
 
 def test_speedup_is_a_ratio_of_sums() -> None:
@@ -169,9 +161,3 @@ def test_the_first_difference(left: str, right: str) -> None:
         assert left[:cut] == right[:cut]
         assert left[cut : cut + 1] != right[cut : cut + 1]
         assert (difference.baseline, difference.other) == (left[cut:], right[cut:])
-
-
-def test_a_level_is_one_thing_or_the_other() -> None:
-    for facts in ({}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": float("inf")}):
-        with pytest.raises(ValueError, match="validation error"):
-            Level(**facts)

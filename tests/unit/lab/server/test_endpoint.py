@@ -124,9 +124,6 @@ def test_extra_fields_are_added_or_drop_ours() -> None:
     [
         {"concurrency": ()},
         {"concurrency": (0,)},
-        {"rates_per_s": (0.0,)},
-        {"rates_per_s": (float("inf"),)},
-        {"rates_per_s": (float("nan"),)},
         {"timeout_s": 0},
         {"api": "responses"},
         {"extra": {"stream": False}},
@@ -142,5 +139,5 @@ def test_options_that_cannot_be_meant(options: dict[str, Any]) -> None:
 
 
 def test_levels_come_once_and_in_order() -> None:
-    levels = LoadOptions(concurrency=(4, 1, 4), rates_per_s=(2.5, 2.5)).levels
-    assert [level.label for level in levels] == ["4 at once", "1 at once", "2.5 per s"]
+    levels = LoadOptions(concurrency=(4, 1, 4)).levels
+    assert [level.label for level in levels] == ["4 at once", "1 at once"]
