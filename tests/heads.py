@@ -112,5 +112,9 @@ HEADS: dict[str, Callable[[Any, Path], None]] = {
     "medusa": medusa_heads,
     "mtp": mtp_head,
 }
+# Further kinds of block heads, by a name for the folder.
+BLOCKS: dict[str, Callable[[Any, Path], None]] = {
+    "rnn": lambda target, folder: save_block(random_block(target, markov_gated=False, markov_recurrent=True), folder),
+}
 # The same for stop=acceptance of drafter draft-model.
 ACCEPTANCE: dict[str, Callable[[Any, Path], None]] = {"acceptance": acceptance_head}

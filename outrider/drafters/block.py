@@ -8,9 +8,10 @@ The context's keys and values are kept in a cache of the head's own, row by row 
 then from every pass the committed columns, which the head's next pass takes along; the block's stand behind them for one pass and
 are overwritten by the next.
 
-With a Markov head the laws of a block depend on the token before, so chains are drawn left to right and a tree's children follow
-their own parent, without another pass. The confidence head ends a chain where the guesses so far are unlikely to survive. It
-looks at the token BEFORE the one it decides about; a rule that drops a drawn token by its own confidence biases the output.
+With a Markov head the laws of a block depend on the token before or on all of the draft so far, so chains are drawn left to right
+and a tree's children follow their own parent, without another pass. The confidence head ends a chain where the guesses so far are
+unlikely to survive. It looks at the token BEFORE the one it decides about; a rule that drops a drawn token by its own confidence
+biases the output.
 """
 
 from __future__ import annotations
@@ -76,10 +77,16 @@ class BlockGuesses:
     def __init__(self, head: BlockHead, passes: BlockPasses, guessed: Guessed) -> None:
         self._head, self._passes, self._guessed = head, passes, guessed
         self.num_levels = guessed.states.shape[1]
+        self._memory: Tensor | None = None  # of the last level's parents
 
-    def logits(self, level: int, parents: Tensor) -> Tensor:
+    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
         states, logits = self._guessed
-        return self._head.in_full(self._passes.corrected(logits[:, level], states[:, level], parents))
+        memory = None
+        if level and self._memory is not None:
+            memory = self._memory.gather(1, origins[..., None].expand(-1, -1, self._memory.shape[2]))
+        found = self._passes.corrected(logits[:, level], states[:, level], parents, memory)
+        self._memory = found.memory
+        return self._head.in_full(found.logits)
 
     def confidence(self, level: int, previous: Tensor) -> Tensor:
         """(B,): chance that this level's token is accepted, given that those before it are."""
@@ -143,7 +150,8 @@ class BlockDrafter(Drafter):
     @property
     def notes(self) -> list[str]:
         config = self.head.config
-        extras = [name for name, there in (("Markov head", config.markov_rank), ("confidence", config.confidence)) if there]
+        markov = "recurrent Markov head" if config.markov_recurrent else "Markov head"
+        extras = [name for name, there in ((markov, config.markov_rank), ("confidence", config.confidence)) if there]
         return [f"block head: {config.num_guesses} tokens in one pass of {config.num_layers} layers" + "".join(
             f", {name}" for name in extras
         ), *self._notes]  # fmt: skip
@@ -220,7 +228,9 @@ class BlockDrafter(Drafter):
     def _whole(self, rows: Rows, gamma: list[int]) -> Draft | None:
         """Whole chains from one call; None where that cannot make them."""
         settings = self._settings
-        if self._run is None or self._plan is not None or settings.stop not in ("none", "confidence") or not programs_serve(rows):
+        if self._run is None or not self._run.drafts_whole or self._plan is not None:
+            return None
+        if settings.stop not in ("none", "confidence") or not programs_serve(rows):
             return None
         lengths = [min(wanted, self.head.config.num_guesses) for wanted in gamma]
         found = self.context.draft(self._run, rows, max(lengths))
@@ -259,7 +269,7 @@ def _passes_of(head: BlockHead, lm: LM) -> tuple[BlockPasses, list[str]]:
     if isinstance(lm.run, NativeRun):
         try:
             run = BlockRun(head, lm.run.path)
-            release_linears(head, kept=[head.confidence_head])
+            release_linears(head, kept=[head.confidence_head] if run.drafts_whole else [head.confidence_head, head.markov_head])
             return run, notes
         except NotLoweredError as error:
             notes.append(f"the block head runs without the native runtime: {error}")

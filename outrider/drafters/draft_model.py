@@ -161,7 +161,7 @@ class _Passes:
         self.num_levels = num_levels
         self._lm, self._pending = lm, pending
 
-    def logits(self, level: int, parents: Tensor) -> Tensor:
+    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
         """(B, 1, V), the caches fed with `parents` (B, 1), or first with all that they lack."""
         lines = [[0]] * len(parents) if level else self._pending
         width = max(map(len, lines))

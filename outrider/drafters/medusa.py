@@ -92,7 +92,7 @@ class MedusaGuesses:
         self._logits = logits  # (B, heads, V)
         self.num_levels = logits.shape[1]
 
-    def logits(self, level: int, parents: Tensor) -> Tensor:
+    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
         return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
 
 

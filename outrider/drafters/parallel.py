@@ -1,7 +1,7 @@
 """Chains of any drafter that gives logits token by token, and trees of one whose every level is there at once.
 
 Medusa heads and block heads differ in where their logits come from. Once they are there, level d's law depends on nothing of
-the draft but, with a Markov head, the token before (`Guesses.logits`); so chains and trees of any shape cost no further pass.
+the draft but, with a Markov head, the tokens before (`Guesses.logits`); so chains and trees of any shape cost no further pass.
 Drawn tokens are drawn from exactly these laws, under the row's sampling options, and the laws travel along as `Draft.probs`.
 
 Trees follow the same rule as a draft model's (`draft_tree.py`): drawn nodes get a shape that is fixed beforehand, since choosing
@@ -32,8 +32,11 @@ class Guesses(Protocol):
 
     num_levels: int
 
-    def logits(self, level: int, parents: Tensor) -> Tensor:
-        """(B, M, V): of the token behind each of `parents` (B, M), tokens of the level above (level 0: the pending token)."""
+    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
+        """(B, M, V): of the token behind each of `parents` (B, M), tokens of the level above (level 0: the pending token).
+
+        `origins` (B, M): behind which of the last level's parents each of them stands. Levels are asked for in order.
+        """
 
 
 class Stop(Protocol):
@@ -74,10 +77,11 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
     steps = int(lengths.max())
     plain, start = rows.sampling.is_plain_greedy, rows.positions
     previous = torch.tensor([row.tokens[-1] for row in rows], device=rows.device)
+    alone = torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
     tokens: list[Tensor] = []  # each (B,)
     laws: list[Tensor] = []  # each (B, V)
     for node in range(steps):
-        logits = fit_width(guesses.logits(node, previous[:, None]), rows.vocab_size)
+        logits = fit_width(guesses.logits(node, previous[:, None], alone), rows.vocab_size)
         so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
         if stop is not None:
             soft = logits[:, 0]
@@ -111,16 +115,19 @@ def draft_tree(rows: Rows, budgets: list[int], guesses: Guesses, plan: TreePlan)
     trees = row_trees(rows, budgets, plan)
     growths = [tree.growth for tree in trees]
     levels: list[Level] = []
+    first = 0  # output of the last level's first parent
     while len(levels) < guesses.num_levels and any(growth.wanted() for growth in growths):
         depth = len(levels)
-        levels.append(_next_level(rows, growths, guesses, depth))
+        level, first = _next_level(rows, growths, guesses, depth, first)
+        levels.append(level)
         for growth, children in zip(growths, _children(rows, trees, levels[-1], depth, plan), strict=True):
             if children:
                 growth.add(children)
     return finished(growths, levels, plan, rows.device)[0], growths
 
 
-def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int) -> Level:
+def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int, above: int) -> tuple[Level, int]:
+    """A level, and the output of its first parent; `above`: that of the level before."""
     outputs = [[output for output, _ in growth.wanted()] for growth in growths]
     wanted = [output for line in outputs for output in line]
     first, last = min(wanted), max(wanted)
@@ -128,16 +135,25 @@ def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int)
         [_token_before(row.tokens[-1], growth, output) for output in range(first, last + 1)]
         for row, growth in zip(rows, growths, strict=True)
     ]
-    logits = fit_width(guesses.logits(depth, torch.tensor(parents, device=rows.device)), rows.vocab_size)
+    origins = [
+        [max(0, _output_before(growth, output) - above) for output in range(first, last + 1)] for growth in growths
+    ]
+    asked = (torch.tensor(each, device=rows.device) for each in (parents, origins))
+    logits = fit_width(guesses.logits(depth, *asked), rows.vocab_size)
     so_far = as_draft(growths, [range(len(growth.tokens)) for growth in growths], rows.device) if depth else None
     law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
-    return Level(law, outputs, [[output - first for output in line] for line in outputs])
+    return Level(law, outputs, [[output - first for output in line] for line in outputs]), first
 
 
 def _token_before(pending: int, growth: Growth, output: int) -> int:
     if 1 <= output <= len(growth.tokens):
         return growth.tokens[output - 1]
     return pending  # of output 0; of outputs this row does not have, any token
+
+
+def _output_before(growth: Growth, output: int) -> int:
+    """The output that a node stands behind; of the pending token, and of outputs this row does not have, 0."""
+    return growth.parents[output - 1] + 1 if 1 <= output <= len(growth.tokens) else 0
 
 
 def _children(rows: Rows, trees: list[RowTree], level: Level, depth: int, plan: TreePlan) -> list[list[list[Child]]]:

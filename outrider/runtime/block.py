@@ -2,7 +2,7 @@
 
 The head is three programs. One reads states of the target: keys and values go into the cache, nothing attends. One makes a
 block's states and logits, each token seeing the whole block. With a Markov head a third corrects a level's logits by the token
-before it, once that is picked.
+before it, once that is picked; one that remembers all tokens of a draft runs on its modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
 from outrider.models.heads.block import BlockHead
-from outrider.models.heads.block_pass import Guessed, Pending, Unread
+from outrider.models.heads.block_pass import Corrected, Guessed, Pending, Unread, corrected_by
 from outrider.models.heads.eagle import STEADY_ROPE
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
@@ -46,7 +46,9 @@ class BlockRun:
 
     def __init__(self, head: BlockHead, path: Path) -> None:
         """The head is bound to its target, its linear layers plain. Raises NotLoweredError where it cannot run there."""
-        self._config = config = head.config
+        self._head, self._config = head, head.config
+        config = head.config
+        self.drafts_whole = not config.markov_recurrent  # whole chains; else level by level, corrected by the head's modules
         parts = _Parts(head)
         layers = [LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)] * config.num_layers
 
@@ -87,7 +89,8 @@ class BlockRun:
         self._states_matter = config.markov_gated
         state = [(config.hidden_size, head.dtype)] if self._states_matter else []
         num_tokens = config.draft_vocab_size or config.vocab_size
-        self._correction = lowered([(num_tokens, torch.float32), *state], corrected) if config.markov_rank else None
+        lowers = config.markov_rank and self.drafts_whole
+        self._correction = lowered([(num_tokens, torch.float32), *state], corrected) if lowers else None
         self._vocabulary = Vocabulary.of(config.vocab_size, head.token_ids)
         self._columns = torch.arange(config.block_size - config.num_guesses, config.block_size)
 
@@ -102,10 +105,10 @@ class BlockRun:
         assert logits is not None
         return Guessed(self._guessing(states, self._config.num_guesses), logits)
 
-    def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
+    def corrected(self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
         """See `BlockPasses`."""
         if self._correction is None:
-            return logits[:, None].expand(-1, before.shape[1], -1)
+            return corrected_by(self._head, logits, states, before, memory)
         given = (logits, states) if self._states_matter else (logits,)
         inputs = [one[:, None].expand(-1, before.shape[1], -1).contiguous() for one in given]
         executor, (num_rows, width) = self._correction.executor, before.shape
@@ -113,7 +116,7 @@ class BlockRun:
         executor.make(
             executor.call(num_rows, width, width, inputs=inputs, ids=before.contiguous(), columns=columns, logits=found)
         )
-        return found
+        return Corrected(found, None)
 
     def draft(
         self, kv: KVCache, rows: Rows, pending: Pending, unread: Unread | None, num_tokens: int

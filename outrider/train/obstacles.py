@@ -38,8 +38,9 @@ def _of_block(config: BlockConfig) -> list[str]:
     is_dspark = bool(config.markov_rank) or config.confidence
     if config.sample_from_anchor and not is_dspark:
         found.append("its anchor's slot guesses, too, where vLLM's DFlash has only the masks guess (sample_from_anchor=false)")
-    if config.markov_gated:
-        found.append("its Markov head is gated; vLLM knows only 'vanilla'")
+    if config.markov_gated or config.markov_recurrent:
+        kind = "gated" if config.markov_gated else "recurrent"
+        found.append(f"its Markov head is {kind}; vLLM knows only 'vanilla'")
     if not config.qk_norm:
         found.append("its layers do not norm queries and keys, which vLLM always does")
     scaled = {

@@ -35,7 +35,7 @@ from outrider.settings import parse_settings
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.draft_service import FakeDraftService, Repeating
-from tests.heads import ACCEPTANCE, HEADS
+from tests.heads import ACCEPTANCE, BLOCKS, HEADS
 from tests.helpers import (
     byte_tokenizer,
     disturbed,
@@ -58,7 +58,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
 # Settings that change what is drafted; every drafter is also tried without any. HEADS_AT stands for the folder with the heads.
 HEADS_AT = "{heads}"
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "block": [{"tree": "best-first", "min_gain": 0.0}, {"tree": "2x2x1"}, {"stop": "confidence", "stop_below": 0.2}],
+    "block": [{"tree": "best-first", "min_gain": 0.0}, {"tree": "2x2x1"}, {"stop": "confidence", "stop_below": 0.2},
+              {"head": f"{HEADS_AT}/rnn"}, {"head": f"{HEADS_AT}/rnn", "tree": "2x2x1"}],
     "composite": [
         {"parts": "ngram,suffix"}, {"parts": "ngram,draft-model", "mode": "best"},
         {"parts": "quantised,recycling", "options": "quantised.bits=8"},
@@ -221,7 +222,7 @@ def save_models(root: Path) -> None:
         ("narrow", narrow),
     ):
         save_checkpoint(root / name, model, tokenizer)
-    for name, write in {**HEADS, **ACCEPTANCE}.items():
+    for name, write in {**HEADS, **ACCEPTANCE, **BLOCKS}.items():
         write(target, root / "heads" / name)
 
 

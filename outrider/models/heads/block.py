@@ -9,9 +9,9 @@
 The context's keys and values depend on nothing but their own position, so a drafter keeps them (`context_keys`) and a pass costs
 the block only. Slot k guesses its own token (DFlash), or, from the anchor on, the one after it (`sample_from_anchor`, DSpark).
 
-DSpark's additions: the Markov head adds W2 W1[x_{k-1}] to the logits of position k, so that a token fits the one before it
-although one pass made all laws; the confidence head says how likely token k is to be accepted, given the one before it.
-Embedding and output layer are the target's unless the checkpoint has its own; `bind` sets them.
+DSpark's additions: the Markov head adds W2 W1[x_{k-1}] to the logits of position k, or what a recurrence makes of the whole draft
+so far: a token fits those before it although one pass made all laws; the confidence head says how likely token k is to be
+accepted, given the one before it. Embedding and output layer are the target's unless a checkpoint has its own; `bind` sets them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply
 
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_markov import MarkovHead
 from outrider.models.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
@@ -76,24 +77,6 @@ class BlockLayer(nn.Module):
         self.mlp = BlockMLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-
-
-class MarkovHead(nn.Module):
-    """What the token before does to a law: W2 W1[x], or W2 (gate * W1[x]) with a gate made of the hidden state and W1[x]."""
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        rank = config.markov_rank
-        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
-        self.gate_proj = nn.Linear(config.hidden_size + rank, rank) if config.markov_gated else None
-
-    def forward(self, states: Tensor, before: Tensor) -> Tensor:
-        """States (..., H) of positions, tokens before them (...) -> (..., V)."""
-        latent = self.markov_w1(before)
-        if self.gate_proj is not None:
-            latent = latent * torch.sigmoid(self.gate_proj(torch.cat([states, latent], dim=-1)))
-        return self.markov_w2(latent)
 
 
 class ConfidenceHead(nn.Module):
@@ -226,6 +209,15 @@ class BlockHead(nn.Module):
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
         """Logits (..., draft vocabulary) of positions with these states, behind tokens `before` (...)."""
         return logits if self.markov_head is None else logits + self.markov_head(states, before)
+
+    def remembering(
+        self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`corrected`, also by a recurrent Markov head, whose `memory` (..., rank) of earlier tokens goes in and comes out."""
+        if self.markov_head is None or not self.config.markov_recurrent:
+            return self.corrected(logits, states, before), None
+        correction, memory = self.markov_head.step(states, before, memory)
+        return logits + correction, memory
 
     def in_full(self, logits: Tensor) -> Tensor:
         """Logits over the draft vocabulary -> (..., V) over the target's."""

@@ -46,6 +46,7 @@ class BlockConfig:
     qk_norm: bool = True
     markov_rank: int = 0  # 0: no Markov head
     markov_gated: bool = False
+    markov_recurrent: bool = False
     confidence: bool = False
     confidence_with_markov: bool = True
     draft_vocab_size: int | None = None  # tokens the head knows; None: all

@@ -138,6 +138,7 @@ def _config(
         qk_norm=norms,
         markov_rank=rank,
         markov_gated="markov_head.gate_proj.weight" in files,
+        markov_recurrent="markov_head.joint_proj.weight" in files,
         confidence=confidence,
         confidence_with_markov=confidence and files.shape("confidence_head.proj.weight")[1] > hidden,
         draft_vocab_size=draft_vocab,
@@ -152,8 +153,6 @@ def _config(
 
 
 def _refuse_unknown(files: HeadTensors, values: _Values) -> None:
-    if "markov_head.joint_proj.weight" in files:
-        raise CapabilityError(f"{files.what()}: its Markov head is of type 'rnn'; known are 'vanilla' and 'gated'")
     activation = values.get("hidden_act", default="silu")
     if activation != "silu":
         raise CapabilityError(f"{files.what()}: hidden_act '{activation}' is not known, only 'silu'")

@@ -52,6 +52,13 @@ class Guessed(NamedTuple):
     logits: Tensor  # (B, guesses, draft vocabulary), not yet corrected by the Markov head
 
 
+class Corrected(NamedTuple):
+    """A level's logits behind each of M tokens of the level above."""
+
+    logits: Tensor  # (B, M, draft vocabulary)
+    memory: Tensor | None  # (B, M, rank): what a recurrent Markov head remembers of each token and those before it
+
+
 class BlockPasses(Protocol):
     """How a head's arithmetic is done. Caches have the room that a pass needs; what is put there is for the caller to commit."""
 
@@ -61,8 +68,11 @@ class BlockPasses(Protocol):
     def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
         """One block behind every row and what it has not read yet."""
 
-    def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
-        """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B, M): (B, M, Vd)."""
+    def corrected(self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
+        """A level's logits (B, Vd), whose states are (B, H), behind each of the tokens `before` (B, M).
+
+        `memory` (B, M, rank): what is remembered of the tokens before those; None: there are none, or nothing is.
+        """
 
 
 class ModulePasses:
@@ -113,11 +123,16 @@ class ModulePasses:
         states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attention))
         return Guessed(states, head.logits(states))
 
-    def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
+    def corrected(self, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
         """See `BlockPasses`."""
-        base, own = (one[:, None].expand(-1, before.shape[1], -1) for one in (logits, states))
-        return self._head.corrected(base, own, before)
+        return corrected_by(self._head, logits, states, before, memory)
 
     def _context(self, unread: Unread, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         positions = unread.positions(self._last).to(device)
         return self._head.context_keys(self._head.context(unread.hidden), positions)
+
+
+def corrected_by(head: BlockHead, logits: Tensor, states: Tensor, before: Tensor, memory: Tensor | None) -> Corrected:
+    """`BlockPasses.corrected` by a head's own modules."""
+    base, own = (one[:, None].expand(-1, before.shape[1], -1) for one in (logits, states))
+    return Corrected(*head.remembering(base, own, before, memory))

@@ -81,7 +81,7 @@ def _head_config(config: BlockConfig) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,
         "markov_rank": config.markov_rank,
-        "markov_head_type": "gated" if config.markov_gated else "vanilla",
+        "markov_head_type": "rnn" if config.markov_recurrent else "gated" if config.markov_gated else "vanilla",
         "enable_confidence_head": config.confidence,
         "confidence_head_with_markov": config.confidence and config.confidence_with_markov,
         "draft_vocab_size": config.draft_vocab_size or config.vocab_size,

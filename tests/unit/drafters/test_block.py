@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.build import Options, build
 from outrider.drafters.block import BlockGuesses, BlockSettings, ConfidenceStop
-from outrider.drafters.parallel import draft_chain
+from outrider.drafters.parallel import draft_chain, draft_tree
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
@@ -19,6 +19,7 @@ from outrider.models.heads.block_pass import Guessed, ModulePasses
 from outrider.models.heads.block_saving import save_block
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.trees.plan import TreePlan
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
@@ -44,6 +45,43 @@ def tiny_head(vocab_size: int, hidden: int = 8, **changes: object) -> BlockHead:
 
 def guesses_of(head: BlockHead, states: Tensor) -> BlockGuesses:
     return BlockGuesses(head, ModulePasses(head), Guessed(states, head.logits(states)))
+
+
+def recurrence(head: BlockHead, states: Tensor, path: list[int]) -> Tensor:
+    """Scores (V,) of the token behind this path (pending token first), written out from DSpark's RNN head."""
+    weights, memory = head.markov_head.state_dict(), torch.zeros(head.config.markov_rank)
+    for state, token in zip(states, path, strict=False):
+        told = torch.cat([memory, weights["markov_w1.weight"][token], state])
+        gate, candidate, output = (weights["joint_proj.weight"] @ told + weights["joint_proj.bias"]).chunk(3)
+        memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
+    return head.lm_head.weight @ states[len(path) - 1] + weights["markov_w2.weight"] @ output.tanh()
+
+
+def test_a_recurrent_markov_head_knows_its_whole_path() -> None:
+    """Catches a memory of another branch or row, lost between levels, or kept beyond a draft."""
+    head = tiny_head(13, own_embedding=True, own_output=True, markov_recurrent=True, block_size=4)
+    head.markov_head.joint_proj.weight.data *= 0.5  # away from where tanh is flat
+    head.markov_head.markov_w2.weight.data *= 8
+    states = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(2))
+    rows = Rows(13, torch.device("cpu"))
+    for number in range(2):
+        rows.add(make_row([number + 3, number], SamplingParams(), seed=number))
+    chain = draft_chain(rows, [4, 4], guesses_of(head, states))
+    for tree, depth in (("1x1x1x1", 4), ("3x2x2", 3), ("best-first", 3)):
+        settings = BlockSettings(tree=tree, top_k=3, max_depth=depth, min_gain=0.0)
+        draft, _ = draft_tree(rows, [20, 17], guesses_of(head, states), TreePlan(settings))
+        for index, row in enumerate(rows):
+            tokens, parents = draft.tokens[index].tolist(), draft.parent_lists[index]
+            paths = {-1: [row.tokens[-1]]}
+            for node in range(draft.lengths[index]):
+                before = paths[parents[node]]
+                paths[node] = [*before, tokens[node]]
+                siblings = [other for other in range(draft.lengths[index]) if parents[other] == parents[node]]
+                likeliest = recurrence(head, states[index], before).topk(len(siblings)).indices.tolist()
+                assert tokens[node] == likeliest[siblings.index(node)]
+            assert max(map(len, paths.values())) == depth + 1
+            if tree == "1x1x1x1":
+                assert chain.tokens[index].tolist() == tokens[:4]
 
 
 class CheatingStop(ConfidenceStop):

@@ -36,7 +36,7 @@ class Table:
     def num_levels(self) -> int:
         return len(self.base)
 
-    def logits(self, level: int, parents: Tensor) -> Tensor:
+    def logits(self, level: int, parents: Tensor, origins: Tensor) -> Tensor:
         return self.base[level] + self.markov[parents]
 
 

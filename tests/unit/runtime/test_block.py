@@ -38,6 +38,7 @@ CPU = torch.device("cpu")
 HEADS: dict[str, dict[str, Any]] = {
     "dspark": {"markov_gated": False},
     "gated": {"draft_vocab": 25},
+    "rnn": {"markov_gated": False, "markov_recurrent": True},
     "dflash": {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False},
     "sliding": {
         "markov_rank": 0, "confidence_with_markov": False, "window": 30, "window_layers": (1,), "causal_windows": True,
@@ -94,7 +95,7 @@ def test_whole_chains_are_those_of_the_module(
 @pytest.mark.parametrize("settings", [
     {"stop": "confidence", "stop_below": 0.4}, {"stop": "entropy", "stop_below": 0.2}, {"tree": "best-first"}, {"tree": "2x2x1"},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("head", ["dspark", "gated"])
+@pytest.mark.parametrize("head", ["dspark", "gated", "rnn"])
 def test_chains_that_stop_and_trees_are_those_of_the_module(head: str, settings: dict[str, Any], library_path: Path) -> None:
     """Catches a chain cut elsewhere, children behind another parent, logits of another level."""
     target, made = models(head, torch.float32)
@@ -169,8 +170,8 @@ def test_a_pass_is_the_modules(head: str, dtype: torch.dtype, tolerance: float, 
         for one, other in zip(found, expected, strict=True):
             assert float((one.float() - other.float()).abs().max() / other.float().abs().max()) < tolerance
         before = torch.tensor([[5, 6], [7, 8], [9, 9]])
-        corrected = ours.passes.corrected(expected.logits[:, 1].float(), expected.states[:, 1], before).float()
-        reference = theirs.passes.corrected(expected.logits[:, 1], expected.states[:, 1], before).float()
+        corrected = ours.passes.corrected(expected.logits[:, 1].float(), expected.states[:, 1], before, None).logits.float()
+        reference = theirs.passes.corrected(expected.logits[:, 1], expected.states[:, 1], before, None).logits.float()
         torch.testing.assert_close(corrected, reference, rtol=tolerance, atol=tolerance)
 
 

@@ -162,7 +162,7 @@ def test_markov_and_confidence_by_hand() -> None:
 
 
 SHAPES: list[dict[str, Any]] = [
-    {}, {"markov_gated": True}, {"markov_rank": 0, "confidence_with_markov": False},
+    {}, {"markov_gated": True}, {"markov_recurrent": True}, {"markov_rank": 0, "confidence_with_markov": False},
     {"sample_from_anchor": False, "causal": True}, *SIGHTS[2:],
     {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False},
     {"own_embedding": True, "own_output": True}, {"qk_norm": False, "attention_bias": True}, {"temperatures": (0.5, 1.5)},
@@ -290,7 +290,7 @@ def test_windows_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, A
 
 def test_parts_of_other_heads_are_refused(tmp_path: Path) -> None:
     rnn = published(tmp_path / "a", None, **{"markov_head.joint_proj.weight": torch.zeros(2, 2)})
-    with pytest.raises(CapabilityError, match="'rnn'"):
+    with pytest.raises(CheckpointError, match=r"markov_head\.joint_proj"):  # the rest of a Markov head is missing
         load_block(rnn, H, V, TARGET_LAYERS)
     other = published(tmp_path / "b", None, **{"prefix_gru.weight_ih_l0": torch.zeros(2, 2)})
     with pytest.raises(CheckpointError, match=r"no part of a block head.*prefix_gru"):
