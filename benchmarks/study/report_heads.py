@@ -15,7 +15,7 @@ def before_after(content: dict[str, Any]) -> Iterator[Block]:
     yield Heading("Heads before and after, against each other")
     yield Paragraph(
         f"Demo target, chains of k = {settings['k']} draft tokens (Medusa has {settings['k']} heads), held-out prompts: "
-        f"{sizes(settings['tasks'])}; at most {settings['max_new_tokens']} tokens. 'before' is a head that no step has trained."
+        f"{sizes(settings['tasks'])}; at most {settings['max_new_tokens']} tokens. 'before' is an untrained head."
     )
     labels = list(dict.fromkeys(row["label"] for row in rows))
     columns = [Column("drafter", "left")]
@@ -50,8 +50,8 @@ def _floor_before_after(rows: Rows, labels: Sequence[str]) -> Iterator[Block]:
         if label.endswith(", after"):
             won = at(label) > untrained[best]
             yield Paragraph(
-                f"{'Met' if won else 'Missed'}: {label} has tau {at(label):.2f} on demo problems at T = 0; the best of what "
-                f"needs no training, {best}, has {untrained[best]:.2f}.", "good" if won else "bad",
+                f"{'Met' if won else 'Missed'}: {label} has tau {at(label):.2f} on demo problems at T = 0. The best drafter "
+                f"without training, {best}, has {untrained[best]:.2f}.", "good" if won else "bad",
             )  # fmt: skip
 
 

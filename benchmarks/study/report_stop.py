@@ -19,10 +19,10 @@ COLUMNS = [
 def acceptance(content: dict[str, Any]) -> Iterator[Block]:
     yield Heading("Stopping early: drafted tokens at equal tau")
     yield Paragraph(
-        "saved = 1 - drafted by the rule / drafted by the fixed length that reaches the same tau, on the straight line between "
-        "the lengths measured. 'acceptance' is the trained head; 'entropy' and 'product' need no training. Every rule ends a "
-        "draft behind a token that ends the text, a fixed length does not: 'ends known to both' takes that from the fixed "
-        "lengths, too, so that the rule's own estimates remain. 'at most': what a rule would save that drafted no token in vain."
+        "saved = 1 - drafted by the rule / drafted by the fixed length with the same tau, interpolated between the measured "
+        "lengths. 'acceptance' is the trained head; 'entropy' and 'product' need no training. Every rule ends a draft after a "
+        "token that ends the text, and a fixed length does not. 'ends known to both' lets the fixed lengths do so, too, which "
+        "leaves what the rule's own estimates save. 'at most' is the saving of a rule that drafts no rejected token."
     )
     for name, one in content["workloads"].items():
         yield Heading(f"{name}: {sizes(one['tasks'])}", 3)
@@ -50,12 +50,12 @@ def _rules(rows: Rows, title: str) -> Iterator[Block]:
     alphas = sum(row["accepted"] for row in fixed) / max(sum(row["tested"] for row in fixed), 1)
     yield Table(COLUMNS, cells, f"{title}: alpha {alphas:.2f}; tau of fixed lengths: {line}")
     means, alike = _means(found, "saved"), _means(found, "alike")
-    said, known = (", ".join(f"{rule} {value:+.0%}" for rule, value in one.items()) for one in (means, alike))
+    shown, known = (", ".join(f"{rule} {value:+.0%}" for rule, value in one.items()) for one in (means, alike))
     known = f"; ends known to both: {known}" if known else ""
     is_met = means.get("acceptance", 0.0) >= FLOOR
     tone: Tone = "good" if is_met else "bad"
     yield Paragraph(
-        f"Mean over thresholds: {said}{known}. "
+        f"Mean over thresholds: {shown}{known}. "
         f"Floor of {FLOOR * 100:.0f} % for the trained head: {'met' if is_met else 'missed'}.", tone,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def _means(found: list[dict[str, Any]], name: str) -> dict[str, float]:
 
 
 def _head_curve(name: str, one: dict[str, Any], laws_alone: list[dict[str, Any]]) -> Iterator[Block]:
-    """Of the head, and what one without a table of tokens saved at the same steps."""
+    """What the head saved at each training step, and a head without a table of tokens beside it."""
     parts = [point["parts"] for point in one["curve"]]
     steps = [float(point["step"]) for point in one["curve"]]
     length = one.get("settings", {}).get("fixed", 5)
@@ -78,8 +78,8 @@ def _head_curve(name: str, one: dict[str, Any], laws_alone: list[dict[str, Any]]
         names = ("saved", "possible", "calibration", "tau", "fixed_tau")
         series = [Series(what, [part.get(f"{what}_{mode}") for part in parts]) for what in names]
         if laws_alone:
-            series.append(Series("saved by laws alone", [point["parts"].get(f"saved_{mode}") for point in laws_alone]))
+            series.append(Series("saved without token table", [point["parts"].get(f"saved_{mode}") for point in laws_alone]))
         yield Plot(
-            f"The head for {name}, {mode}: held-out, worked out from the laws, against a fixed length of {length}",
+            f"The head for {name}, {mode}: held-out, computed from the distributions, against a fixed length of {length}",
             "optimizer steps", "", steps, series,
         )  # fmt: skip

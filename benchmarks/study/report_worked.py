@@ -44,7 +44,7 @@ def page(content: dict[str, Any], source: str) -> str:
     studies = content["studies"]
     blocks: list[Block] = [Paragraph(*answer(studies[0]))]
     blocks += [Heading("How far drafts are kept"), *_kept(studies)]
-    blocks += [Heading("What each length should bring, and does"), *(part for one in studies for part in _lengths(one))]
+    blocks += [Heading("Predicted and measured speedup by length"), *(part for one in studies for part in _lengths(one))]
     blocks += [Heading("Why drafts are rejected"), *map(_rejected, studies)]
     blocks += [Heading("What improves the draft"), *(part for one in studies for part in _ideas(one))]
     blocks += [*_same(studies), Heading("One solution by kind of step")]
@@ -64,10 +64,10 @@ def answer(study: Study) -> tuple[str, Tone]:
     better = [one for one in _tried(study) if verdict(one, best) == "pays"]
     text = (
         f"At T = {study['temperature']:g}, {study['best']} draft tokens a step are {_interval(best['speedup'], 'x')} as fast as "
-        f"plain decoding. The target keeps {study['kinds'][0]['alpha'][0]:.0%} of the draft tokens that it tests, most in "
-        f"{high['kind']} ({high['alpha'][0]:.0%}), fewest in {low['kind']} ({low['alpha'][0]:.0%}), where {rejected:.0%} of the "
-        f"rejections are. Of {len(_tried(study))} other ways to draft {len(better) or 'none'} surely "
-        f"beat{'s' * (len(better) < 2)} that."
+        f"plain decoding. The target keeps {study['kinds'][0]['alpha'][0]:.0%} of the draft tokens that it tests: most in "
+        f"{high['kind']} ({high['alpha'][0]:.0%}), fewest in {low['kind']} ({low['alpha'][0]:.0%}), with {rejected:.0%} of the "
+        f"rejections. Of {len(_tried(study))} other ways to draft, {len(better) or 'none'} "
+        f"{'is' if len(better) < 2 else 'are'} clearly faster."
     )
     return text, "good" if best["speedup"][1] > 1 else "bad" if best["speedup"][2] < 1 else "caution"
 
@@ -111,10 +111,10 @@ def _plot(title: str, y: str, study: Study, shown: Sequence[dict[str, Any]], nam
 
 def _lengths(study: Study) -> Iterator[Block]:
     columns = (
-        Column("γ", help="draft tokens a step"), Column("τ, replay", help="tokens a step, the recorded texts walked through"),
+        Column("γ", help="draft tokens a step"), Column("τ, replay", help="tokens a step in a replay of the recorded texts"),
         Column("one α", help=f"(1 - α^(γ+1)) / ((1 - α)(γc + 1)), c = {study['c']:.2f}: Leviathan et al. 2211.17192"),
-        Column("replay", help="τ of the replay, and what steps and draft tokens cost"),
-        Column("measured", help="plain seconds / own seconds behind the first step, over the same tokens; 95 % over problems"),
+        Column("replay", help="τ of the replay over the measured costs of steps and draft tokens"),
+        Column("measured", help="plain seconds / own seconds after the first step, over the same tokens; 95 % over problems"),
     )  # fmt: skip
     rows, errors = [], []
     for one in study["lengths"]:
@@ -158,8 +158,9 @@ def _ideas(study: Study) -> Iterator[Block]:
     if best is None:
         return
     columns = (
-        Column("configuration", "left"), Column("change", "left"), Column("τ", help="tokens / target passes"), Column("drafted"),
-        Column("speedup", help="over plain decoding"), Column("so it", "left", "by intervals of speedups that are apart"),
+        Column("configuration", "left"), Column("what changes", "left"), Column("τ", help="tokens / target passes"),
+        Column("drafted"), Column("speedup", help="over plain decoding"),
+        Column("verdict", "left", "by whether the intervals of the speedups overlap"),
     )  # fmt: skip
     rows = [
         [one["configuration"], what, *(_numbers(one) if "speedup" in one else "---"), end]
@@ -189,18 +190,18 @@ def _same(studies: Sequence[Study]) -> Iterator[Block]:
 
 
 def _method(content: dict[str, Any], source: str) -> Iterator[Block]:
-    yield Heading("How it was measured, and what to doubt")
+    yield Heading("Method and limits")
     busiest = max(one["other_cpu"] or 0.0 for one in content["studies"])
     yield Bullets([
-        "kinds are told by rules on the text (benchmarks/study/kinds.py), which know form and not meaning",
-        f"acceptance is of one recording per temperature, {content['longest']} draft tokens a step; forecasts rest on it",
-        "T = 1: texts differ between configurations by design, and their speeds differ by their texts, too",
-        f"others used up to {busiest:.0%} of the processors during a measured run",
+        "rules on the text decide the kinds (benchmarks/study/kinds.py); they see form, not meaning",
+        f"acceptance comes from one recording per temperature, with {content['longest']} draft tokens a step; forecasts use it",
+        "T = 1: texts differ between configurations by design, and so their speeds differ by text, too",
+        f"other processes used up to {busiest:.0%} of the processors during a measured run",
         f"{source}: {content['date']}, outrider {content['versions']['outrider']}, {content['hardware']['cpu']}, "
         f"{content['hardware']['threads_used']} threads",
         *content.get("notes", []),
     ])  # fmt: skip
-    yield Paragraph("Measured and written anew by:")
+    yield Paragraph("This command measures again and rewrites the page:")
     yield Code(AGAIN, "bash")
 
 

@@ -1,11 +1,11 @@
-"""Counters added up and put into tables: what the sections of docs/heads.md share."""
+"""Sums of counters as tables, for all sections of docs/heads.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.report.document import Block, Column, Plot, Series, Table
+from outrider.report.document import Block, Column, Table
 
 Rows = Sequence[dict[str, Any]]
 FEWEST = 50  # tested draft tokens that an alpha is shown for
@@ -37,17 +37,21 @@ def positions(counts: dict[str, int]) -> str:
 
 
 def curves(found: dict[str, Any], what: str = "expected tau") -> Iterator[Block]:
-    """One table a run: held-out loss and expected tau by step."""
-    for label, one in found.items():
-        if one is None:
-            continue
+    """One table of all runs: what was trained, and the held-out expected tau at the start, halfway and at the end."""
+    runs = [(label, one) for label, one in found.items() if one is not None]
+    if not runs:
+        return
+    names = ("texts", "response tokens", "trained parameters", "steps", "start", "halfway", "end")
+    columns = [Column("run", "left"), *map(Column, names)]
+    lines = []
+    for label, one in runs:
         points = one["curve"]
-        yield Plot(
-            f"Learning curve: {label} ({one['num_train']} texts, {one['num_train_tokens']} response tokens, "
-            f"{one['num_trained_parameters'] / 1e6:.2f}M parameters trained)",
-            "optimizer steps", f"held-out {what}", [float(point["step"]) for point in points],
-            [Series(what, [point["tau"] for point in points])],
-        )  # fmt: skip
+        shown = (points[0], points[len(points) // 2], points[-1])
+        lines.append([
+            label, str(one["num_train"]), str(one["num_train_tokens"]), f"{one['num_trained_parameters'] / 1e6:.2f}M",
+            str(points[-1]["step"]), *(f"{point['tau']:.2f}" for point in shown),
+        ])  # fmt: skip
+    yield Table(columns, lines, f"Training: {what} on held-out texts")
 
 
 def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
