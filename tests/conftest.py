@@ -28,6 +28,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Here and not in `contract/`, which pytest does not read before the command line."""
     parser.addoption("--drafters", metavar="NAMES", help="of the drafters' contract, the cases of these alone: none,ngram")
+    parser.addoption("--renew-golden", action="store_true", help="write the golden reports anew")
+
+
+@pytest.fixture
+def renew_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written instead of compared."""
+    return bool(request.config.getoption("--renew-golden"))
 
 
 def pytest_configure() -> None:

@@ -24,7 +24,8 @@ from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.result import BenchResult, WorkloadInfo
 from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
-from tests.unit.report.test_bench import cell, measured, result, speedup
+from tests.unit.report.results import bench as result
+from tests.unit.report.results import cell, measured, speedup
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from outrider.lab.certify.result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.result import read_result
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
-from tests.unit.report.test_certify import certificate
+from tests.unit.report.results import certificate
 
 Cli = Callable[..., Any]
 SMALL = ("--limit", "1", "--max-new-tokens", "6", "--samples", "80", "--set", "runtime=eager", "--threads", "1")

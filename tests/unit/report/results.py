@@ -1,0 +1,471 @@
+"""A result of every kind, made by hand: what the golden reports are rendered from."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from outrider.lab.bench.result import (
+    Acceptance,
+    Accuracy,
+    BenchResult,
+    Cell,
+    ConfigurationInfo,
+    Divergence,
+    Identity,
+    Measured,
+    OtherProcesses,
+    Predicted,
+    Speedup,
+    WorkloadInfo,
+)
+from outrider.lab.certify.result import (
+    CaseFound,
+    CertifyResult,
+    Difference,
+    ExactLaw,
+    FirstToken,
+    FirstTokenLaw,
+    Greedy,
+    Invariance,
+    LawTest,
+    Place,
+    Run,
+    SampledLaw,
+)
+from outrider.lab.estimate.curves import CostPoints, StepCosts
+from outrider.lab.estimate.estimate import estimate
+from outrider.lab.estimate.result import EstimateInput
+from outrider.lab.estimate.roofline import Machine, size_of
+from outrider.lab.explain.causes import CAUSES
+from outrider.lab.explain.result import (
+    Advice,
+    CauseRow,
+    Confusion,
+    Counterfactual,
+    ExplainResult,
+    GroupRow,
+    LevelRow,
+    RankRow,
+    TextColumns,
+    Times,
+)
+from outrider.lab.replay.result import Acceptance as ReplayCounts
+from outrider.lab.replay.result import ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.result import Interval, Result
+from outrider.lab.server.counters import Window
+from outrider.lab.server.lengths import advise, schedule
+from outrider.lab.server.result import ServerResult, Standing
+from outrider.lab.server.summary import summarise
+from outrider.lab.server.types import (
+    Answer,
+    Failure,
+    Level,
+    LevelComparison,
+    LevelMeasurement,
+    Percentiles,
+    ServerInfo,
+    ServerMeasurement,
+    Speculation,
+)
+from outrider.lab.server.types import Difference as TextDifference
+from outrider.lab.tune.confirm import Confirmed, Lap
+from outrider.lab.tune.forecast import Forecast
+from outrider.lab.tune.load import LoadStep
+from outrider.lab.tune.result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
+from outrider.train.result import CurvePoint, TrainingLoss, TrainResult
+from outrider.train.result import Measured as Trained
+from tests.unit.lab.bench.test_machine import target
+
+
+def pinned(result: Result) -> Result:
+    """The same result as if it had been made at one time, by one version, on one machine."""
+    same = {"created": datetime(2026, 7, 1, 12, tzinfo=UTC), "versions": {"outrider": "0"}, "machine": {"cpu": "a CPU"}}
+    return result.model_copy(update=same)
+
+
+def interval(value: float, low: float, high: float) -> Interval:
+    return Interval(value=value, low=low, high=high)
+
+
+# ---------------------------------------------------------------- bench
+
+
+TIMES = {"prompt": 0.2, "draft": 0.3, "target": 0.4, "verify": 0.06, "other": 0.04}
+MS = Percentiles(n=9, mean=0.012, p50=0.010, p90=0.02, p99=0.03)
+
+
+def speedup(value: float, low: float, high: float) -> Speedup:
+    return Speedup(value=value, interval=Interval(value=value, low=low, high=high), num_prompts=9)
+
+
+def measured(number: int, found: Speedup | None = None, **changes: Any) -> Measured:
+    values: dict[str, Any] = {
+        "configuration": number, "num_runs": 9, "num_tokens": 90, "num_steps": 30, "drafted": 150, "tested": 80, "accepted": 60,
+        "num_disturbed": 0, "speedup": found, "end_to_end": found, "tokens_per_s": 50.0, "throughput_tokens_per_s": 40.0,
+        "ttft_s": MS, "tpot_s": MS, "chunk_s": MS, "time_s": TIMES, "roof": 0.5,
+        "tokens_per_s_interval": Interval(value=50, low=45, high=55),
+    }  # fmt: skip
+    if found is not None:
+        values["acceptance"] = Acceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
+        values["predicted"] = Predicted(speedup=1.9, tau=3.0, step_s=0.02, plain_step_s=0.013, extrapolated_share=0.5)
+        values["identity"] = Identity(num_compared=9, num_identical=9)
+    return Measured(**{**values, **changes})
+
+
+def cell(*configurations: Measured, **changes: Any) -> Cell:
+    values: dict[str, Any] = {
+        "task": "reasoning", "temperature": 0.0, "batch_size": 1, "context": None, "prompt_ids": ["a",
+        "b"], "mean_prompt_tokens": 20.0,
+        "max_new_tokens": 64, "rounds": 2, "ended_by": "prompts", "prompts_for_precision": 120, "seconds": 9.0,
+        "configurations": list(configurations), "runs": [],
+    }  # fmt: skip
+    return Cell(**{**values, **changes})
+
+
+def bench(*cells: Cell, **changes: Any) -> BenchResult:
+    names = ("none", "draft-model k=5", "suffix")
+    infos = [
+        ConfigurationInfo(label=name, arguments={}, baseline=0, added_weights_bytes=900, learns=name == "suffix")
+        for name in names
+    ]
+    values: dict[str, Any] = {
+        "workload": WorkloadInfo(name="w"), "target": target(), "configurations": infos, "cells": list(cells), "seconds": 90.0,
+        "notes": ["a note"],
+    }  # fmt: skip
+    return BenchResult(**{**values, **changes})
+
+
+def at_shape(size: int, context: int | None) -> Cell:
+    """Speedups tell where they were measured: 2 at one row, 0.5 at four, and a thousandth of the context more."""
+    value = 2 / size + (context or 0) / 1000
+    found = speedup(value, value - 0.1, value + 0.1)
+    return cell(measured(0), measured(1, found), batch_size=size, context=context)
+
+
+GAIN = cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), measured(2, speedup(0.8, 0.7, 0.9)))
+
+
+def doubtful_bench() -> BenchResult:
+    """Busy neighbours, texts that differ, sampled answers that were graded, failures, a run that was stopped."""
+    others = OtherProcesses(mean=0.48, highest=0.6, allowed=0.1, num_runs=27, num_disturbed=26, num_repeated=9)
+    first = Divergence(prompt="b", position=7, plain=[1], own=[2], plain_text="yes", own_text="no")
+    parted = Identity(num_compared=9, num_identical=8, first=first)
+    graded = Accuracy(
+        num_graded=20, num_incomplete=3, num_right=10, num_plain_right=12, num_only_own_right=1, num_only_plain_right=3,
+        difference=interval(-0.1, -0.3, 0.1), p_value=0.625,
+    )  # fmt: skip
+    busy = cell(
+        measured(0, other_cpu=0.44, num_disturbed=8),
+        measured(1, speedup(1.9, 1.8, 2.0), other_cpu=0.55, num_disturbed=9, identity=parted),
+        task="busy", others=others, failures={"suffix": "too large"}, ended_by="interrupted",
+    )  # fmt: skip
+    sampled = cell(measured(0), measured(1, speedup(1.1, 0.95, 1.3), accuracy=graded, identity=None), temperature=1.0)
+    found = bench(busy, sampled, interrupted=True, command="outrider bench t")
+    found.configurations[2].failure = "no such layer"
+    return found
+
+
+def grid_bench() -> BenchResult:
+    """Each of two batch sizes with prompts as they are and filled up to two lengths; a gap, and an unsure cell."""
+    unsure = cell(measured(0), measured(1, speedup(1.1, 0.9, 1.3)))
+    return bench(unsure, *(at_shape(*shape) for shape in ((4, None), (1, 400), (4, 400), (4, 100))))
+
+
+# ---------------------------------------------------------------- servers
+
+
+COUNTS = Speculation(
+    num_steps=10, num_draft_tokens=30, num_accepted_tokens=12, num_full_steps=1, accepted_per_position=[8, 3, 1]
+)
+
+
+def server(label: str, *levels: LevelMeasurement, engine: str = "vllm", **facts: Any) -> ServerMeasurement:
+    info = ServerInfo(engine=engine, version="1.0", model="m", metrics=True)
+    return ServerMeasurement(
+        label=label, url="http://h", server=info, levels=list(levels), **{"complete": True, **facts}
+    )
+
+
+def level(
+    concurrency: int = 1, counts: Speculation | None = None, failures: tuple[Failure, ...] = (), num_requests: int = 1
+) -> LevelMeasurement:
+    answers = [Answer(id="1", chunks_s=[0.1, 0.3], seconds=0.3, text="a b", num_tokens=3)]
+    window = Window(speculation=counts) if counts else None
+    return summarise(Level(concurrency=concurrency), num_requests, answers, failures, window)
+
+
+def compared_servers() -> list[ServerMeasurement]:
+    """A plain server and a speculating one at three loads, with everything that a report of servers can have."""
+    differences = [TextDifference(id="7", position=3, baseline="four", other="for")]
+    comparison = LevelComparison(
+        level=Level(concurrency=1), num_pairs=9, speedup=1.5, speedup_interval=interval(1.5, 1.4, 1.62), throughput_ratio=1.45,
+        num_identical=8, differences=differences,
+    )  # fmt: skip
+    failure = Failure(id="r9", kind="dropped", message="http://h: the connection was dropped (ReadError)", num_chunks=2)
+    levels = [level(1, COUNTS), level(4, COUNTS, (failure,), 5), level(16)]
+    levels = [one.model_copy(update={"notes": ["everywhere", *(["here"] if n else [])]}) for n, one in enumerate(levels)]
+    levels[2] = levels[2].model_copy(update={"gauges": {"spec_accept_length": 2.75}})
+    return [
+        server("plain", level(1, Speculation(num_steps=10, num_step_tokens=25)), level(4), level(16), engine="sglang"),
+        server("spec", *levels, baseline="plain", comparisons=[comparison], complete=False, notes=["given up: gone"]),
+    ]
+
+
+def server_result(question: Any) -> ServerResult:
+    servers = compared_servers()
+    advice = [advise(*pair) for pair in zip(servers[1].levels, servers[0].levels, strict=True)] if question == "tune" else []
+    standing = Standing(speculation=COUNTS, num_generated=900, running=2, waiting=0, cache_hits=0.4)
+    return ServerResult(
+        question=question, servers=servers, standing=standing, advice=advice, table=schedule(advice), findings=["a finding"],
+        unknown=["why"], workload="w",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- certify
+
+
+DIFFERENCE = Difference(
+    prompt=1, run="speculative, alone", position=6, expected=108, found=None, expected_text=" <b>", found_text="(end)", gap=0.1,
+    spacing=0.01, gap_in_spacings=10.0, moved_in_spacings=None, noise_in_spacings=0.5, cause="verifier",
+)  # fmt: skip
+
+
+def law_test(sampler: str, *, rejected: bool = False) -> LawTest:
+    return LawTest(
+        sampler=sampler, view="tokens", position=1, num_draws=900, num_uncertain=870, num_cells=40, g=31.5, df=32, p_value=0.49,
+        rejected=rejected, impossible=0, detectable_total_variation=0.0734,
+    )  # fmt: skip
+
+
+def certificate(**changes: Any) -> CertifyResult:
+    facts: dict[str, Any] = {
+        "verdict": "lossless", "reasons": ["Exact distribution of the verifier: fine"], "workload": "words", "num_prompts": 4,
+        "settings": {"target": "demo", "verifier": "block", "exact": True, "drafter_options": {"tree": "chain"}},
+        "sampling": {"temperature": 1.0}, "max_new_tokens": 48, "seed": 7, "elapsed_s": 61.0, "notes": ["a note"],
+        "exact_law": ExactLaw(
+            status="passed", why="84 cases", num_cases=84, limit=1e-9, max_total_variation=2e-16,
+            by_kind={"chain: drawn": 2e-16, "chain: none": None}, failures=[],
+        ),
+        "first_token": FirstTokenLaw(status="passed", why="8 places", limit=1e-4, max_total_variation=3e-7, places=[
+            FirstToken(place=0, draft="drawn", covered=0.99, total_variation=3e-7)]),
+        "greedy": Greedy(status="passed", why="all identical", differences=[], runs=[
+            Run(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
+        "sampled_law": SampledLaw(
+            status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
+            num_tokens=3,
+            origins={"accepted": 5, "bonus": 2},
+            places=[Place(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
+            tests=[law_test("speculative"), law_test("plain")], detectable_total_variation=0.0734,
+        ),
+        "invariance": Invariance(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
+    }  # fmt: skip
+    return CertifyResult(**(facts | changes))
+
+
+def failed_certificate() -> CertifyResult:
+    sections = certificate()
+    failures = [
+        CaseFound(kind="chain: drawn", name="case one", total_variation=0.25),
+        CaseFound(kind="chain: drawn", name="case two", total_variation=None, problem="KeyError: 3"),
+    ]
+    exact = sections.exact_law.model_copy(update={"status": "failed", "failures": failures})
+    greedy = sections.greedy.model_copy(update={"status": "failed", "differences": [DIFFERENCE]})
+    tests = [law_test("speculative"), law_test("plain", rejected=True)]
+    sampled = sections.sampled_law.model_copy(update={"tests": tests})
+    return certificate(
+        verdict="not lossless", reasons=["Greedy text: not"], exact_law=exact, greedy=greedy, sampled_law=sampled
+    )
+
+
+# ---------------------------------------------------------------- explain
+
+
+SHARE = Interval(value=0.8, low=0.7, high=0.9)
+
+
+def explained_text(**changes: Any) -> TextColumns:
+    """A step of four draft tokens: two kept, one rejected; then a bonus token after a draft kept whole; then a plain one."""
+    size = 6
+    columns: dict[str, Any] = {
+        "id": "q1", "task": "reasoning", "prompt": "How many?", "pieces": [" There", " are", " 12", " in", " all", "."],
+        "fate": "aacabp", "kind": "wwdwwp", "section": "ttttta", "cause": "..d.l.", "level": [0, 1, 2, 0, 1, 0],
+        "draft": ["", "", " 13", "", "", ""], "siblings": [1, 1, 2, 1, 0, 0],
+        "kept_chance": [0.9, 0.8, 0.25, 0.9, None, None], "p_token": [0.5] * size, "q_token": [0.125] * size,
+        "p_draft": [0.5, 0.5, 0.0625, 0.5, None, None], "q_draft": [0.5, 0.5, 0.75, 0.5, None, None],
+        "p_entropy": [0.7] * size, "q_entropy": [0.3] * size, "disagreement": [0.1] * size,
+        "rank_draft": [1, 1, 3, 1, None, None], "rank_token": [1, 1, 2, 1, 4, 1], "lost": [0, 0, 1.5, 0, 0.9, 0],
+    }  # fmt: skip
+    return TextColumns(**{**columns, **changes})
+
+
+def explanation(**changes: Any) -> ExplainResult:
+    causes = [
+        CauseRow(
+            cause=name, tokens=10.0 * (8 - n), tokens_per_step=0.1 * (8 - n), tokens_per_s=2.0,
+            spread=4.0 if name == "luck" else None,
+        )
+        for n, name in enumerate(CAUSES)
+    ]  # fmt: skip
+    lost = sum(row.tokens for row in causes)
+    group = GroupRow(
+        name="number", tokens=40, tested=30, kept=24, share=SHARE, expected=0.81, lost=9.5, disagreement=0.2, entropy=0.5
+    )
+    chains = [
+        Counterfactual(
+            name="chain of 3" if length else "plain decoding", family="length", steps=50, tokens_per_step=1 + length,
+            tokens_per_s=30.0 + length, num_draft_tokens=length, current=length == 3, exact=True, method="m", limits="l",
+        )
+        for length in range(4)
+    ]  # fmt: skip
+    fields: dict[str, Any] = {
+        "target": "demo", "draft": None, "configuration": "draft-model k=3", "verifier": "block", "is_greedy": False,
+        "has_law": True, "is_chain": True, "sampling": {"temperature": 0.7}, "num_draft_tokens": "3", "workload": "demo",
+        "texts_read": 1, "steps": 100, "emitted": 320, "drafted": 300, "tested": 250, "accepted": 220, "ideal": 320 + lost,
+        "tau": Interval(value=3.2, low=3.0, high=3.4), "alpha": Interval(value=0.88, low=0.8, high=0.9), "tokens_per_s": 64.0,
+        "other_cpu": 0.0, "times": Times(step_s=0.05, draft_s=0.02, draft_level_s=0.007, width=4, steps=99), "causes": causes,
+        "by_level": [LevelRow(level=n, tested=100, kept=80, share=SHARE, expected=0.79) for n in (1, 2, 3)],
+        "by_kind": [group], "by_section": [group.model_copy(update={"name": "answer"})], "by_entropy": [group],
+        "ranks": [RankRow(rank="1", rejections=3), RankRow(rank="2", rejections=1)],
+        "confusions": [Confusion(draft=" a|b", text="`c`", count=7)], "counterfactuals": chains,
+        "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good", gain=0.1)],
+        "texts": [explained_text()],
+    }  # fmt: skip
+    return ExplainResult(**{**fields, **changes})
+
+
+def greedy_lookup_explanation() -> ExplainResult:
+    """A drafter that copies: no distribution of its own, no times, nothing lost but one part of the answer."""
+    nothing = {"q_token": [None] * 6, "q_draft": [None] * 6, "q_entropy": [None] * 6, "disagreement": [None] * 6}
+    return explanation(
+        is_greedy=True, has_law=False, sampling={"temperature": 0}, times=None, alpha=None, tokens_per_s=None,
+        counterfactuals=[], ranks=[], confusions=[], by_section=[], command="outrider explain demo",
+        texts=[explained_text(**nothing)], notes=["a note"],
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- replay
+
+
+def replayed_counts(tau: float, speedup: float | None, drafted: int = 10) -> ReplayCounts:
+    interval = Interval(value=tau, low=tau - 0.1, high=tau + 0.1)
+    return ReplayCounts(
+        num_texts=9, steps=100, emitted=round(100 * tau), drafted=drafted, tested=10, accepted=5, accepted_per_position=[4, 1],
+        widths=[90, 10], tau=tau, tau_interval=interval, alpha=0.5, draft_utilisation=0.5, speedup=speedup, speedup_interval=None,
+    )  # fmt: skip
+
+
+def replayed(label: str, tau: float, speedup: float | None, drafted: int = 10) -> ReplayedConfiguration:
+    return ReplayedConfiguration(
+        configuration=label, family=label.split()[0], drafter=label.split()[0], num_draft_tokens=4, settings={}, trees=False,
+        learns=False, overall=replayed_counts(tau, speedup, drafted), by_task={}, draft_s_per_step=1e-4, charged_draft_s=0.0,
+        tokens_per_s=1e4, outside_costs=0,
+    )  # fmt: skip
+
+
+def replay_result() -> ReplayResult:
+    """A sweep over lengths with costs, two tasks, and searches that did and did not help."""
+    tasks = {"even": replayed_counts(1.5, 1.3), "odd": replayed_counts(1.2, 1.0)}
+    sweep = [replayed(f"ngram k={k}", 1 + k / 10, 1 + k / 20) for k in (1, 2)]
+    for k, one in enumerate(sweep, 1):
+        one.family, one.num_draft_tokens, one.by_task = "ngram", k, tasks
+    plain = replayed("none", 1.0, 1.0).model_copy(update={"by_task": tasks})
+    searches = [
+        SearchOutcome(
+            objective="speedup", space={"max_ngram": "1 to 8"}, num_trials=20, num_train=6, num_held_out=6, train_start=1.1,
+            train_best=1.3, start=sweep[0], best=sweep[1], gain=gain,
+        )
+        for gain in (interval(0.1, 0.02, 0.2), interval(0.1, -0.02, 0.2), None)
+    ]  # fmt: skip
+    return ReplayResult(
+        workload="log.jsonl", tokenizer="demo", order="logged", seed=0, max_num_seqs=1, num_texts=12, num_tokens=144, skipped=[],
+        costs=StepCosts.of_steps({0: 0.01, 8: 0.01}), configurations=[plain, *sweep], searches=searches, notes=["a note"],
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- estimate
+
+
+MEASURED = StepCosts(target=CostPoints.of({1: 0.020, 6: 0.024}), draft_s_per_token=0.002, num_rows=4)
+
+
+def roofline_estimate() -> Result:
+    """From sizes and a machine: memory, the roof, and a draft service."""
+    machine = Machine(bandwidth=900e9, flops=300e12)
+    return estimate(
+        EstimateInput(
+            acceptance=[0.9, 0.8], target=size_of("8B", 8 * 10**9, "bfloat16"), draft=size_of("1B", 10**9, "bfloat16"),
+            hardware=machine, num_draft_tokens=4, remote_rtt_s=0.001,
+        )
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- tune and train
+
+
+def tune_result() -> TuneResult:
+    def lap(configuration: str, group: int, seconds: float) -> Lap:
+        return Lap(
+            configuration=configuration, group=group, task="code", seconds=seconds, tokens=10, steps=5, texts=["x"],
+            other_cpu=0.3 if group else 0.0,
+        )  # fmt: skip
+
+    sizes = {1: 1.2, 3: 1.6, 5: 1.8}
+    forecasts = [
+        Forecast(
+            family="draft-model", configuration=f"draft-model k={k}", size=k, task="code", tau=1 + k / 3, step_s=0.01,
+            tokens_per_s=100.0, speedup=speedup, break_even_alpha=0.31,
+        )
+        for k, speedup in sizes.items()
+    ]  # fmt: skip
+    step = LoadStep(batch_size=4, configuration="draft-model k=3", size=3, tokens_per_s=300, plain_tokens_per_s=200, speedup=1.5)
+    return TuneResult(
+        tried=Tried(
+            temperature=0.0, max_new_tokens=8, batch_size=1, probe_prompts=1, confirm_prompts=2, tasks={"code": 3}, workload="w",
+            target="org/target", draft="org/draft", model_options={},
+        ),
+        families=[
+            FamilySummary(family="draft-model", survival={"code": [0.8, 0.6]}, step_s={0: 0.01, 1: 0.012, 5: 0.02}, seconds=3.0),
+            FamilySummary(family="suffix", survival={}, step_s={}, seconds=0.0, failure="not run"),
+        ],
+        plain_step_s=0.01, forecasts=forecasts, overall_speedup={f"draft-model k={k}": value for k, value in sizes.items()},
+        laps=[lap(name, group, seconds) for group in (0, 1) for name, seconds in (("none", 2.0), ("draft-model k=5", 1.0))],
+        confirmed=[
+            Confirmed(
+                configuration="draft-model k=5", speedup=interval(2.0, 1.9, 2.1), by_task={}, estimates={"all": 1.95},
+                tokens_per_s=200.0, tau=2.7, groups=2, identical=2, texts=2,
+            )
+        ],
+        recommendations=[
+            Recommendation(
+                task="all", speculate=True, configuration="draft-model k=5", forecast_speedup=1.8, family="draft-model",
+                options={"drafter": "draft-model", "num_draft_tokens": 5}, speedup=interval(2.0, 1.9, 2.1),
+                reason="draft-model k=5 reaches 2.00x plain decoding",
+            ),
+            Recommendation(
+                task="chat", speculate=False, configuration="none", options={"drafter": "none"}, speedup=None,
+                forecast_speedup=0.9, reason="nothing pays",
+            ),
+        ],
+        schedule=[step], by_load={"draft-model": [step]}, stages=[Stage(name="probe", seconds=12.0, tokens=0)],
+        exhaustive_s=900.0,
+        advice=[Words(engine="vLLM", text="vllm serve x", language="bash", notes=["a hint"]), Words(engine="none", text="")],
+        num_members=3, search=replay_result().searches[0], notes=["a note"],
+    )  # fmt: skip
+
+
+def train_result() -> TrainResult:
+    def point(step: int, tau: float) -> CurvePoint:
+        return CurvePoint(epoch=step / 10, step=step, loss=2 / tau, tau=tau, survival=[0.5, 0.25], parts={})
+
+    counts = {"temperature": 0.0, "task": "code", "num_prompts": 4, "steps": 10, "drafted": 30, "tested": 20}
+    return TrainResult(
+        target="org/target", recipe="eagle3", config={"epochs": 2}, settings={"layers": 1}, responses={"temperature": 0},
+        num_train=90, num_held_out=10, num_train_tokens=9000, num_trained_parameters=1000, drafter_bytes=4096, steps=20,
+        seconds=120.0, best_step=10, curve=[point(0, 1.0), point(10, 2.0), point(20, 1.8)],
+        losses=[TrainingLoss(step=n, loss=3 - n / 10) for n in (5, 10)], calibration={"bias": 0.25}, notes=["a note"],
+        measured=[
+            Trained(label="before", configuration="eagle3", emitted=11, accepted=1, accepted_per_position=[1], **counts),
+            Trained(label="after", configuration="eagle3", emitted=25, accepted=15, accepted_per_position=[9, 6], **counts),
+        ],
+    )  # fmt: skip

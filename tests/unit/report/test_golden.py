@@ -1,0 +1,69 @@
+"""Reports of every kind, word by word: `pytest tests/unit/report/test_golden.py --renew-golden` writes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider.lab.compare import compare, gate
+from outrider.lab.estimate.estimate import estimate
+from outrider.lab.estimate.result import EstimateInput
+from outrider.report import bench
+from outrider.report import compare as comparison
+from outrider.report.document import Document
+from outrider.report.html import to_html
+from outrider.report.markdown import to_markdown
+from outrider.report.render import render
+from tests.unit.report import results
+from tests.unit.report.results import pinned
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def compared() -> Document:
+    old = pinned(results.bench(results.GAIN))
+    slower = results.measured(1, results.speedup(1.5, 1.45, 1.55), tokens_per_s=40.0, num_tokens=80)
+    new = pinned(results.bench(results.cell(results.measured(0), slower), notes=["another note"]))
+    found = compare(old, new)
+    return comparison.document(found, gate(found, 0.97))
+
+
+REPORTS: dict[str, Callable[[], Document]] = {
+    "bench": lambda: render(pinned(results.bench(results.GAIN))),
+    "bench-brief": lambda: bench.brief(pinned(results.bench(results.GAIN))),
+    "bench-doubtful": lambda: render(pinned(results.doubtful_bench())),
+    "bench-grid": lambda: render(pinned(results.grid_bench())),
+    "bench-servers": lambda: render(pinned(results.bench(target=None, configurations=[], servers=results.compared_servers()))),
+    "certify": lambda: render(pinned(results.certificate())),
+    "certify-failed": lambda: render(pinned(results.failed_certificate())),
+    "compare": compared,
+    "estimate": lambda: render(pinned(estimate(EstimateInput(alpha=0.8, c=0.1)))),
+    "estimate-measured": lambda: render(
+        pinned(estimate(EstimateInput(acceptance=[0.8, 0.7], costs=results.MEASURED, max_draft_tokens=8)))
+    ),
+    "estimate-roofline": lambda: render(pinned(results.roofline_estimate())),
+    "explain": lambda: render(pinned(results.explanation())),
+    "explain-lookup": lambda: render(pinned(results.greedy_lookup_explanation())),
+    "explain-server": lambda: render(pinned(results.server_result("explain"))),
+    "replay": lambda: render(pinned(results.replay_result())),
+    "train": lambda: render(pinned(results.train_result())),
+    "tune": lambda: render(pinned(results.tune_result())),
+    "tune-server": lambda: render(pinned(results.server_result("tune"))),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_report(name: str, renew_golden: bool) -> None:
+    document = REPORTS[name]()
+    text = to_markdown(document)
+    to_html(document)
+    file = GOLDEN / f"{name}.md"
+    if renew_golden:
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8"), "pytest --renew-golden writes it anew; then read the difference"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {file.stem for file in GOLDEN.glob("*.md")} == set(REPORTS)
