@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.models.attention import PassPlan
 from outrider.models.gguf.formats import BLOCK
 from outrider.runtime.ops import REDUCING, Code, Op, Program, Source, View
+from outrider.runtime.rotary import real_tables
 
 UNARY: dict[Code, Callable[[Tensor], Tensor]] = {
     Code.COPY: lambda x: x, Code.NEG: torch.neg, Code.SQUARE: torch.square, Code.RSQRT: torch.rsqrt, Code.SQRT: torch.sqrt,
@@ -77,7 +78,7 @@ class _Pass:
         for path, further, which in program.rotary:
             like = torch.empty(1, dtype=_dtype_of_rotary(program, len(self._rotary)))
             out = module.get_submodule(path)(like, positions, *further)
-            self._rotary.append((out if isinstance(out, tuple) else (out,))[which].reshape(self._count, -1))
+            self._rotary.append(real_tables(out)[which].reshape(self._count, -1))
 
     def select(self, columns: Tensor) -> None:
         """Keep only some columns: from now on the rows of the pass are these columns of each of its rows."""
@@ -161,6 +162,8 @@ class _Pass:
     def embed(self, op: Op) -> None:
         assert op.output is not None
         index = (self._positions if op.by_position else self._ids).flatten() + op.layer
+        if op.bound:
+            index = torch.where(index < op.bound, index, 0)
         self._write(op.output, self._tensors[op.weight][index][:, None])
 
     def signal(self, op: Op) -> None:

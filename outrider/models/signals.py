@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from outrider.errors import CapabilityError, ConfigError
+from outrider.lazy import transformers
 
 AFTER_NORM = -1  # the key of what the output head reads
 NO_SIGNALS = "So its hidden states cannot be read; use a drafter that needs none."
@@ -56,10 +57,12 @@ class Listening:
 
     def __init__(self, module: Any, layers: Sequence[int]) -> None:
         self._name = module.config.model_type
-        self._layers = decoder_layers(module)
-        check_capture(layers, len(self._layers), f"{self._name}: someone")
         self._keys = tuple(layers)
-        self._base = module.get_decoder()  # its output is what the head reads
+        self._layers: Sequence[Any] = ()
+        if set(layers) != {AFTER_NORM}:
+            self._layers = decoder_layers(module)
+            check_capture(layers, len(self._layers), f"{self._name}: someone")
+        self._base = _base_of(module)  # its output is what the head reads
         if AFTER_NORM in self._keys and self._base is module:
             raise CapabilityError(f"{self._name}: what its output head reads cannot be told apart from its logits")
 
@@ -85,6 +88,15 @@ class Listening:
         if 0 <= key < len(self._layers):
             return self._layers[key].register_forward_pre_hook(entering, with_kwargs=True)
         return (self._base if key == AFTER_NORM else self._layers[-1]).register_forward_hook(leaving)
+
+
+def _base_of(module: Any) -> Any:
+    """The model below the output head; the module itself where that cannot be told."""
+    base = module.get_decoder()
+    if base is module:  # transformers looks for it by a name that some classes, Llama 4's for one, do not use
+        inner = [part for part in module.children() if isinstance(part, transformers.PreTrainedModel)]
+        return inner[0] if len(inner) == 1 else module
+    return base
 
 
 def _states(found: Any, part: nn.Module) -> Tensor:

@@ -116,6 +116,7 @@ class Binding:
         elif op.code == Code.EXPERTS:
             self._bind_experts(made, op)
         elif op.code == Code.EMBED:
+            made.numbers[0] = op.bound
             self._bind_table(made, op)
         elif op.code == Code.ATTENTION:
             shape = self._layers[op.layer]

@@ -27,10 +27,18 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Index:
-    """Token ids, or positions, with a number added: what embeddings are looked up by."""
+    """Token ids, or positions, with a number added: what embeddings are looked up by. Ids from `bound` on count as 0."""
 
     by_position: bool
     offset: int = 0
+    bound: int | None = None
+
+
+@dataclass(frozen=True)
+class IsBelow:
+    """Whether token ids are below a bound; None: true of all."""
+
+    bound: int | None
 
 
 @dataclass(frozen=True)
@@ -53,4 +61,11 @@ class Block:
         return tuple(None if axis else next(own) for axis in self.axes)
 
 
-Known = Unknown | Index | Block
+@dataclass(frozen=True)
+class Complex:
+    """A tensor of complex numbers; `pairs` has one more dimension, the last: real and imaginary part."""
+
+    pairs: Block
+
+
+Known = Unknown | Index | IsBelow | Block | Complex

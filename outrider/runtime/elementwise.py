@@ -39,17 +39,24 @@ def to_copy(low: Lowering, event: Event) -> list[Known]:
 
 def elementwise(low: Lowering, code: Code, operands: Sequence[Any], out: Tensor, numbers: tuple[float, ...] = ()) -> list[Known]:
     """Tensors and plain numbers, broadcast to the shape of `out`."""
-    blocks = [low.block(one) for one in operands]
-    axes = [""] * out.dim()
+    dtype = TRUTHS if out.dtype == torch.bool else out.dtype
+    return [combined(low, code, [low.block(one) for one in operands], tuple(out.shape), dtype, numbers)]
+
+
+def combined(
+    low: Lowering, code: Code, blocks: Sequence[Block], shape: tuple[int, ...], dtype: torch.dtype,
+    numbers: tuple[float, ...] = (),
+) -> Block:  # fmt: skip
+    """Blocks, broadcast to this shape of the recording."""
+    axes = [""] * len(shape)
     for block in blocks:
-        for place, axis in enumerate(block.axes, start=out.dim() - len(block.axes)):
+        for place, axis in enumerate(block.axes, start=len(shape) - len(block.axes)):
             if axis and axes[place] not in ("", axis):
                 raise NotLoweredError("rows combined with tokens")
             axes[place] = axes[place] or axis
-    dtype = TRUTHS if out.dtype == torch.bool else out.dtype
-    made = low.value([size for size, axis in zip(out.shape, axes, strict=True) if not axis], dtype)
-    low.emit(code, [_broadcast(block, axes, tuple(out.shape)) for block in blocks], made, numbers)
-    return [Block(tuple(axes), made)]
+    made = low.value([size for size, axis in zip(shape, axes, strict=True) if not axis], dtype)
+    low.emit(code, [_broadcast(block, axes, shape) for block in blocks], made, numbers)
+    return Block(tuple(axes), made)
 
 
 def _broadcast(block: Block, axes: Sequence[str], shape: tuple[int, ...]) -> Strided:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.models.signals import AFTER_NORM
-from outrider.runtime.blocks import DTYPES, Block, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.blocks import DTYPES, Block, Complex, Index, Known, NotLoweredError, Unknown
 from outrider.runtime.events import Event
+from outrider.runtime.in_place import rewritten
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 from outrider.runtime.positional import MAX_NUMBERS, Positional, followed
@@ -32,18 +33,26 @@ DYNAMIC_ROPES = ("dynamic", "longrope")  # tables that change with the longest p
 def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
     """The program of one pass of `module`, whose linear layers are still plain. Raises NotLoweredError naming the obstacle.
 
-    `signals`: the hidden states that it gives, what the output head reads among them; None: all of them.
+    `signals`: the hidden states that it gives, what the output head reads among them; None: all that the model has as
+    (rows, tokens, width).
     """
     for part in module.modules():
         if is_rotary(part) and _rope_types(part) & set(DYNAMIC_ROPES):
             raise NotLoweredError("rotary embeddings change with a text's length")
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers
-    try:
-        recording = record(module, signals_of(num_layers) if signals is None else signals)
-    except CapabilityError as error:
-        raise NotLoweredError(str(error)) from error
+    recording = _recorded(module, signals_of(num_layers) if signals is None else signals)
     return Lowering(module, recording, getattr(config, "max_position_embeddings", None) or 0).program()
+
+
+def _recorded(module: Any, signals: tuple[int, ...]) -> Recording:
+    """A pass with these hidden states; where not all of them can be read, with what the output head reads alone."""
+    try:
+        return record(module, signals)
+    except CapabilityError as error:
+        if signals == (AFTER_NORM,):
+            raise NotLoweredError(str(error)) from error
+    return _recorded(module, (AFTER_NORM,))
 
 
 def _memory(tensor: Tensor) -> int:
@@ -78,7 +87,7 @@ class Lowering:
         self._reach = reach
         self._kept: list[Tensor] = []
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
-        self._sharing: dict[int, list[Tensor]] = {}  # known tensors by the memory that they lie in
+        self._sharing: dict[int, dict[int, Tensor]] = {}  # known tensors by the memory that they lie in, and identity
         self._rotary: dict[object, int] = {}
         for index, tensor in enumerate(recording.inputs):
             size = tensor.shape[2]
@@ -156,12 +165,13 @@ class Lowering:
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:
+            before = self._known.get(id(tensors[0]))
             for other in self._sharing.get(_memory(event.outputs[0]), ()):
-                self._known[id(other)] = Unknown("a tensor whose memory is written by way of another")
+                self._known[other] = rewritten(self, self._known[other], before, made[0])
         for output, known in zip(event.outputs, made, strict=True):
             self._known[id(output)] = known
             if isinstance(output, Tensor):
-                self._sharing.setdefault(_memory(output), []).append(output)
+                self._sharing.setdefault(_memory(output), {})[id(output)] = output
 
     def _is_constant(self, tensor: Tensor) -> bool:
         return id(tensor) not in self._known
@@ -183,6 +193,8 @@ class Lowering:
         if id(tensor) in self._positional and tensor.is_floating_point():
             self._known[id(tensor)] = block = self._looked_up(tensor, self._positional[id(tensor)])
             return block
+        if isinstance(known, Complex):
+            raise NotLoweredError("complex numbers combined with real ones")
         raise NotLoweredError(known.why if isinstance(known, Unknown) else "numbers made of token ids or positions")
 
     def _looked_up(self, tensor: Tensor, found: Positional) -> Block:

@@ -126,6 +126,7 @@ class Op:
     transposed: bool = False  # the weight is stored (in, out)
     layer: int = 0  # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the index
     by_position: bool = False  # EMBED: the index is the position, not the token id
+    bound: int = 0  # EMBED: indices from this one on read row 0; 0: none do
     is_value: bool = False  # STORE: of values, not keys
     heads: int = 0  # of ATTENTION
     scale: float = 1.0

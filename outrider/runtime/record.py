@@ -24,6 +24,7 @@ from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder
 from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
+from outrider.runtime.rotary import real_tables
 
 RECORDING = "outrider-recording"
 ROWS, TOKENS = 2, 5  # of the pass that is recorded
@@ -170,7 +171,10 @@ def _rotary(
 ) -> Any:  # fmt: skip
     with recorder.paused():
         out = forward(x, position_ids, *args, **kwargs)
-    events.append(Event("rotary", (path, x, position_ids, *args), kwargs, out if isinstance(out, tuple) else (out,)))
+        tables = real_tables(out)
+    events.append(Event("rotary", (path, x, position_ids, *args), kwargs, tables))
+    if isinstance(out, Tensor) and out.is_complex():
+        return torch.view_as_complex(tables[0].unflatten(-1, (-1, 2)))
     return out
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.runtime.blocks import Block, Known, NotLoweredError
+from outrider.runtime.elementwise import combined
 from outrider.runtime.events import Event
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import Strided
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 
 MAX_ADDED = 64  # numbers of a sum that is written out
+MAX_INNER = 16  # products that each number of a small matrix product adds up
 
 
 def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
-    """A mean or sum over the last dimension; over another one a sum is written out."""
+    """A mean or sum over the last dimension; over another one it is written out."""
     tensor, dims, *keep = event.args
     block, places = low.block(tensor), [dim % tensor.dim() for dim in dims]
-    if code == Code.SUM and len(places) == 1 and places[0] < tensor.dim() - 1 and not any(keep):
-        return added_up(low, block, places[0], event.outputs[0])
+    if len(places) == 1 and places[0] < tensor.dim() - 1 and not any(keep):
+        return added_up(code, low, block, places[0], event.outputs[0])
     if places != [tensor.dim() - 1] or block.axes[-1]:
         raise NotLoweredError("a sum over something else than the last dimension")
     rows, cols = block.own.sizes[:-1], block.own.sizes[-1]
@@ -38,8 +40,8 @@ def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
     return [Block(block.axes[:-1], replace(made, sizes=rows, steps=made.steps[:-1]))]
 
 
-def added_up(low: Lowering, block: Block, dim: int, out: Tensor) -> list[Known]:
-    """A sum over a few numbers of each token that lie apart, in their order, in fp32 until the last one."""
+def added_up(code: Code, low: Lowering, block: Block, dim: int, out: Tensor) -> list[Known]:
+    """A sum or mean of a few numbers of each token that lie apart, in their order, in fp32 until the last one."""
     if block.axes[dim]:
         raise NotLoweredError("a sum over tokens")
     place = sum(not axis for axis in block.axes[:dim])
@@ -50,10 +52,59 @@ def added_up(low: Lowering, block: Block, dim: int, out: Tensor) -> list[Known]:
         raise NotLoweredError(f"a sum of {count} numbers that lie apart")
     total = Strided(own.value, sizes, steps, own.offset)
     for index in range(1, count):
-        made = low.value(sizes, out.dtype if index == count - 1 else torch.float32)
+        made = low.value(sizes, out.dtype if code == Code.SUM and index == count - 1 else torch.float32)
         low.emit(Code.ADD, [total, Strided(own.value, sizes, steps, own.offset + index * step)], made)
         total = made
-    return [Block((*block.axes[:dim], *block.axes[dim + 1 :]), total)]
+    found = Block((*block.axes[:dim], *block.axes[dim + 1 :]), total)
+    return [found if code == Code.SUM else combined(low, Code.DIV, (found, low.block(count)), tuple(out.shape), out.dtype)]
+
+
+def deviation(low: Lowering, event: Event) -> list[Known]:
+    """std(x, dim, correction=0) over the last dimension: the root of the mean of squared distances from the mean."""
+    tensor, dims = event.args[:2]
+    block, (out,) = low.block(tensor), event.outputs
+    if (list(dims) != [tensor.dim() - 1] and list(dims) != [-1]) or block.axes[-1] or event.kwargs.get("correction") != 0:
+        raise NotLoweredError("a deviation over something else than all numbers of the last dimension")
+    sizes, shape = block.own.sizes, tuple(tensor.shape)
+
+    def mean_of(numbers: Block) -> Block:
+        made = low.value((*sizes[:-1], 1), torch.float32)
+        low.emit(Code.MEAN, [numbers.own], replace(made, sizes=sizes, steps=(*made.steps[:-1], 0)), keep_last=True)
+        return Block(block.axes, made)
+
+    apart = combined(low, Code.SUB, (block, mean_of(block)), shape, torch.float32)
+    squares = combined(low, Code.SQUARE, (apart,), shape, torch.float32)
+    found = combined(low, Code.SQRT, (mean_of(squares),), (*shape[:-1], 1), out.dtype)
+    return [found if event.kwargs.get("keepdim") else Block(block.axes[:-1], replace(
+        found.own, sizes=sizes[:-1], steps=found.own.steps[:-1]
+    ))]  # fmt: skip
+
+
+def small_products(low: Lowering, event: Event) -> list[Known]:
+    """bmm of two small matrices (rows, inner) and (inner, columns) of each token: sums of products, in their order, in fp32."""
+    first, second = (low.block(tensor) for tensor in event.args)
+    (out,) = event.outputs
+    if first.axes != ("N", "", "") or second.axes != first.axes:
+        raise NotLoweredError("a product of matrices that are not a token's own")
+    if (inner := first.own.sizes[1]) > MAX_INNER:
+        raise NotLoweredError(f"a product of a token's matrices over {inner} numbers")
+    found: Block | None = None
+    for index in range(inner):
+        pair = _column(first, 1, index), _column(second, 0, index)
+        is_last = index == inner - 1
+        dtype = out.dtype if is_last and found is None else torch.float32
+        product = combined(low, Code.MUL, pair, tuple(out.shape), dtype)
+        dtype = out.dtype if is_last else torch.float32
+        found = product if found is None else combined(low, Code.ADD, (found, product), tuple(out.shape), dtype)
+    assert found is not None
+    return [found]
+
+
+def _column(matrix: Block, place: int, index: int) -> Block:
+    """One column (`place` 1) or row (0) of each token's matrix, as a matrix."""
+    own = matrix.own
+    sizes = tuple(1 if each == place else size for each, size in enumerate(own.sizes))
+    return replace(matrix, own=replace(own, sizes=sizes, offset=own.offset + index * own.steps[place]))
 
 
 def normed(code: Code, low: Lowering, event: Event) -> list[Known]:
@@ -90,5 +141,6 @@ def softmax(low: Lowering, event: Event) -> list[Known]:
 
 REDUCING: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
     "mean": partial(reducing, Code.MEAN), "sum": partial(reducing, Code.SUM), "softmax": softmax, "_softmax": softmax,
+    "std": deviation, "bmm": small_products,
     "native_layer_norm": partial(normed, Code.LAYER_NORM), "_fused_rms_norm": partial(normed, Code.RMS_NORM),
 }  # fmt: skip

@@ -59,6 +59,12 @@ class Rotary:
         return tables
 
 
+def real_tables(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a rotary module returns, as real numbers (B, T, size): of complex ones cosine and sine side by side."""
+    outputs = out if isinstance(out, tuple) else (out,)
+    return tuple(torch.view_as_real(one).flatten(-2) if one.is_complex() else one for one in outputs)
+
+
 def rotary_of(module: Any, program: Program) -> Rotary:
     """Tables by the modules that the program was recorded with."""
     dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
@@ -85,7 +91,7 @@ def waves_of(module: Any, program: Program, reach: int) -> list[Wave] | None:
 def _by_module(part: Any, further: tuple[object, ...], which: int, dtype: torch.dtype) -> Maker:
     def made(positions: Tensor) -> Tensor:
         out = part(torch.empty(1, dtype=dtype), positions[None], *further)
-        return (out if isinstance(out, tuple) else (out,))[which][0].contiguous()
+        return real_tables(out)[which][0].contiguous()
 
     return made
 

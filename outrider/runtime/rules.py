@@ -10,8 +10,10 @@ from torch import Tensor
 
 from outrider.runtime.blocks import Block, Index, Known, NotLoweredError
 from outrider.runtime.choices import CHOICES
+from outrider.runtime.complex_numbers import COMPLEX
 from outrider.runtime.elementwise import ELEMENTWISE
 from outrider.runtime.events import Event
+from outrider.runtime.indices import INDICES
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.reducing import REDUCING
 from outrider.runtime.strides import dense
@@ -84,7 +86,7 @@ def looked_up(low: Lowering, table: str, index: Tensor, out: Tensor) -> list[Kno
     if not isinstance(found, Index) or out.dim() != 3:
         raise NotLoweredError("an embedding of something else than tokens or positions")
     made = low.new(out.shape[2], out.dtype)
-    low.add(Op(Code.EMBED, (), made, weight=table, layer=found.offset, by_position=found.by_position))
+    low.add(Op(Code.EMBED, (), made, weight=table, layer=found.offset, by_position=found.by_position, bound=found.bound or 0))
     return [Block(("B", "T", ""), dense(made.value, (out.shape[2],)))]
 
 
@@ -177,7 +179,7 @@ def _by_head(low: Lowering, block: Block) -> View:
 
 
 RULES: dict[str, Rule] = {
-    **VIEWS, **ELEMENTWISE, **REDUCING, **CHOICES,
+    **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
     "mm": mm, "addmm": addmm, "linear": plain_linear, "embedding": embedding,
     "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from outrider.runtime.ops import View
@@ -27,6 +27,12 @@ def dense(value: int, sizes: Sequence[int], offset: int = 0) -> Strided:
     """All numbers of a value, the last dimension side by side."""
     steps = [prod(sizes[place + 1 :]) for place in range(len(sizes))]
     return Strided(value, tuple(sizes), tuple(steps), offset)
+
+
+def stretch(view: Strided, place: int, begin: int, end: int) -> Strided:
+    """Numbers [begin, end) of one dimension."""
+    sizes = (*view.sizes[:place], end - begin, *view.sizes[place + 1 :])
+    return replace(view, sizes=sizes, offset=view.offset + begin * view.steps[place])
 
 
 def reshape(view: Strided, sizes: Sequence[int]) -> Strided | None:

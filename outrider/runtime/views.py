@@ -7,7 +7,9 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from outrider.runtime.blocks import SIZES, Block, Index, Known, NotLoweredError
+from torch import Tensor
+
+from outrider.runtime.blocks import SIZES, Block, Complex, Index, Known, NotLoweredError
 from outrider.runtime.events import Event
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import Strided, dense, reshape
@@ -89,13 +91,10 @@ def _picked(block: Block, order: Sequence[int]) -> Block:
 
 def unsqueeze(low: Lowering, event: Event) -> list[Known]:
     tensor, (out,) = event.args[0], event.outputs
-    dim = event.args[1] % out.dim()
-    block = low.block(tensor)
-    before = sum(not axis for axis in block.axes[:dim])
-    sizes, steps = list(block.own.sizes), list(block.own.steps)
-    sizes.insert(before, 1)
-    steps.insert(before, 0)
-    return [Block((*block.axes[:dim], "", *block.axes[dim:]), replace(block.own, sizes=tuple(sizes), steps=tuple(steps)))]
+    dim, found = event.args[1] % out.dim(), low.find(tensor)
+    if isinstance(found, Complex):
+        return [Complex(_widened(found.pairs, dim))]
+    return [_widened(low.block(tensor), dim)]
 
 
 def squeeze(low: Lowering, event: Event) -> list[Known]:
@@ -119,6 +118,15 @@ def expand(low: Lowering, event: Event) -> list[Known]:
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
     steps = [0] * missing + [0 if size == 1 else step for size, step in zip(block.own.sizes, block.own.steps, strict=True)]
     return [Block(axes, Strided(block.own.value, tuple(sizes), tuple(steps), block.own.offset))]
+
+
+def repeat(low: Lowering, event: Event) -> list[Known]:
+    """repeat(x, times) along dimensions of size 1 or new ones: nothing is copied."""
+    tensor, times = event.args
+    missing = len(times) - tensor.dim()
+    if any(count > 1 and place >= missing and tensor.shape[place - missing] > 1 for place, count in enumerate(times)):
+        raise NotLoweredError("numbers put side by side with themselves")
+    return expand(low, event)
 
 
 def cut(low: Lowering, event: Event) -> list[Known]:
@@ -198,12 +206,19 @@ def opened(low: Lowering, event: Event) -> list[Known]:
 
 def fill(low: Lowering, event: Event) -> list[Known]:
     """copy_(part, numbers): what was opened is written, here once and before it is read."""
+    if is_same_view(*event.args[:2]):  # what `x[1:] += y` ends with
+        return [low.find(event.args[1])]
     part, numbers = low.block(event.args[0]), low.block(event.args[1])
     if part.axes != numbers.axes or part.own.sizes != numbers.own.sizes:
         raise NotLoweredError("numbers copied to others of another shape")
     low.fill(part.own)
     low.emit(Code.COPY, [numbers.own], part.own)
     return [part]
+
+
+def is_same_view(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    return (first.data_ptr(), first.shape, first.stride()) == (second.data_ptr(), second.shape, second.stride())
 
 
 def _widened(block: Block, dim: int) -> Block:
@@ -217,7 +232,7 @@ def _widened(block: Block, dim: int) -> Block:
 
 VIEWS: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
     "view": view, "_unsafe_view": view, "reshape": view, "_reshape_alias": view, "transpose": permute, "permute": permute,
-    "t": permute, "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "slice": cut, "select": select, "split": split,
-    "split_with_sizes": split, "chunk": split, "unbind": unbind, "cat": cat, "stack": cat,
+    "t": permute, "unsqueeze": unsqueeze, "squeeze": squeeze, "expand": expand, "repeat": repeat, "slice": cut, "select": select,
+    "split": split, "split_with_sizes": split, "chunk": split, "unbind": unbind, "cat": cat, "stack": cat,
     "new_empty": opened, "copy_": fill,
 }  # fmt: skip

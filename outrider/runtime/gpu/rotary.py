@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.runtime.ops import Program, Source
+from outrider.runtime.rotary import real_tables
 
 CHUNK = 1 << 16  # positions made at once
 
@@ -24,5 +25,5 @@ class DeviceRotary:
             for start in range(0, context_length, CHUNK):
                 positions = torch.arange(start, min(start + CHUNK, context_length), device=device)[None]
                 out = part(like, positions, *further)
-                chunks.append((out if isinstance(out, tuple) else (out,))[which][0])
+                chunks.append(real_tables(out)[which][0])
             self.tables.append(torch.cat(chunks).contiguous())

@@ -132,6 +132,8 @@ class Writer:
     def _embed(self, op: Op) -> None:
         assert op.output is not None
         index = self._let(f"tl.load({self._pointer(('positions' if op.by_position else 'ids', 0))} + t) + {op.layer}")
+        if op.bound:
+            index = self._let(f"tl.where({index} < {op.bound}, {index}, 0)")
         r, c = self._grid((1, op.output.cols))
         table = self._pointer(("constant", op.weight))
         mask = self._mask((1, op.output.cols))

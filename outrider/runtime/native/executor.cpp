@@ -130,8 +130,8 @@ class Execution {
     const int64_t b = m / pass_.tokens, t = m % pass_.tokens;
     switch (op.code) {
       case EMBED: {
-        const int64_t wanted = (op.by_position ? pass_.positions : pass_.ids)[m] + op.layer;
-        const int64_t bytes = op.cols * width(op.out), index = std::clamp<int64_t>(wanted, 0, op.N - 1);
+        const int64_t wanted = (op.by_position ? pass_.positions : pass_.ids)[m] + op.layer, bound = int64_t(op.numbers[0]);
+        const int64_t bytes = op.cols * width(op.out), index = bound && wanted >= bound ? 0 : std::clamp<int64_t>(wanted, 0, op.N - 1);
         if (op.format == BLOCKS) return read_row(op, index, block(op.out, m));
         std::memcpy(block(op.out, m), static_cast<const char*>(op.weight) + index * bytes, bytes);
         return;

@@ -38,7 +38,8 @@ struct Op {
   int64_t form, group;
   const void *weight, *bias;
   int64_t K, N, experts;
-  // EMBED: `weight` is the table, N its rows, K their length; the index is `by_position` or by id, `layer` is added to it
+  // EMBED: `weight` is the table, N its rows, K their length; the index is `by_position` or by id, `layer` is added to it;
+  // one that is not below numbers[0], where that is not 0, counts as 0
   int64_t by_position;
   // STORE, ATTENTION: of this layer; SIGNAL: which one
   int64_t layer;

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models import attention
 from outrider.models.older_code import hand_over
+from outrider.models.signals import AFTER_NORM
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -37,6 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
     "cohere2_moe": EXPERTS,
     "cwm": {"bos_token_id": 0, "pad_token_id": 0},
+    "deepseek_v2": {**GROUPS, **LATENT},
     "deepseek_v3": {**GROUPS, **LATENT},
     "dots1": {**GROUPS, "n_shared_experts": 1},
     "ernie4_5": {"head_dim": 16},
@@ -51,6 +53,10 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "gemma": {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
+    "gemma3n_text": {
+        "head_dim": 16, "sliding_window": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 90,
+        "laurel_rank": 8, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "altup_num_inputs": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.9] * 2 + [0.0] * 2},
     "gemma4_text": {
         "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "hidden_size_per_layer_input": 8, "num_hidden_layers": 4,
         "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -118,17 +124,19 @@ NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our ca
     "cohere_compass_text": ("rotary embeddings of something else", {
         **HALF_WINDOWED, "head_dim": 16, "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}}),
-    "deepseek_v2": ("rotary", {**GROUPS, **LATENT}),
-    "gemma3n_text": ("hidden states are no", {
-        "head_dim": 16, "sliding_window": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
-        "laurel_rank": 8, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "altup_num_inputs": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 4}),
     "gpt_neox_japanese": ("combined with another's", {}),
     "jetmoe": ("'index_add'", EXPERTS),
-    "longcat_flash": ("lists", {**EXPERTS, **LATENT, "head_dim": 8}),
-    "llama4_text": ("cannot be told apart", EXPERTS),
+    "longcat_flash": ("'index_add_'", {**EXPERTS, **LATENT, "head_dim": 8}),
+    "llama4_text": ("side by side with themselves", EXPERTS),
     "phimoe": ("'max'", EXPERTS),
 }
+
+HEAD_STATES_ONLY = frozenset({"gemma3n_text"})  # the states between its layers are several for each token
+
+
+def states_of(family: str) -> tuple[int, ...]:
+    """Keys of the hidden states that a family's pass gives."""
+    return (AFTER_NORM,) if family in HEAD_STATES_ONLY else (AFTER_NORM, 0, 1, 2)
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = True) -> Any:

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from outrider.models.load import build_lm
-from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.lower import lower
 from outrider.runtime.strides import Strided, collapse, dense, reshape
 from tests.reference_run import ReferenceRun
-from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, make
+from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, make, states_of
 from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")
@@ -24,7 +23,7 @@ def test_a_lowered_pass_is_the_modules(family: str, dtype: torch.dtype) -> None:
     """Catches a lost scale, a norm computed otherwise, a rotation of the wrong halves, a window or soft cap that is lost."""
     module = make(family, dtype)
     lm = build_lm(module, family, dtype, CPU)
-    capture = (AFTER_NORM, 0, 1, 2)
+    capture = states_of(family)
     expected = every_pass(lm, capture)
     lm.run = ReferenceRun(module, lower(module))
     worst = differences(every_pass(lm, capture), expected)

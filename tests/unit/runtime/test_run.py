@@ -22,7 +22,7 @@ from outrider.runtime import library, run
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code
 from outrider.runtime.run import NativeRun
-from tests.unit.runtime.families import FAMILIES, make
+from tests.unit.runtime.families import FAMILIES, make, states_of
 from tests.unit.runtime.passes import differences, every_pass
 from tests.unit.runtime.samples import NativeAttention, with_sinks
 
@@ -46,7 +46,7 @@ def on_executor(family: str, dtype: torch.dtype, path: Path) -> tuple[LM, LM]:
 def test_a_pass_on_the_executor_is_the_modules(family: str, dtype: torch.dtype, library_path: Path) -> None:
     """Catches any operation, function, mask or order of phases that is another in C++ than in torch."""
     lm, plain = on_executor(family, dtype, library_path)
-    worst = differences(every_pass(lm, CAPTURE), every_pass(plain, CAPTURE))
+    worst = differences(every_pass(lm, states_of(family)), every_pass(plain, states_of(family)))
     assert max(worst.values()) < TOLERANCE[dtype], worst
 
 
