@@ -58,9 +58,9 @@ class Listening:
     def __init__(self, module: Any, layers: Sequence[int]) -> None:
         self._name = module.config.model_type
         self._keys = tuple(layers)
-        self._layers: Sequence[Any] = ()
+        self._layers: list[Any] = []
         if set(layers) != {AFTER_NORM}:
-            self._layers = decoder_layers(module)
+            self._layers = list(decoder_layers(module))
             check_capture(layers, len(self._layers), f"{self._name}: someone")
         self._base = _base_of(module)  # its output is what the head reads
         if AFTER_NORM in self._keys and self._base is module:
