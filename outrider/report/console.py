@@ -6,6 +6,7 @@ Texts are never read as markup, and what a model or a file put into them cannot 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from rich import box
@@ -15,12 +16,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from outrider.report.clean import clean, one_line
-from outrider.report.console_plots import plot_parts
 from outrider.report.document import Block, Bullets, Code, Document, Heading, Paragraph, Plot, Table, TokenText
+from outrider.report.plotted import numbers, short
 from outrider.report.tokens import ASCII_MARKS, MARKS, MEANING, fates, runs
 
 UNSQUEEZED = 10_000  # columns of a pipe
 LONGEST_WORD = 24  # columns: words up to here are not broken, however narrow the terminal
+MAX_ROWS = 24  # of a plot's numbers
 MAX_TOKENS = 600  # of one text; the HTML page shows all
 SIGNS = {"plain": "", "good": "✓ ", "bad": "✗ ", "caution": "! "}
 ASCII_SIGNS = {"plain": "", "good": "+ ", "bad": "x ", "caution": "! "}
@@ -41,11 +43,11 @@ def print_document(document: Document, console: Console | None = None) -> None:
     if document.subtitle:
         console.print(Text(one_line(document.subtitle), "dim"))
     for block in document.blocks:
-        for part in _parts(block, width=console.width, ascii_only=console.options.ascii_only):
+        for part in _parts(block, ascii_only=console.options.ascii_only):
             console.print(part, soft_wrap=isinstance(block, Code | TokenText), crop=False)
 
 
-def _parts(block: Block, *, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+def _parts(block: Block, *, ascii_only: bool) -> Iterator[RenderableType]:
     match block:
         case Heading():
             yield from _heading(block, ascii_only=ascii_only)
@@ -61,7 +63,7 @@ def _parts(block: Block, *, width: int, ascii_only: bool) -> Iterator[Renderable
         case Table():
             yield from _table(block, ascii_only=ascii_only)
         case Plot():
-            yield from plot_parts(block, width=width, ascii_only=ascii_only)
+            yield from _plot(block, ascii_only=ascii_only)
         case TokenText():
             yield from _tokens(block, ascii_only=ascii_only)
 
@@ -97,6 +99,15 @@ def _table(block: Table, *, ascii_only: bool) -> Iterator[RenderableType]:
     for column in block.columns:
         if column.help:
             yield Text(f"  {one_line(column.heading)}: {one_line(column.help)}", "dim")
+
+
+def _plot(plot: Plot, *, ascii_only: bool) -> Iterator[RenderableType]:
+    """Its numbers; of many x values evenly spread ones, the first and the last among them."""
+    table, axes = numbers(plot), " over ".join(filter(None, (plot.y_label, plot.x_label)))
+    last, step = len(table.rows) - 1, -(-len(table.rows) // MAX_ROWS)
+    rows = [row for number, row in enumerate(table.rows) if number % step == 0 or number == last]
+    baseline = "" if plot.baseline is None else f", baseline {short(plot.baseline)}"
+    yield from _table(replace(table, rows=rows, title=f"{plot.title} ({axes}{baseline})"), ascii_only=ascii_only)
 
 
 def _tokens(block: TokenText, *, ascii_only: bool) -> Iterator[RenderableType]:

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 
 from outrider.report.clean import clean, one_line
 from outrider.report.document import Block, Document, Heading, Plot, Table, Token, TokenText
-from outrider.report.plots import to_svg
+from outrider.report.plots import to_image
 from outrider.report.plotted import numbers
 from outrider.report.tokens import MEANING, fates
 from outrider.version import __version__
@@ -60,7 +60,7 @@ class Figure:
     """A plot, drawn, and its numbers."""
 
     plot: Plot
-    svg: Markup
+    image: str  # its URL
     numbers: Table
 
 
@@ -80,9 +80,7 @@ def _parts(blocks: Sequence[Block]) -> Iterator[Part]:
     for is_plot, group in groupby(blocks, key=lambda block: isinstance(block, Plot)):
         together = list(group)
         if is_plot:
-            plots = [block for block in together if isinstance(block, Plot)]
-            yield Part("plots", [_figure(plot, f"p{number + place}") for place, plot in enumerate(plots)])
-            number += len(together)
+            yield Part("plots", [Figure(block, to_image(block), numbers(block)) for block in together if isinstance(block, Plot)])
             continue
         for block in together:
             number += 1
@@ -94,10 +92,6 @@ def _part(block: Block, number: int) -> Part:
     if isinstance(block, TokenText):
         return Part(kind, block, extra={"runs": list(_runs(block.tokens)), "fates": fates(block.tokens), "meaning": MEANING})
     return Part(kind, block, id=f"s{number}" if isinstance(block, Heading) else "")
-
-
-def _figure(plot: Plot, prefix: str) -> Figure:
-    return Figure(plot, Markup(to_svg(plot, prefix)), numbers(plot))
 
 
 def _runs(tokens: Sequence[Token]) -> Iterator[Run]:
@@ -139,7 +133,7 @@ def _cell(text: str) -> Markup:
 def _policy(style: str, script: str) -> str:
     style_hash, script_hash = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
     return (
-        f"default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; "
+        f"default-src 'none'; img-src data:; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; "
         "base-uri 'none'; form-action 'none'"
     )
 

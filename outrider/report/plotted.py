@@ -12,12 +12,12 @@ def finite(values: Sequence[float | None] | None, count: int) -> list[float | No
     """`count` values; None where there is none, or none that can be drawn."""
     found = list(values) if values is not None else [None] * count
     if len(found) != count:
-        raise ValueError(f"{len(found)} values over {count} places of x")
+        raise ValueError(f"{len(found)} values over {count} of x")
     return [None if value is None or not math.isfinite(value) else float(value) for value in found]
 
 
 def short(value: float | None) -> str:
-    """For a place on an axis: three significant digits, no more than needed: 0.0123, 1.5, 48, 1234, 1.2e-05."""
+    """For a tick of an axis: three significant digits, no more than needed: 0.0123, 1.5, 48, 1234, 1.2e-05."""
     text = figure(value)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
@@ -29,15 +29,6 @@ def figure(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.3g}" if not 1e-4 <= abs(value) < 1e7 else f"{value:.{_decimals(value)}f}"
-
-
-def aligned(values: Sequence[float | None]) -> list[str]:
-    """Values that stand in one row or column: the decimals of the largest, nothing where there is no value."""
-    sizes = [abs(value) for value in values if value is not None]
-    whole = all(size == int(size) for size in sizes)
-    digits = 0 if whole or max(sizes) == 0 else _decimals(max(sizes))
-    coarse = 0.5 * 10.0**-digits
-    return ["" if v is None else figure(v) if 0 < abs(v) < coarse or abs(v) >= 1e7 else f"{v:.{digits}f}" for v in values]
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
@@ -57,14 +48,14 @@ def _decimals(value: float) -> int:
 
 
 def points(series: Series, count: int) -> list[tuple[float | None, float | None, float | None]]:
-    """(value, low, high) at each place. Raises ValueError where the series has another length than x."""
+    """(value, low, high) at each x. Raises ValueError where the series has another length than x."""
     columns = (finite(values, count) for values in (series.y, series.low, series.high))
     return list(zip(*columns, strict=True))
 
 
-def places(plot: Plot) -> list[str]:
+def x_words(plot: Plot) -> list[str]:
     """The x values as words."""
-    return [place if isinstance(place, str) else short(place) for place in plot.x]
+    return [x if isinstance(x, str) else short(x) for x in plot.x]
 
 
 def numbers(plot: Plot) -> Table:
@@ -72,10 +63,10 @@ def numbers(plot: Plot) -> Table:
     columns = [Column(plot.x_label, align="left" if has_words(plot) else "right")]
     columns += [Column(series.label or plot.y_label) for series in plot.series]
     found = [points(series, len(plot.x)) for series in plot.series]
-    rows = [[place, *(with_interval(*one[row]) for one in found)] for row, place in enumerate(places(plot))]
+    rows = [[x, *(with_interval(*one[row]) for one in found)] for row, x in enumerate(x_words(plot))]
     return Table(columns, rows)
 
 
 def has_words(plot: Plot) -> bool:
     """Whether the x values are words."""
-    return any(isinstance(place, str) for place in plot.x)
+    return any(isinstance(x, str) for x in plot.x)

@@ -32,9 +32,11 @@ def harmless(html: str) -> Page:
     """Well formed; nothing that loads, runs or links outside."""
     page = Page(html)
     assert [tag for tag, _ in page.tags].count("script") == 1
-    assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "embed", "base", "form", "foreignobject"}
+    images = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
+    assert all(str(source).startswith("data:image/svg+xml;base64,") for source in images)
+    assert not {tag for tag, _ in page.tags} & {"link", "iframe", "object", "embed", "base", "form", "foreignobject"}
     for name in ("src", "href", "xlink:href", "action", "srcset", "background"):
-        assert not [value for value in page.attributes(name) if REACHES_OUT.search(value)]
+        assert not [value for value in page.attributes(name) if value not in images and REACHES_OUT.search(value)]
     assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on") or name == "style"]
     assert not re.search(r"@import|url\((?!#)", html)
     return page
@@ -45,7 +47,7 @@ def test_the_page_says_everything() -> None:
     text = page.text()
     for words in ("Benchmark of demo on gsm8k", "1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "verify 4 %"):
         assert words in text
-    assert [tag for tag, _ in page.tags].count("svg") == 5
+    assert [tag for tag, _ in page.tags].count("img") == 5
     assert "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits" in page.attributes("title")
 
 
@@ -69,7 +71,6 @@ def test_any_words(words: str) -> None:
 
 
 def test_ids_are_unique_and_references_lead_somewhere() -> None:
-    """Two equal plots have the same ids when matplotlib names them."""
     document = everything()
     page = Page(to_html(Document("twice", "", [*document.blocks, *document.blocks])))
     ids = page.attributes("id")
@@ -77,7 +78,7 @@ def test_ids_are_unique_and_references_lead_somewhere() -> None:
     referred = [value.removeprefix("#") for value in page.attributes("href")]
     values = [value or "" for _, attrs in page.tags for value in attrs.values()]
     referred += [found for value in values for found in re.findall(r"url\(#(.*?)\)", value)]
-    assert len(referred) > 50
+    assert referred
     assert set(referred) <= set(ids)
 
 
@@ -138,7 +139,7 @@ def test_equal_documents_give_equal_bytes() -> None:
 
 
 def test_no_plot_without_fitting_series() -> None:
-    with pytest.raises(ValueError, match="2 values over 3 places"):
+    with pytest.raises(ValueError, match="2 values over 3 of x"):
         to_html(Document("x", "", [Plot("t", "x", "y", [1, 2, 3], [Series("s", [1, 2])])]))
 
 
@@ -170,16 +171,3 @@ def test_a_tapped_token_shows_its_numbers(tmp_path: Path) -> None:
     })()"""
     said = browser.run_in_frame(to_html(everything(2)), 390, expression, tmp_path)
     assert said == "16 | 0 | true | p 0.412 (rank 2) | false | true | true"
-
-
-@needs_browser
-@pytest.mark.slow
-def test_plots_take_their_colours_from_the_page(tmp_path: Path) -> None:
-    """Variables reach presentation attributes, so dark mode needs no second picture."""
-    expression = """(() => {
-        const paths = [...page.querySelectorAll('svg.plot path[stroke]')];
-        const line = paths.find((path) => path.getAttribute('stroke').includes('--series-1'));
-        page.documentElement.style.setProperty('--series-1', 'rgb(1, 2, 3)');
-        return getComputedStyle(line).stroke;
-    })()"""
-    assert browser.run_in_frame(to_html(everything(1)), 390, expression, tmp_path) == "rgb(1, 2, 3)"
