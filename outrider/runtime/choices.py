@@ -6,6 +6,7 @@ An index is a number of the token like any other, in fp32, which holds the indic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 INDICES = torch.float32
 
 
-def top(low: Lowering, event: Event) -> list[Known]:
+def top(low: Lowering, event: Event) -> list[Block]:
     """topk(x, k, dim, largest, sorted): the numbers and their indices, sorted in any case."""
     tensor, count = event.args[:2]
     dim, largest = (*event.args[2:], *(-1, True)[len(event.args[2:]) :])[:2]
@@ -35,6 +36,20 @@ def top(low: Lowering, event: Event) -> list[Known]:
     low.add(Op(Code.TOP, (rows,), picked, (float(rows.cols),)))
     low.add(Op(Code.TAKE, (rows, picked), View(numbers.value, rows.rows, count, 0, count), (float(rows.cols),)))
     return [Block(block.axes, numbers), Block(block.axes, indices)]
+
+
+def largest(low: Lowering, event: Event) -> list[Known]:
+    """max(x, dim, keepdim): the largest number of a row and its index; of equals the lowest index."""
+    tensor, dim, keeps = (*event.args, False)[:3]
+    if not isinstance(dim, int):
+        raise NotLoweredError("the larger of two tensors' numbers")
+    numbers, indices = top(low, replace(event, args=(tensor, 1, dim)))
+    if keeps:
+        return [numbers, indices]
+    return [
+        Block(block.axes[:-1], replace(block.own, sizes=block.own.sizes[:-1], steps=block.own.steps[:-1]))
+        for block in (numbers, indices)
+    ]
 
 
 def take(low: Lowering, event: Event) -> list[Known]:
@@ -102,5 +117,5 @@ def _rows(low: Lowering, block: Block) -> View:
 
 
 CHOICES: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
-    "topk": top, "gather": take, "index_select": reorder, "scatter": put,
+    "topk": top, "max": largest, "gather": take, "index_select": reorder, "scatter": put,
 }  # fmt: skip

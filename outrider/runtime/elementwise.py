@@ -120,8 +120,19 @@ def gelu(low: Lowering, event: Event) -> list[Known]:
 def clamp(low: Lowering, event: Event) -> list[Known]:
     bounds = [*event.args[1:], None, None][:2]
     low_bound, high_bound = (event.kwargs.get(name, bound) for name, bound in zip(("min", "max"), bounds, strict=True))
+    if isinstance(low_bound, Tensor) and high_bound is None:
+        return elementwise(low, Code.LARGER, [event.args[0], low_bound], event.outputs[0])
+    if isinstance(low_bound, Tensor) or isinstance(high_bound, Tensor):
+        raise NotLoweredError("numbers between two bounds that are tensors")
     numbers = (float("-inf") if low_bound is None else low_bound, float("inf") if high_bound is None else high_bound)
     return elementwise(low, Code.CLAMP, event.args[:1], event.outputs[0], numbers)
+
+
+def absolute(low: Lowering, event: Event) -> list[Known]:
+    """The larger of a number and its negative."""
+    block, (out,) = low.block(event.args[0]), event.outputs
+    negative = combined(low, Code.NEG, [block], tuple(out.shape), out.dtype)
+    return [combined(low, Code.LARGER, [block, negative], tuple(out.shape), out.dtype)]
 
 
 def softplus(low: Lowering, event: Event) -> list[Known]:
@@ -171,7 +182,7 @@ def filled(number: float | None, low: Lowering, event: Event) -> list[Known]:
 ELEMENTWISE: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
     **{name: partial(unary, code) for name, code in UNARY.items()},
     "_to_copy": to_copy, "add": partial(binary, Code.ADD), "sub": partial(binary, Code.SUB), "mul": partial(binary, Code.MUL),
-    "div": partial(binary, Code.DIV), "rsub": reversed_difference, "pow": power, "gelu": gelu, "clamp": clamp,
+    "div": partial(binary, Code.DIV), "rsub": reversed_difference, "pow": power, "gelu": gelu, "abs": absolute, "clamp": clamp,
     "softplus": softplus, "where": where, "masked_fill": masked_fill, "logical_not": negated, "bitwise_not": negated,
     "gt": partial(compared, Code.GREATER), "lt": partial(compared, Code.GREATER, reversed_=True),
     "ge": partial(compared, Code.AT_LEAST), "le": partial(compared, Code.AT_LEAST, reversed_=True),

@@ -187,7 +187,7 @@ def cat(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("tokens put side by side")
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
     place = sum(not axis for axis in axes[:dim])
-    made = low.value(sizes, out.dtype)
+    made = low.value(sizes, out.dtype if out.is_floating_point() else low.dtype(blocks[0].own.value))  # indices are numbers, too
     offset = 0
     for block in blocks:
         low.emit(Code.COPY, [block.own], replace(made, sizes=block.own.sizes, offset=offset))

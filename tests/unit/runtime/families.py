@@ -108,6 +108,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "persimmon": {},
     "phi": {"partial_rotary_factor": 0.5},
     "phi3": {"pad_token_id": 0},
+    "phimoe": EXPERTS,
     "qwen2": {},
     "qwen2_moe": EXPERTS,
     "qwen3": {"head_dim": 32},
@@ -128,7 +129,6 @@ NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our ca
     "jetmoe": ("'index_add'", EXPERTS),
     "longcat_flash": ("'index_add_'", {**EXPERTS, **LATENT, "head_dim": 8}),
     "llama4_text": ("side by side with themselves", EXPERTS),
-    "phimoe": ("'max'", EXPERTS),
 }
 
 HEAD_STATES_ONLY = frozenset({"gemma3n_text"})  # the states between its layers are several for each token
