@@ -124,7 +124,7 @@ def confident_lengths(head: BlockHead, states: Tensor, pending: Tensor, tokens: 
 class BlockDrafter(Drafter):
     """Chains and trees from a block head."""
 
-    needs = "a block head (DFlash, DSpark) trained for the target (--draft FOLDER)"
+    needs = "a block head (DFlash, DFlash2, DSpark) trained for the target (--draft FOLDER)"
     needs_head = True
     trained = True
     shape = "chain or tree"
@@ -151,7 +151,8 @@ class BlockDrafter(Drafter):
     def notes(self) -> list[str]:
         config = self.head.config
         markov = "recurrent Markov head" if config.markov_recurrent else "Markov head"
-        extras = [name for name, there in ((markov, config.markov_rank), ("confidence", config.confidence)) if there]
+        parts = ((markov, config.markov_rank), ("selector", config.selector_rank), ("confidence", config.confidence))
+        extras = [name for name, there in parts if there]
         return [f"block head: {config.num_guesses} tokens in one pass of {config.num_layers} layers" + "".join(
             f", {name}" for name in extras
         ), *self._notes]  # fmt: skip

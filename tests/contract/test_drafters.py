@@ -59,7 +59,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 HEADS_AT = "{heads}"
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "block": [{"tree": "best-first", "min_gain": 0.0}, {"tree": "2x2x1"}, {"stop": "confidence", "stop_below": 0.2},
-              {"head": f"{HEADS_AT}/rnn"}, {"head": f"{HEADS_AT}/rnn", "tree": "2x2x1"}],
+              {"head": f"{HEADS_AT}/dflash2"}, {"head": f"{HEADS_AT}/rnn", "tree": "2x2x1"}],
     "composite": [
         {"parts": "ngram,suffix"}, {"parts": "ngram,draft-model", "mode": "best"},
         {"parts": "quantised,recycling", "options": "quantised.bits=8"},

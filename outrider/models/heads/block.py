@@ -17,6 +17,7 @@ accepted, given the one before it. Embedding and output layer are the target's u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply
 
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_dflash2 import BlockConvolution, CandidateSelector
 from outrider.models.heads.block_markov import MarkovHead
 from outrider.models.vocabulary import OUTSIDE
 
@@ -77,6 +79,20 @@ class BlockLayer(nn.Module):
         self.mlp = BlockMLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_conv = BlockConvolution(config) if config.conv_taps else None
+        self.mlp_conv = BlockConvolution(config) if config.conv_taps else None
+
+    def mix(self, states: Tensor, attended: Callable[[Tensor], Tensor]) -> Tensor:
+        """States (B, S, H) behind the layer; `attended`: what attention makes of normed ones."""
+        states = states + _around(self.attention_conv, attended, self.input_layernorm(states))
+        return states + _around(self.mlp_conv, self.mlp, self.post_attention_layernorm(states))
+
+
+def _around(conv: BlockConvolution | None, part: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+    if conv is None:
+        return part(states)
+    states, kernels = conv.enter(states)
+    return conv.leave(part(states), kernels)
 
 
 class ConfidenceHead(nn.Module):
@@ -105,6 +121,7 @@ class BlockHead(nn.Module):
         num_tokens = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(size, num_tokens, bias=False) if config.own_output else None
         self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self.register_buffer("token_ids", token_ids, persistent=False)
         self.__dict__["_rotary"] = _rotary(config)  # not a child: its tables stay fp32 whatever the head's dtype
@@ -176,20 +193,20 @@ class BlockHead(nn.Module):
         states = self.embed(tokens)
         layer: Any
         for index, layer in enumerate(self.layers):
-            normed = layer.input_layernorm(states)
-            keys, values = self._keys_values(layer, normed, positions)
-            queries = self._rotate(layer.self_attn.queries(normed), positions)
-            mixed = attend(index, queries, keys, values).transpose(1, 2).flatten(2)
-            states = states + layer.self_attn.o_proj(mixed)
-            states = states + layer.mlp(layer.post_attention_layernorm(states))
+            states = layer.mix(states, partial(self._attended, index, layer.self_attn, positions, attend))
         return self.norm(states)
+
+    def _attended(self, index: int, attention: Any, positions: Tensor, attend: Attend, normed: Tensor) -> Tensor:
+        keys, values = attention.keys_values(normed)
+        queries = self._rotate(attention.queries(normed), positions)
+        return attention.o_proj(attend(index, queries, self._rotate(keys, positions), values).transpose(1, 2).flatten(2))
 
     def guessing(self, states: Tensor) -> Tensor:
         """Block states (..., block size, H) -> those that guess (..., guesses, H), first guess first."""
         return states if self.config.sample_from_anchor else states[..., 1:, :]
 
     def logits(self, states: Tensor) -> Tensor:
-        """States (..., H) -> logits (..., draft vocabulary), not yet corrected by the Markov head."""
+        """States (..., H) -> logits (..., draft vocabulary), not yet corrected by what comes before."""
         logits = self._outputs(states) * self.config.logit_scale
         cap = self.config.softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -208,6 +225,8 @@ class BlockHead(nn.Module):
 
     def corrected(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
         """Logits (..., draft vocabulary) of positions with these states, behind tokens `before` (...)."""
+        if self.candidate_selector is not None:
+            return self.candidate_selector(logits, states, before)
         return logits if self.markov_head is None else logits + self.markov_head(states, before)
 
     def remembering(

@@ -47,6 +47,10 @@ class BlockConfig:
     markov_rank: int = 0  # 0: no Markov head
     markov_gated: bool = False
     markov_recurrent: bool = False
+    conv_taps: int = 0  # of DFlash2's convolutions; 0: none
+    conv_group_size: int = 0  # channels that share what a token adds to the kernels
+    selector_rank: int = 0  # 0: no candidate selector
+    selector_top_k: int = 0
     confidence: bool = False
     confidence_with_markov: bool = True
     draft_vocab_size: int | None = None  # tokens the head knows; None: all

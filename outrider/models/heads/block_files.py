@@ -22,7 +22,7 @@ from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.tensors import HeadTensors
 from outrider.models.signals import AFTER_NORM
 
-KIND = "a block head (DFlash, DSpark)"
+KIND = "a block head (DFlash, DFlash2, DSpark)"
 LAYER = "layers.0.self_attn."
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 MUSE = "muse_glimmer_assistant"  # transformers' own, in which blocks are never causal
@@ -32,6 +32,8 @@ def rename_parts(files: HeadTensors) -> None:
     """Names of other layouts become those of DFlash."""
     files.rename("model.")
     files.rename("midlayer.", "layers.0.")
+    for codebook in ("predecessor_codebook", "successor_codebook"):
+        files.rename(f"candidate_selector.{codebook}.weight", f"candidate_selector.{codebook}")
     files.rename("encoder.fc.", "fc.")  # transformers' MuseGlimmerAssistantModel
     files.rename("encoder.output_norm_enc.", "hidden_norm.")
 
@@ -139,6 +141,7 @@ def _config(
         markov_rank=rank,
         markov_gated="markov_head.gate_proj.weight" in files,
         markov_recurrent="markov_head.joint_proj.weight" in files,
+        **_dflash2(files, values, vocab_size),
         confidence=confidence,
         confidence_with_markov=confidence and files.shape("confidence_head.proj.weight")[1] > hidden,
         draft_vocab_size=draft_vocab,
@@ -156,8 +159,29 @@ def _refuse_unknown(files: HeadTensors, values: _Values) -> None:
     activation = values.get("hidden_act", default="silu")
     if activation != "silu":
         raise CapabilityError(f"{files.what()}: hidden_act '{activation}' is not known, only 'silu'")
-    if values.get("projector_type", default="dflash") != "dflash":
-        raise CapabilityError(f"{files.what()}: projector_type '{values.get('projector_type')}' is not known, only 'dflash'")
+    projector = values.get("projector_type", default="dflash")
+    if projector not in ("dflash", "dflash2"):
+        raise CapabilityError(f"{files.what()}: projector_type '{projector}' is not known; 'dflash' and 'dflash2' are")
+
+
+def _dflash2(files: HeadTensors, values: _Values, vocab_size: int) -> dict[str, Any]:
+    """Sizes of the convolutions and the selector: a head has both or neither."""
+    conv, selector = "layers.0.attention_conv.", "candidate_selector."
+    if not any(name.startswith((conv, selector)) for name in files.names):
+        return {}
+    _, taps, hidden = files.shape(f"{conv}base_kernel")
+    groups = files.shape(f"{conv}kernel_projection.weight")[0] // (2 * taps)
+    top_k, block_size = int(values.need("selector_top_k")), int(values.need("block_size"))
+    if not 1 <= top_k <= vocab_size:
+        raise CheckpointError(f"{files.what()}: selector_top_k is {top_k}; this target has {vocab_size} tokens")
+    if taps > block_size or not groups or hidden % groups:
+        raise CheckpointError(
+            f"{files.what()}: convolutions of {taps} taps and {groups} groups do not fit blocks of {block_size}, {hidden} wide"
+        )
+    return {
+        "conv_taps": taps, "conv_group_size": hidden // groups, "selector_top_k": top_k,
+        "selector_rank": files.shape(f"{selector}predecessor_codebook")[1],
+    }  # fmt: skip
 
 
 def _sights(values: _Values, num_layers: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from outrider.models.heads.tensors import write_head
 from outrider.models.signals import AFTER_NORM
 
 LAYOUTS = ("raw", "speculators")
+NAMES = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
 
 
 def save_block(head: BlockHead, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -74,6 +75,21 @@ def _said_causal(config: BlockConfig) -> bool | None:
     return None if config.causal_windows and not config.causal else config.causal
 
 
+def _algorithm(config: BlockConfig) -> str:
+    if config.selector_rank:
+        return "dflash2"
+    return "dspark" if config.markov_rank or config.confidence else "dflash"
+
+
+def _dflash2(config: BlockConfig) -> dict[str, Any]:
+    if not config.selector_rank:
+        return {}
+    return {
+        "conv_kernel_size": config.conv_taps, "conv_group_size": config.conv_group_size, "selector_rank": config.selector_rank,
+        "selector_top_k": config.selector_top_k,
+    }  # fmt: skip
+
+
 def _head_config(config: BlockConfig) -> dict[str, Any]:
     return {
         "block_size": config.block_size,
@@ -86,6 +102,7 @@ def _head_config(config: BlockConfig) -> dict[str, Any]:
         "confidence_head_with_markov": config.confidence and config.confidence_with_markov,
         "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
         "target_hidden_size": config.target_hidden_size,
+        **_dflash2(config),
         "outrider": {"head": "block", "target": config.trained_for, "temperatures": list(config.temperatures)},
     }
 
@@ -102,27 +119,26 @@ def _raw_config(config: BlockConfig) -> dict[str, Any]:
     layers = {"aux_hidden_state_layer_ids": list(config.target_layers)} if before_norm else {
         "target_layer_ids": [(config.num_target_layers if key == AFTER_NORM else key) - 1 for key in config.target_layers]
     }  # fmt: skip
-    is_dspark = bool(config.markov_rank) or config.confidence
     return {
         **_layer_config(config),
         **_head_config(config),
-        "architectures": ["DSparkDraftModel" if is_dspark else "DFlashDraftModel"],
+        "architectures": [f"{NAMES[_algorithm(config)]}DraftModel"],
         "base_model_name_or_path": config.trained_for,
         **layers,
-        "dflash_config": {**flags, **layers},
+        "dflash_config": {**flags, **layers, **_dflash2(config)},
     }
 
 
 def _speculators_config(config: BlockConfig) -> dict[str, Any]:
     if AFTER_NORM in config.target_layers:
         raise ConfigError("the speculators layout cannot describe a state taken after the final norm; export this head as 'raw'")
-    algorithm = "dspark" if config.markov_rank or config.confidence else "dflash"
+    algorithm = _algorithm(config)
     method = {
         "proposal_type": "greedy", "speculative_tokens": config.num_guesses, "verifier_accept_k": 1, "accept_tolerance": 0.0,
     }  # fmt: skip
     return {
         **_head_config(config),
-        "architectures": ["DSparkSpeculator" if algorithm == "dspark" else "DFlashSpeculator"],
+        "architectures": [NAMES[algorithm] + ("DraftModel" if algorithm == "dflash2" else "Speculator")],
         "speculators_model_type": algorithm,
         "aux_hidden_state_layer_ids": list(config.target_layers),
         "sliding_window_non_causal": not (config.causal or config.causal_windows),  # vLLM reads it without a window, too

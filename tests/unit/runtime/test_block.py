@@ -19,8 +19,9 @@ from outrider.models.heads.block_saving import save_block
 from outrider.models.lm import LM
 from outrider.models.load import build_lm
 from outrider.runtime.block import BlockRun, Drafted
+from outrider.runtime.blocks import NotLoweredError
 from outrider.verifiers.traversal import TraversalVerifier
-from tests.heads import random_block
+from tests.heads import DFLASH2, random_block
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
 from tests.unit.runtime.beside import (
     FILTERED,
@@ -173,6 +174,13 @@ def test_a_pass_is_the_modules(head: str, dtype: torch.dtype, tolerance: float, 
         corrected = ours.passes.corrected(expected.logits[:, 1].float(), expected.states[:, 1], before, None).logits.float()
         reference = theirs.passes.corrected(expected.logits[:, 1], expected.states[:, 1], before, None).logits.float()
         torch.testing.assert_close(corrected, reference, rtol=tolerance, atol=tolerance)
+
+
+def test_what_does_not_run_there_is_refused(library_path: Path) -> None:
+    """Not a head without its convolutions."""
+    module = tiny_llama(VOCAB).requires_grad_(False)
+    with pytest.raises(NotLoweredError, match="DFlash2"):
+        BlockRun(random_block(module, **DFLASH2), library_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from outrider.models.heads.block_files import load_block, outline_block
 from outrider.models.heads.block_pass import ModulePasses, Pending, Unread
 from outrider.models.heads.block_saving import export_block, save_block
 from outrider.models.heads.kinds import head_kind
+from outrider.models.vocabulary import OUTSIDE
 
 H, V, HEADS, KV, D, LAYERS = 16, 13, 4, 2, 6, 2  # D is not H / HEADS
 TARGET_LAYERS = 8
@@ -58,6 +60,26 @@ def rotated(states: Tensor, position: int, theta: float = 10000.0) -> Tensor:
     return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()])
 
 
+def convolved(states: Tensor, base: Tensor, deltas: Tensor) -> Tensor:
+    """DFlash2's convolution of a block (S, H), number by number: base (taps, H), deltas (S, taps, groups)."""
+    found, group = torch.zeros_like(states), H // deltas.shape[2]
+    for slot in range(len(states)):
+        for channel in range(H):
+            for tap in range(min(len(base), slot + 1)):
+                kernel = base[tap, channel] + deltas[slot, tap, channel // group]
+                found[slot, channel] += kernel * states[slot - tap, channel]
+    return found
+
+
+def around(weights: dict[str, Tensor], name: str, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """A layer's part between its convolutions, where it has any."""
+    if f"{name}.base_kernel" not in weights:
+        return part(states)
+    base = weights[f"{name}.base_kernel"]
+    kernels = (states @ weights[f"{name}.kernel_projection.weight"].T).view(len(states), 2, base.shape[1], -1)
+    return convolved(part(convolved(states, base[0], kernels[:, 0])), base[1], kernels[:, 1])
+
+
 def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int]) -> Tensor:
     """States of a block behind T context positions, vector by vector."""
     weights = head.state_dict()
@@ -66,27 +88,34 @@ def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int]) -> Tenso
     start = len(context)
     for layer in range(LAYERS):
         get = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items()}
-        normed = norm(states, get["input_layernorm.weight"])
-        sources = [*context, *normed]
-        mixed = []
-        for slot in range(len(tokens)):
-            heads = []
-            for index in range(HEADS):
-                rows = slice(index * D, (index + 1) * D)
-                group = slice((index // (HEADS // KV)) * D, (index // (HEADS // KV) + 1) * D)
-                query = norm(get["self_attn.q_proj.weight"][rows] @ normed[slot], get["self_attn.q_norm.weight"])
-                query = rotated(query, start + slot)
-                window, causal = head.config.sight(layer)
-                seen = range(max(0, start + slot + 1 - window) if window else 0, start + slot + 1 if causal else len(sources))
-                keys = [norm(get["self_attn.k_proj.weight"][group] @ sources[i], get["self_attn.k_norm.weight"]) for i in seen]
-                scores = torch.stack([query @ rotated(key, i) for i, key in zip(seen, keys, strict=True)]) / math.sqrt(D)
-                values = torch.stack([get["self_attn.v_proj.weight"][group] @ sources[i] for i in seen])
-                heads.append(scores.softmax(-1) @ values)
-            mixed.append(get["self_attn.o_proj.weight"] @ torch.cat(heads))
-        states = states + torch.stack(mixed)
-        normed = norm(states, get["post_attention_layernorm.weight"])
-        inner = F.silu(normed @ get["mlp.gate_proj.weight"].T) * (normed @ get["mlp.up_proj.weight"].T)
-        states = states + inner @ get["mlp.down_proj.weight"].T
+
+        def attended(normed: Tensor, layer: int = layer, get: dict[str, Tensor] = get) -> Tensor:
+            sources = [*context, *normed]
+            mixed = []
+            for slot in range(len(tokens)):
+                heads = []
+                for index in range(HEADS):
+                    rows = slice(index * D, (index + 1) * D)
+                    group = slice((index // (HEADS // KV)) * D, (index // (HEADS // KV) + 1) * D)
+                    query = norm(get["self_attn.q_proj.weight"][rows] @ normed[slot], get["self_attn.q_norm.weight"])
+                    query = rotated(query, start + slot)
+                    window, causal = head.config.sight(layer)
+                    place = start + slot + 1
+                    seen = range(max(0, place - window) if window else 0, place if causal else len(sources))
+                    raw = [get["self_attn.k_proj.weight"][group] @ sources[i] for i in seen]
+                    keys = [norm(key, get["self_attn.k_norm.weight"]) for key in raw]
+                    scores = torch.stack([query @ rotated(key, i) for i, key in zip(seen, keys, strict=True)]) / math.sqrt(D)
+                    values = torch.stack([get["self_attn.v_proj.weight"][group] @ sources[i] for i in seen])
+                    heads.append(scores.softmax(-1) @ values)
+                mixed.append(get["self_attn.o_proj.weight"] @ torch.cat(heads))
+            return torch.stack(mixed)
+
+        def widened(normed: Tensor, get: dict[str, Tensor] = get) -> Tensor:
+            inner = F.silu(normed @ get["mlp.gate_proj.weight"].T) * (normed @ get["mlp.up_proj.weight"].T)
+            return inner @ get["mlp.down_proj.weight"].T
+
+        states = states + around(get, "attention_conv", norm(states, get["input_layernorm.weight"]), attended)
+        states = states + around(get, "mlp_conv", norm(states, get["post_attention_layernorm.weight"]), widened)
     return norm(states, weights["norm.weight"])
 
 
@@ -107,10 +136,14 @@ SIGHTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+PLAIN: dict[str, Any] = {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False}
+DFLASH2: dict[str, Any] = {"conv_taps": 3, "conv_group_size": 4, "selector_rank": 5, "selector_top_k": 4, **PLAIN}
+
+
+@pytest.mark.parametrize("sight", [*SIGHTS, {**DFLASH2, "sample_from_anchor": True}], ids=str)
 def test_a_pass_by_hand(sight: dict[str, Any]) -> None:
     """Catches queries from the context, keys that miss a norm or a rotation, a block that does not see itself, a window off by
-    one or in another layer."""
+    one or in another layer, a convolution beyond the block or with another token's kernel."""
     head, hidden = random_head(**sight), [torch.randn(5, H), torch.randn(5, H)]
     torch.testing.assert_close(passed(head, hidden), reference(head, hidden, [7, 5, 5, 5]), rtol=1e-4, atol=1e-5)
 
@@ -145,6 +178,20 @@ def test_a_muse_assistant_is_transformers_own(tmp_path: Path, kinds: list[str] |
     torch.testing.assert_close(passed(head, hidden), expected.last_hidden_state[0, 1:], rtol=1e-4, atol=1e-5)
 
 
+def test_a_selector_by_hand() -> None:
+    """Catches scores by another token than the one before, or of tokens that are no candidates."""
+    head, states = random_head(**DFLASH2), torch.randn(2, H)
+    before, logits = torch.tensor([3, 9]), torch.randn(2, V) * 3
+    weights = head.candidate_selector.state_dict()
+    found = head.corrected(logits, states, before)
+    for row in range(2):
+        asked = weights["predecessor_codebook"][before[row]] * (weights["hidden_projection.weight"] @ states[row])
+        candidates = sorted(range(V), key=lambda token, row=row: -float(logits[row, token]))[:4]
+        for token in range(V):
+            score = logits[row, token] + asked @ weights["successor_codebook"][token]
+            assert float(found[row, token]) == pytest.approx(float(score) if token in candidates else OUTSIDE, abs=1e-4)
+
+
 def test_markov_and_confidence_by_hand() -> None:
     """Catches a correction or a confidence that reads another token than the one before."""
     head, states = random_head(), torch.randn(2, H)
@@ -163,7 +210,7 @@ def test_markov_and_confidence_by_hand() -> None:
 
 SHAPES: list[dict[str, Any]] = [
     {}, {"markov_gated": True}, {"markov_recurrent": True}, {"markov_rank": 0, "confidence_with_markov": False},
-    {"sample_from_anchor": False, "causal": True}, *SIGHTS[2:],
+    {"sample_from_anchor": False, "causal": True}, *SIGHTS[2:], DFLASH2,
     {"markov_rank": 0, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False},
     {"own_embedding": True, "own_output": True}, {"qk_norm": False, "attention_bias": True}, {"temperatures": (0.5, 1.5)},
     {"embedding_scale": 2.0, "logit_scale": 0.5, "softcap": 30.0, "norm_eps": 1e-5, "max_positions": 99},
@@ -217,9 +264,8 @@ def test_exports_with_tables_stand_alone(tmp_path: Path) -> None:
 
 def published(folder: Path, changes: dict[str, Any] | None = None, **tensors: Tensor) -> Path:
     """A DFlash folder as z-lab writes it."""
-    plain = {"markov_rank": 0, "confidence": False, "confidence_with_markov": False}
     folder.mkdir()
-    found = {f"model.{name}": tensor.clone() for name, tensor in random_head(**plain).state_dict().items()}
+    found = {f"model.{name}": tensor.clone() for name, tensor in random_head(**PLAIN).state_dict().items()}
     save_file({**found, **tensors}, str(folder / "model.safetensors"))
     config = {
         "architectures": ["DFlashDraftModel"], "block_size": 4, "hidden_size": H, "num_attention_heads": HEADS,
@@ -295,6 +341,27 @@ def test_parts_of_other_heads_are_refused(tmp_path: Path) -> None:
     other = published(tmp_path / "b", None, **{"prefix_gru.weight_ih_l0": torch.zeros(2, 2)})
     with pytest.raises(CheckpointError, match=r"no part of a block head.*prefix_gru"):
         load_block(other, H, V, TARGET_LAYERS)
+
+
+def test_dflash2_folders(tmp_path: Path) -> None:
+    """Codebooks as modules or not; what does not fit is refused by name."""
+    said = {"selector_top_k": 4, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 5], "projector_type": "dflash2"}}
+    weights = random_head(**DFLASH2).state_dict()
+    parts = {name: tensor for name, tensor in weights.items() if "conv." in name or "selector." in name}
+    head = load_block(published(tmp_path / "a", said, **parts), H, V, TARGET_LAYERS)
+    assert (head.config.conv_taps, head.config.conv_group_size, head.config.selector_rank) == (3, 4, 5)
+    modules = {f"{name}.weight" if "codebook" in name else name: tensor for name, tensor in parts.items()}
+    again = load_block(published(tmp_path / "b", said, **modules), H, V, TARGET_LAYERS)
+    assert torch.equal(again.candidate_selector.successor_codebook, head.candidate_selector.successor_codebook)
+    alone = {name: tensor for name, tensor in parts.items() if "selector." not in name}
+    with pytest.raises(CheckpointError, match=r"lacks tensor 'candidate_selector\.predecessor_codebook'"):
+        load_block(published(tmp_path / "c", said, **alone), H, V, TARGET_LAYERS)
+    with pytest.raises(CheckpointError, match="selector_top_k is 99; this target has 13"):
+        load_block(published(tmp_path / "d", {**said, "selector_top_k": 99}, **parts), H, V, TARGET_LAYERS)
+    with pytest.raises(CheckpointError, match="3 taps and 4 groups do not fit blocks of 2"):
+        load_block(published(tmp_path / "e", {**said, "block_size": 2}, **parts), H, V, TARGET_LAYERS)
+    with pytest.raises(CheckpointError, match="does not say 'selector_top_k'"):
+        load_block(published(tmp_path / "f", {**said, "selector_top_k": None}, **parts), H, V, TARGET_LAYERS)
 
 
 def test_messages_say_what_does_not_fit(tmp_path: Path) -> None:

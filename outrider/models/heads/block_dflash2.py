@@ -1,0 +1,64 @@
+"""DFlash2's additions to a block head: convolutions inside the block, and a selector among the likeliest candidates.
+
+    convolution   y_t = sum over taps i of (base_i + delta_i(x_t)) * x_{t-i}, per channel, deltas shared by a group of channels;
+                  around attention and MLP, on their input and, with deltas of the same x, on their output; a block begins with 0
+    selector      the top k tokens of a position's logits get <P[token before] * (W h), S[token]> added; all others get none
+
+Published in speculators and vLLM (2026), as `attention_conv`, `mlp_conv` and `candidate_selector`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.heads.block_config import BlockConfig
+from outrider.models.vocabulary import OUTSIDE
+
+
+class BlockConvolution(nn.Module):
+    """Two causal convolutions of a block's tokens, whose kernels depend on the token."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        size, taps = config.hidden_size, config.conv_taps
+        self._block_size, self._taps, self._groups = config.block_size, taps, size // config.conv_group_size
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, size))
+        self.kernel_projection = nn.Linear(size, 2 * taps * self._groups, bias=False)
+
+    def enter(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Normed states (B, S, H) of whole blocks -> the input of the layer's part, and the kernels for its output."""
+        kernels = self.kernel_projection(states).unflatten(-1, (2, self._taps, self._groups))
+        return self._convolved(states, kernels[..., 0, :, :], self.base_kernel[0]), kernels[..., 1, :, :]
+
+    def leave(self, states: Tensor, kernels: Tensor) -> Tensor:
+        """The output of the layer's part (B, S, H), convolved."""
+        return self._convolved(states, kernels, self.base_kernel[1])
+
+    def _convolved(self, states: Tensor, deltas: Tensor, base: Tensor) -> Tensor:
+        blocks = states.unflatten(1, (-1, self._block_size))
+        kernels = base.unflatten(-1, (self._groups, -1)) + deltas[..., None]  # (B, S, taps, groups, channels of one)
+        kernels = kernels.flatten(-2).unflatten(1, (-1, self._block_size))
+        found = kernels[..., 0, :] * blocks
+        for tap in range(1, self._taps):
+            earlier = nn.functional.pad(blocks[:, :, :-tap], (0, 0, tap, 0))
+            found = found + kernels[..., tap, :] * earlier
+        return found.flatten(1, 2)
+
+
+class CandidateSelector(nn.Module):
+    """Scores of a position's likeliest tokens behind the token before."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self._top_k = config.selector_top_k
+        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.selector_rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.selector_rank))
+        self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
+
+    def forward(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
+        """Logits (..., V) of positions with states (..., H), behind tokens (...) -> (..., V), OUTSIDE but for the candidates."""
+        values, candidates = logits.topk(self._top_k, dim=-1)
+        asked = self.predecessor_codebook[before] * self.hidden_projection(states)
+        scores = values + (self.successor_codebook[candidates] @ asked[..., None])[..., 0].to(values.dtype)
+        return torch.full_like(logits, OUTSIDE).scatter(-1, candidates, scores)
