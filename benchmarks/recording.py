@@ -1,7 +1,7 @@
 """What recording costs: the same prompts decoded with and without the lab's recorder, in turn, in one process.
 
-The recorder (`outrider/lab/recording.py`) decorates the control of draft lengths; taking it off is one assignment, so both sides
-are the same decoder on the same caches. Runs alternate (with, without, without, with, ...), each prompt is its own pair, and only
+The recorder (`outrider/lab/recording.py`) observes every step; without it, both sides are
+the same decoder on the same caches. Runs alternate (with, without, without, with, ...), each prompt is its own pair, and only
 decoding counts: from the end of a text's first step to its end. Beside that, the seconds inside of the recorder are counted
 directly. Floor: recording costs at most 3 % of decoding.
 
@@ -26,56 +26,38 @@ CONFIGURATIONS = "draft-model k=5, ngram k=5, draft-model k=8 tree=2x2, none"
 
 
 def decode_s(
-    contender: Any, prompt: list[int], params: Any, *, recorded: bool, control: Any = None
+    contender: Any, prompt: list[int], params: Any, *, recorded: bool, recorder: Any = None
 ) -> tuple[float, list[int]]:
-    """Seconds from the end of the first step to the end of the text, and the text. `control`: in the recorder's place."""
+    """Seconds from the end of the first step to the end of the text, and the text. `recorder`: in place of the contender's."""
     from outrider.llm import LLM
 
-    decoder, recorder = contender.built.decoder, contender.recorder
-    recorder.clear()
-    decoder.control = control or (recorder if recorded else recorder.control)
+    decoder = contender.built.decoder
+    contender.recorder.clear()
+    decoder.observers = [recorder or contender.recorder] if recorded else []
     try:
         done = LLM.around(contender.built).generate([prompt], params)[0]
     finally:
-        decoder.control = recorder
+        decoder.observers = [contender.recorder]
     return done.stats.decode_s, list(done.token_ids)
 
 
 class Timed:
-    """A control and the seconds spent in it."""
+    """An observer of steps and the seconds spent in it."""
 
-    def __init__(self, control: Any) -> None:
-        self.control, self.seconds = control, 0.0
+    def __init__(self, observer: Any) -> None:
+        self.observer, self.seconds = observer, 0.0
 
-    def choose(self, rows: Any) -> list[int]:
-        return self._timed(self.control.choose, rows)
-
-    def observe(self, *step: Any) -> None:
-        self._timed(self.control.observe, *step)
-
-    def summary(self) -> dict[str, Any]:
-        return self.control.summary()
-
-    def _timed(self, call: Any, *arguments: Any) -> Any:
+    def observe(self, facts: Any) -> None:
         began = time.perf_counter()
-        found = call(*arguments)
+        self.observer.observe(facts)
         self.seconds += time.perf_counter() - began
-        return found
 
 
 def direct_share(contender: Any, prompts: list[list[int]], params: Any) -> float:
     """The same, seen from inside: seconds in the recorder alone / seconds of decoding. Hardly disturbed by other programs."""
-    decoder, recorder = contender.built.decoder, contender.recorder
-    inner = recorder.control
-    recorder.control = own = Timed(inner)
-    outer = Timed(recorder)
-    total = 0.0
-    try:
-        for prompt in prompts:
-            total += decode_s(contender, prompt, params, recorded=True, control=outer)[0]
-    finally:
-        recorder.control, decoder.control = inner, recorder
-    return (outer.seconds - own.seconds) / total
+    timed = Timed(contender.recorder)
+    total = sum(decode_s(contender, prompt, params, recorded=True, recorder=timed)[0] for prompt in prompts)
+    return timed.seconds / total
 
 
 def measure(contender: Any, prompts: list[list[int]], params: Any, repeats: int) -> dict[str, Any]:

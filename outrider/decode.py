@@ -15,7 +15,6 @@ Plain decoding is the same step with an empty draft. A source: Leviathan et al. 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,27 +24,22 @@ from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.runtime.torch_threads import spare_threads
+from outrider.step import Control, DraftReader, StepFacts, StepObserver
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
 from outrider.verifiers.fast import verdicts_of
 
 
-class Control(Protocol):
-    """How many draft tokens each row gets this step."""
-
-    def choose(self, rows: Rows) -> list[int]: ...
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None: ...
-
-    def summary(self) -> dict[str, Any]: ...
-
-
 class Decoder:
     """Target, drafter, verifier and the rows they work on."""
 
-    def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
-        self.target, self.drafter, self.verifier, self.control = target, drafter, verifier, control
+    def __init__(
+        self, target: LM, drafter: Drafter, verifier: Verifier, control: Control, reader: DraftReader | None = None
+    ) -> None:
+        """`reader`: lets the drafter read new texts in pieces; None: it reads all that is missing when it drafts."""
+        self.target, self.drafter, self.verifier, self.control, self.reader = target, drafter, verifier, control, reader
+        self.observers: list[StepObserver] = []
         self._kernels = verdicts_of(target)
         self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels)
 
@@ -67,9 +61,13 @@ class Decoder:
         """One target pass for every row; returns how many tokens each row took."""
         rows, clock = self.rows, _Clock(self.target.device)
         self.catch_up()
-        clock.lap("target")
-        clock.start_step()
-        draft = self.drafter.propose(rows, self.control.choose(rows))
+        clock.lap("target", priced=False)
+        asked = self.control.choose(rows)
+        if self.reader is not None:
+            clock.lap("draft")
+            asked = self.reader.read(rows, asked)
+            clock.lap("draft", priced=False)
+        draft = self.drafter.propose(rows, asked)
         clock.lap("draft")
         logits = self.target.forward(self._pass_tokens(draft), draft.parents)  # (B, N+1, V)
         clock.lap("target")
@@ -81,7 +79,9 @@ class Decoder:
         self.drafter.commit(rows, draft, verdict, TargetOutput(logits, self.target.hidden, kept))
         clock.lap("draft")
         clock.share(rows)
-        self.control.observe(rows, draft, verdict, clock.step_seconds)
+        facts = StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"])
+        for observer in (self.control, *self.observers):
+            observer.observe(facts)
         return taken
 
     def catch_up(self) -> None:
@@ -123,27 +123,20 @@ class _Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
-        self._last = self._began = time.perf_counter()
-        self._seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+        self.priced = 0.0  # all of them but reading prompts, which is no part of a step's price
 
-    def lap(self, phase: str) -> None:
+    def lap(self, phase: str, *, priced: bool = True) -> None:
         if self._device is not None:
             torch.cuda.current_stream(self._device).synchronize()
         now = time.perf_counter()
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self.priced += priced * (now - self._last)
         self._last = now
-
-    def start_step(self) -> None:
-        """What was before, feeding new prompts, is no part of a step's price."""
-        self._began = self._last
-
-    @property
-    def step_seconds(self) -> float:
-        """From `start_step` to the last lap."""
-        return self._last - self._began
 
     def share(self, rows: Rows) -> None:
         """Every row waited for the whole step, so each is charged an equal share: sums over rows stay wall time."""
         for row in rows:
-            for phase, seconds in self._seconds.items():
+            for phase, seconds in self.seconds.items():
                 row.stats.time_s[phase] += seconds / len(rows)

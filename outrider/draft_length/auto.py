@@ -15,17 +15,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.draft_length.goodput import Goodput, Step
-from outrider.rows import Rows
-from outrider.types import Draft, Verdict
+from outrider.draft_length.reading import ReadingPrice
+from outrider.rows import Row, Rows
+from outrider.step import StepFacts
 
 PROBED_ROWS = 4  # that are drafted for where drafting does not pay: each may have a long text to be read first
 
 
 class AutoLength:
-    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that name none."""
+    """`drafters`: by what rows call their drafter (`Row.drafter`), the first one also for rows that name none.
 
-    def __init__(self, drafters: Mapping[str, Goodput]) -> None:
-        self.drafters = dict(drafters)
+    `reading`: what reading prompts costs them; None: nothing is known of it."""
+
+    def __init__(self, drafters: Mapping[str, Goodput], reading: ReadingPrice | None = None) -> None:
+        self.drafters, self.reading = dict(drafters), reading
         self._first = next(iter(self.drafters))
         self._asked: list[int] = []  # of the present step
         self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
@@ -33,9 +36,13 @@ class AutoLength:
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
+        if self.reading is not None:
+            self.reading.look(rows, self.name_of)
+            for name, goodput in self.drafters.items():
+                goodput.reading_s, goodput.unread_s = self.reading.per_token_s(name), self.reading.unread_s(name)
         self._rows, self._sizes, self._asked = {}, {}, [0] * len(rows)
         for index, row in enumerate(rows):
-            self._rows.setdefault(self.name_of(row.drafter), []).append(index)
+            self._rows.setdefault(self.name_of(row), []).append(index)
         for name, indices in self._rows.items():
             goodput, left = self.drafters[name], len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
@@ -57,17 +64,18 @@ class AutoLength:
             able = [index for index in asking if ready[index]]
             if len(able) < len(asking) and not self.drafters[name].pays_for(len(able), len(asking), len(rows)):
                 ready = [0 if index in asking else count for index, count in enumerate(ready)]
-        self._asked = ready
         return ready
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """A step is over. `seconds`: its time without the prefill of new prompts."""
+    def observe(self, facts: StepFacts) -> None:
+        """A step is over."""
+        rows, lists, budgets = facts.rows, facts.verdict.lists, facts.draft.budgets
         timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])  # a first step reads the prompt, too
-        drafted, lists = draft.lists[1], verdict.lists
+        seconds = facts.seconds if timed else None
         for name, indices in self._rows.items():
-            told = seconds if timed else None
-            step = Step(len(rows), self._sizes.get(name), self._asked, drafted, lists, draft.budgets, told, indices)
+            step = Step(len(rows), self._sizes.get(name), facts.asked, facts.drafted, lists, budgets, seconds, indices)
             self.drafters[name].learn(step)
+        if self.reading is not None:
+            self.reading.ended(rows, self.name_of)
 
     def summary(self) -> dict[str, Any]:
         """The first drafter's, with the lengths of all; where there are several, each one's own below `by_drafter`."""
@@ -77,6 +85,6 @@ class AutoLength:
         chosen: Counter[int] = sum((Counter(one["chosen"]) for one in each.values()), Counter())
         return {**each[self._first], "chosen": dict(sorted(chosen.items())), "by_drafter": each}
 
-    def name_of(self, drafter: str | None) -> str:
-        """The name in `drafters` of what a row calls its drafter."""
-        return self._first if drafter is None else drafter
+    def name_of(self, row: Row) -> str:
+        """The name in `drafters` of a row's drafter."""
+        return self._first if row.drafter is None else row.drafter

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.rows import Rows
-from outrider.types import Draft, Verdict
+from outrider.step import StepFacts
 
 
 class FixedLength:
@@ -22,7 +22,7 @@ class FixedLength:
         """Draft tokens wanted for each row."""
         return [row.clamp_draft(self.gamma) for row in rows]
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, facts: StepFacts) -> None:
         """Nothing to learn."""
 
     def summary(self) -> dict[str, Any]:

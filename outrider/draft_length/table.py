@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.rows import Rows
-from outrider.types import Draft, Verdict
+from outrider.step import StepFacts
 
 
 class LengthByRows:
@@ -26,7 +26,7 @@ class LengthByRows:
         size = self._sizes[bisect_right(self._starts, len(rows)) - 1]
         return [row.clamp_draft(size) for row in rows]
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, facts: StepFacts) -> None:
         """Nothing to learn."""
 
     def summary(self) -> dict[str, Any]:

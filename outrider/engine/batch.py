@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from outrider.build import Built
 from outrider.decode import Decoder
-from outrider.engine.draft_prefill import PrefillingControl
 from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.prefill import Pool
@@ -16,6 +15,7 @@ from outrider.kv import KVCache
 from outrider.kv.draft_pages import DraftPages
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.stats import PHASES
+from outrider.step import Control, StepFacts
 
 log = logging.getLogger("outrider.engine")
 
@@ -26,7 +26,8 @@ class Stepped:
 
     requests: list[ActiveRequest]
     taken: list[int] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # per phase, of the whole step; empty after a failure
+    seconds: dict[str, float] = field(default_factory=dict)  # per phase, of the whole step
+    facts: StepFacts | None = None  # None after a failure
     failed: list[tuple[ActiveRequest, Exception]] = field(default_factory=list)
 
 
@@ -35,7 +36,8 @@ class Batch:
 
     def __init__(self, drafter_pool: DrafterPool, heartbeat: Heartbeat) -> None:
         self._drafter_pool, self._heartbeat = drafter_pool, heartbeat
-        self.built: Built = drafter_pool.build()
+        self.built = self._build()
+        self._facts: StepFacts | None = None  # of the latest step
         self._running: dict[int, ActiveRequest] = {}  # by number, which is the row's `request`
 
     def __len__(self) -> int:
@@ -54,10 +56,8 @@ class Batch:
         return self.built.target.lm.kv
 
     @property
-    def control(self) -> PrefillingControl:
-        control = self.decoder.control
-        assert isinstance(control, PrefillingControl)
-        return control
+    def control(self) -> Control:
+        return self.decoder.control
 
     @property
     def longest(self) -> int:
@@ -118,17 +118,25 @@ class Batch:
         except Exception as error:  # noqa: BLE001  drafters, verifiers and grammars may be anybody's code
             return self._one_by_one(requests, error)
         seconds = {phase: len(requests) * (stats.time_s[phase] - before[phase]) for phase in PHASES}
-        return Stepped(requests, taken, seconds)
+        facts, self._facts = self._facts, None
+        return Stepped(requests, taken, seconds, facts)
+
+    def observe(self, facts: StepFacts) -> None:
+        """The decoder's step is over."""
+        self._facts = facts
 
     def reset(self) -> None:
         """Nobody runs; a decoder as new on the same models, with what its control has learned."""
-        control = self.control
         for model in (self.built.target, self.built.draft):
             if model is not None:
                 model.lm.kv.clear()
-        self.built = self._drafter_pool.build()
-        self.decoder.control = PrefillingControl(control.inner, self.decoder.drafter)
+        self.built = self._build(self.control)
         self._running.clear()
+
+    def _build(self, control: Control | None = None) -> Built:
+        built = self._drafter_pool.build(control)
+        built.decoder.observers.append(self)
+        return built
 
     def _one_by_one(self, requests: list[ActiveRequest], error: Exception) -> Stepped:
         """A step failed. Every row makes it alone: whoever fails alone is to blame, the others go on. A step that failed behind

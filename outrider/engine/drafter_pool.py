@@ -7,16 +7,18 @@ from dataclasses import replace
 
 from outrider.admission import checked_prediction
 from outrider.build import Built, Models, assemble
-from outrider.decode import Control, Decoder
+from outrider.decode import Decoder
 from outrider.draft_length import AutoLength
+from outrider.draft_length.reading import ReadingPrice
 from outrider.drafters.base import SMALL_TREE, Drafter
-from outrider.engine.draft_prefill import PrefillingControl
+from outrider.engine.draft_prefill import DraftPrefill
 from outrider.engine.drafter_mux import FOLLOWER, DrafterMux
 from outrider.engine.request import Request
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.settings import parse_settings
+from outrider.step import Control
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
 
@@ -58,8 +60,8 @@ class DrafterPool:
         caches = [*(model.lm.kv for model in models if model is not None), *drafter.text_caches]
         return sum({id(cache): cache.bytes_per_token for cache in caches}.values())
 
-    def build(self) -> Built:
-        """A decoder as new."""
+    def build(self, control: Control | None = None) -> Built:
+        """A decoder as new; with `control`, and what it has learned, where there is one."""
         models = self._models
         built = assemble(models, self._main)
         others = {
@@ -70,8 +72,11 @@ class DrafterPool:
         built.notes.extend(note for other in others.values() for note in other.notes)
         members = {self.names[0]: drafter, **others}
         drafter = DrafterMux({FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0])
-        control = PrefillingControl(self._each(given.control), drafter)
-        built.decoder = Decoder(given.target, drafter, given.verifier, control)
+        control = control or self._each(given.control)
+        auto = control if isinstance(control, AutoLength) else None
+        if auto is not None:
+            auto.reading = ReadingPrice(drafter.unread)
+        built.decoder = Decoder(given.target, drafter, given.verifier, control, DraftPrefill(drafter, auto))
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:

@@ -23,6 +23,7 @@ from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import ActiveRequest, FinishReason
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import NumericalError, OutriderError, UnavailableError
+from outrider.step import StepFacts
 
 log = logging.getLogger("outrider.engine")
 SUMMARY_S = 0.5  # how old what is known of the control may be
@@ -113,9 +114,9 @@ class Loop:
         """Tell everybody what a step brought."""
         for active, error in done.failed:
             self._blame(active, error)
-        if done.seconds:
+        if done.facts is not None:
             self.steps += 1
-            self._report(done)
+            self._report(done, done.facts)
         if time.perf_counter() - self._summarised_s > SUMMARY_S:
             self.control, self._summarised_s = self._scheduler.batch.control.summary(), time.perf_counter()
         for active in done.requests:
@@ -125,13 +126,12 @@ class Loop:
             elif len(active.row.origins) > active.shown:
                 self._tell(active, active.show)
 
-    def _report(self, done: Stepped) -> None:
+    def _report(self, done: Stepped, facts: StepFacts) -> None:
         scheduler = self._scheduler
-        control = scheduler.batch.control
         self._observer.stepped(
             StepReport(
-                rows=len(done.requests), waiting=len(scheduler.waiting), asked=control.asked, drafted=control.drafted,
-                accepted=control.accepted, rejected=control.rejected, emitted=done.taken,
+                rows=len(done.requests), waiting=len(scheduler.waiting), asked=facts.asked, drafted=facts.drafted,
+                accepted=facts.accepted, rejected=facts.rejected, emitted=done.taken,
                 drafters=[active.drafter for active in done.requests], seconds=done.seconds,
                 kv_tokens=sum(scheduler.batch.kv.lengths), kv_capacity=scheduler.kv_budget.positions,
             )

@@ -39,7 +39,7 @@ from outrider.rows import Rows
 from outrider.run import has_ended, run_rows
 from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
-from outrider.types import Draft, Verdict
+from outrider.step import StepFacts
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.engine")
@@ -142,8 +142,8 @@ Say = Callable[[str], None]
 
 def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Say = lambda line: None) -> None:
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
-    inner, began = batch.control.inner, time.perf_counter()
-    if not isinstance(inner, AutoLength):
+    control, began = batch.control, time.perf_counter()
+    if not isinstance(control, AutoLength):
         return
     for name, parts in drafter_pool.parts.items():
         facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
@@ -155,9 +155,9 @@ def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Sa
                 break
             status(f"timing steps: {name}, {count} at once")
             drafter_pool.choose(batch.decoder.drafter, name)
-            costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(inner.drafters[name], count), left))
+            costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(control.drafters[name], count), left))
         for count, seconds in costs.seconds.items():
-            inner.drafters[name].learn_costs(count, seconds)
+            control.drafters[name].learn_costs(count, seconds)
     batch.reset()  # what drafters learned from these texts is no user's
 
 
@@ -250,11 +250,11 @@ class _Timer:
         self._turn += 1
         return [row.clamp_draft(self._size) for row in rows]
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        drafted = max(draft.lists[1])
+    def observe(self, facts: StepFacts) -> None:
+        drafted = max(facts.drafted)
         self._skip -= 1
         if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked in vain is no plain one
-            self.seconds.setdefault(drafted, []).append(seconds)
+            self.seconds.setdefault(drafted, []).append(facts.seconds)
 
     def summary(self) -> dict[str, Any]:
         return {}

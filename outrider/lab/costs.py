@@ -18,7 +18,7 @@ import torch
 from outrider.lab.runner import Contender, Trace
 from outrider.models.lm import LM
 from outrider.rows import Rows
-from outrider.types import Draft, Verdict
+from outrider.step import StepFacts
 
 SKIPPED = 2  # first steps of a run, which touch new memory
 PASS_REPEATS = 9
@@ -36,7 +36,7 @@ class Sweep:
         self.asked.append(asked)
         return [max(0, min(asked, row.room - 1)) for row in rows]
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, facts: StepFacts) -> None:
         """Nothing to learn."""
 
     def summary(self) -> dict[str, Any]:
@@ -46,12 +46,12 @@ class Sweep:
 @contextmanager
 def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[Sweep]:
     """While it lasts, `contender` sweeps over draft lengths (none above the one it was built for)."""
-    sweep = Sweep(lengths)
-    own, contender.recorder.control = contender.recorder.control, sweep
+    sweep, decoder = Sweep(lengths), contender.built.decoder
+    own, decoder.control = decoder.control, sweep
     try:
         yield sweep
     finally:
-        contender.recorder.control = own
+        decoder.control = own
 
 
 def step_seconds(traces: Sequence[Trace], rows: int = 1) -> dict[int, float]:

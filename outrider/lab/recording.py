@@ -1,4 +1,4 @@
-"""What happened in every step, kept while decoding: a `Control` that passes everything on to the real one and takes notes.
+"""What happened in every step, kept while decoding by an observer of steps.
 
 A note is a handful of lists that the step has on the host anyway, so recording costs next to nothing; laws, entropies and ranks
 come afterwards, from one pass of each model over the finished text (`outrider/lab/explain/`).
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
-from outrider.decode import Control
-from outrider.rows import Rows
-from outrider.types import Draft, Verdict
+from outrider.step import StepFacts
 
 
 @dataclass(slots=True)
@@ -36,20 +33,13 @@ class Step:
 
 @dataclass
 class Recorder:
-    """Decorates `control`. `steps[request]` are the steps of a row since `clear`."""
+    """`steps[request]` are the steps of a row since `clear`."""
 
-    control: Control
     steps: dict[int, list[Step]] = field(default_factory=dict)
-    _asked: list[int] = field(default_factory=list)
-    _drafting_s: dict[int, float] = field(default_factory=dict)  # by request, what its row was charged so far
 
-    def choose(self, rows: Rows) -> list[int]:
-        self._asked = self.control.choose(rows)
-        return self._asked
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        self.control.observe(rows, draft, verdict, seconds)
-        now = time.perf_counter()
+    def observe(self, facts: StepFacts) -> None:
+        """A step is over."""
+        now, rows, draft, verdict = time.perf_counter(), facts.rows, facts.draft, facts.verdict
         tokens, lengths = draft.lists
         paths, counts, next_tokens, complete = verdict.lists
         parents = None if draft.parents is None else draft.parent_lists
@@ -57,20 +47,14 @@ class Recorder:
         for index, row in enumerate(rows):
             length, mine = lengths[index], self.steps.setdefault(row.request, [])
             start = mine[-1].start + mine[-1].taken if mine else 0
-            charged = row.stats.time_s["draft"]  # every row is charged an equal share
-            draft_s = len(rows) * (charged - self._drafting_s.get(row.request, 0.0))
-            self._drafting_s[row.request] = charged
             mine.append(
                 Step(
-                    start, self._asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
+                    start, facts.asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
                     None if sampled is None else sampled[index][:length], paths[index][: counts[index]], next_tokens[index],
-                    complete[index], len(row.tokens) - row.num_prompt - start, len(rows), seconds, now, draft_s,
+                    complete[index], len(row.tokens) - row.num_prompt - start, len(rows), facts.seconds, now, facts.draft_s,
                 )
             )  # fmt: skip
 
-    def summary(self) -> dict[str, Any]:
-        return self.control.summary()
-
     def clear(self) -> None:
         """Forget all steps; requests are numbered anew by every call of `LLM.generate`."""
-        self.steps, self._drafting_s = {}, {}
+        self.steps = {}

@@ -76,8 +76,8 @@ class Contender:
     def __init__(self, configuration: Configuration, built: Built) -> None:
         self.configuration = configuration
         self.built = built
-        self.recorder = Recorder(built.decoder.control)
-        built.decoder.control = self.recorder
+        self.recorder = Recorder()
+        built.decoder.observers.append(self.recorder)
         self._llm = LLM.around(built)
 
     @property

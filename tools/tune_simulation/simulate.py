@@ -155,7 +155,7 @@ class RehearsedContender:
         self.configuration, self._world = configuration, world
         self.keeps_learning = _is_auto(configuration)
         self._family, self._size = ("", 0) if configuration.is_plain else world.parse(configuration)
-        self.recorder = SimpleNamespace(control=None)  # where `costs.sweeping` puts its lengths
+        self.built = SimpleNamespace(decoder=SimpleNamespace(control=None))  # where `costs.sweeping` puts its lengths
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], batch_size: int = 1) -> list[Trace]:
         """One after the other; a prompt's only token is its number in the population."""
@@ -174,7 +174,7 @@ class RehearsedContender:
         return Trace(completion, steps, began, 0.0)
 
     def _step(self, start: int, number: int, prompt: float, coins: np.ndarray) -> Step:
-        world, sweep = self._world, self.recorder.control
+        world, sweep = self._world, self.built.decoder.control
         family, size = self._family, self._size
         if isinstance(sweep, Sweep) and family:
             size = sweep.lengths[number % len(sweep.lengths)]

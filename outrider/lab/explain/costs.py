@@ -4,48 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from outrider.decode import Control
 from outrider.lab.costs import measure_passes
 from outrider.lab.explain.result import Times
 from outrider.lab.recording import Step
 from outrider.models.lm import LM
-from outrider.rows import Rows
-from outrider.types import Draft, Verdict
+from outrider.step import StepFacts
 
 PASS_REPEATS = 5
 
 
 @dataclass
 class Witness:
-    """Decorates a recorder: notes the time spent drafting, and how siblings were drawn, which a `Step` does not say."""
+    """Observes steps: notes the time spent drafting, and how siblings were drawn, which a `Step` does not say."""
 
-    control: Control
     draft_s: list[float] = field(default_factory=list)  # per step
     replacement: list[bool] = field(default_factory=list)
-    _before: float = 0.0
 
-    def choose(self, rows: Rows) -> list[int]:
-        return self.control.choose(rows)
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        self.control.observe(rows, draft, verdict, seconds)
-        spent = sum(row.stats.time_s["draft"] for row in rows)  # every row is charged an equal share
-        self.draft_s.append(spent - self._before)
-        self.replacement.append(draft.replacement)
-        self._before = spent
-
-    def summary(self) -> dict[str, Any]:
-        return self.control.summary()
+    def observe(self, facts: StepFacts) -> None:
+        """A step is over."""
+        self.draft_s.append(facts.draft_s)
+        self.replacement.append(facts.draft.replacement)
 
     def take(self) -> tuple[list[float], bool]:
         """Costs of the one row that ran since the last call: seconds of drafting per step, and whether siblings may repeat."""
         found = self.draft_s, any(self.replacement)
-        self.draft_s, self.replacement, self._before = [], [], 0.0
+        self.draft_s, self.replacement = [], []
         return found
 
 

@@ -101,8 +101,8 @@ class Analyst:
         self.runner = runner
         self._params = params
         self._contender = runner.open(configuration)
-        self._witness = Witness(self._contender.recorder)
-        self._contender.built.decoder.control = self._witness
+        self._witness = Witness()
+        self._contender.built.decoder.observers.append(self._witness)
         self._rule = rule_of(self._contender.built.decoder.verifier.name, is_greedy=params.is_greedy)
         self.found = Run(self._contender, configuration, params, is_race=self._rule is Rule.RACE)
         self._check_children()

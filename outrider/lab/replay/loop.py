@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.decode import Control
 from outrider.drafters.base import Drafter
 from outrider.errors import CapabilityError
 from outrider.lab.replay.target import CPU, unreadable_logits
 from outrider.lab.replay.texts import Text
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
+from outrider.step import Control, StepFacts, StepObserver
 from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import agreeing_ends, path_verdict
@@ -65,6 +65,7 @@ class ReplayLoop:
         self._name = name
         self._drafter = drafter
         self._control = control
+        self.observers: list[StepObserver] = []
         self.rows = Rows(vocab_size, CPU)
         self.drafted: list[int] = []  # tokens per row, in the latest step
 
@@ -82,7 +83,8 @@ class ReplayLoop:
     def step(self) -> None:
         """One step of every row. Raises CapabilityError where a drafter wants a model."""
         rows, began = self.rows, time.perf_counter()
-        draft = self._drafter.propose(rows, self._control.choose(rows))
+        asked = self._control.choose(rows)
+        draft = self._drafter.propose(rows, asked)
         if draft.probs is not None:
             raise CapabilityError(f"drafter '{self._name}' draws tokens at random, so it cannot be replayed from text")
         proposed = time.perf_counter()
@@ -98,9 +100,12 @@ class ReplayLoop:
                 "measure it with 'outrider bench'"
             ) from error
         ended = time.perf_counter()
+        draft_s = proposed - began + ended - appended
         for row in rows:  # shared as in a real step
-            row.stats.time_s["draft"] += (proposed - began + ended - appended) / len(rows)
-        self._control.observe(rows, draft, verdict, ended - began)
+            row.stats.time_s["draft"] += draft_s / len(rows)
+        facts = StepFacts(rows, asked, draft, verdict, ended - began, draft_s)
+        for observer in (self._control, *self.observers):
+            observer.observe(facts)
         self.drafted = draft.lists[1]
 
     def _verdict(self, draft: Draft) -> Verdict:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.decode import Control
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
@@ -120,12 +119,13 @@ class _Run:
     def replay(self, numbers: Sequence[int]) -> None:
         """These texts, one after the other, with one drafter that is new. It is not closed: a replay leaves no files."""
         drafter: Drafter = self._parts.make_drafter(self._target, None)
-        control: Control = FixedLength(self._parts.length.most)
-        recorder = Recorder(control) if self._keep_steps else None
-        loop = ReplayLoop(self._name, drafter, recorder or control, self._target.lm.shape.vocab_size)
+        recorder = Recorder()
+        loop = ReplayLoop(self._name, drafter, FixedLength(self._parts.length.most), self._target.lm.shape.vocab_size)
+        if self._keep_steps:
+            loop.observers.append(recorder)
         widths: dict[int, Counter[int]] = {number: Counter() for number in numbers}
         for row in self._run(loop, numbers, widths):
-            steps = recorder.steps.pop(row.request) if recorder else []
+            steps = recorder.steps.pop(row.request) if self._keep_steps else []
             self.done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins, steps)
             self.progress.advance()
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import outrider.decode
 from outrider.build import Options, build
 from outrider.decode import Decoder
 from outrider.errors import ConfigError
+from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.step import StepFacts
 from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
 
 
@@ -47,6 +51,27 @@ def test_a_refused_row_leaves_nothing_behind(decoder: Decoder) -> None:
     with pytest.raises(ConfigError):
         decoder.add(make_row([5], SamplingParams(allowed_token_ids=[10**6])))
     assert (len(decoder.rows), decoder.target.kv.num_rows) == (0, 0)
+
+
+def test_what_is_read_into_the_draft_is_no_part_of_a_steps_price(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a control that learns from a long prompt that drafting is slow; and a row whose draft is not read yet asked."""
+    clock, seen = [0.0], list[StepFacts]()
+
+    def read(rows: Rows, asked: list[int]) -> list[int]:
+        clock[0] += 5.0
+        return [0] * len(asked)
+
+    monkeypatch.setattr(outrider.decode, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(decoder, "reader", SimpleNamespace(read=read))
+    monkeypatch.setattr(decoder, "observers", [SimpleNamespace(observe=seen.append)])
+    decoder.add(make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30)))
+    decoder.step()
+    (facts,) = seen
+    assert (facts.seconds, facts.draft_s) == (0.0, 5.0)
+    assert (facts.asked, facts.drafted, facts.accepted) == ([0], [0], [0])
+    decoder.remove(0)
 
 
 def test_times_add_up(decoder: Decoder) -> None:

@@ -17,6 +17,7 @@ import torch
 from outrider.draft_length import AutoLength, Goodput
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
+from outrider.step import StepFacts
 from outrider.types import Draft, Verdict, VerdictLists
 from tests.helpers import make_row
 
@@ -91,7 +92,8 @@ class Run:
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt
             row.max_tokens -= accepted + 1  # as if they had been said
-        self._length.observe(self.rows, _draft(drafted), _verdict(drafted, kept), self.unit * seconds)  # type: ignore[arg-type]
+        facts = StepFacts(self.rows, gamma, _draft(drafted), _verdict(drafted, kept), self.unit * seconds, 0.0)  # type: ignore[arg-type]
+        self._length.observe(facts)
         self.asked.append(max(gamma))
         self.rows_asked = sum(map(bool, gamma))
         self.earned += sum(map(world.tokens, gamma))

@@ -7,6 +7,7 @@ import pytest
 from outrider.draft_length import AutoLength, Goodput
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
+from outrider.step import StepFacts
 from tests.helpers import make_row
 from tests.unit.draft_length.simulator import _draft, _verdict
 
@@ -31,7 +32,7 @@ def step(each: AutoLength, rows: list[Row], alpha: dict[str, bool], seconds: flo
     names = [row.drafter or "model" for row in rows]
     kept = [size if alpha[name] else 0 for size, name in zip(asked, names, strict=True)]
     cost = max(SECONDS[name](size) for size, name in zip(asked, names, strict=True)) if seconds is None else seconds
-    each.observe(rows, _draft(asked), _verdict(asked, kept), cost)  # type: ignore[arg-type]
+    each.observe(StepFacts(rows, asked, _draft(asked), _verdict(asked, kept), cost, 0.0))  # type: ignore[arg-type]
     return asked
 
 
@@ -113,9 +114,10 @@ def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     for _ in range(200):
         asked = list(each.choose(rows))  # type: ignore[arg-type]
         kept = [min(size, 1) for size in asked]
-        each.observe(rows, _draft(asked), _verdict(asked, kept), 1 + 0.6 * (max(asked) > 0) + 0.05 * max(asked))  # type: ignore[arg-type]
+        seconds = 1 + 0.6 * (max(asked) > 0) + 0.05 * max(asked)
+        each.observe(StepFacts(rows, asked, _draft(asked), _verdict(asked, kept), seconds, 0.0))  # type: ignore[arg-type]
     while not all(asked := list(each.choose(rows))):  # type: ignore[arg-type]  not one of its plain checks
-        each.observe(rows, _draft(asked), _verdict(asked, [0] * 8), 1.0)  # type: ignore[arg-type]
+        each.observe(StepFacts(rows, asked, _draft(asked), _verdict(asked, [0] * 8), 1.0, 0.0))  # type: ignore[arg-type]
     assert each.drop_unready(rows, [*asked[:7], 0]) == [*asked[:7], 0]
     assert each.drop_unready(rows, [asked[0], *[0] * 7]) == [0] * 8
     rows[0].draft_bound, rows[0].draft_fixed = 3, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from outrider.drafters.ngram import NgramDrafter, NgramSettings
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.reading import Turns, read_together
 from outrider.drafters.universal import UniversalDrafter, UniversalSettings
-from outrider.engine.draft_prefill import PrefillingControl
+from outrider.engine.draft_prefill import DraftPrefill
 from outrider.engine.drafter_mux import DrafterMux
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel, build_lm
 from outrider.sampling.params import SamplingParams
+from outrider.step import StepFacts
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.helpers import byte_tokenizer, disturbed, make_row, run_to_end, tiny_llama
 
@@ -53,7 +55,7 @@ def decoder(request: pytest.FixtureRequest, pair: tuple[LoadedModel, LoadedModel
     for model in pair:
         model.lm.kv.lengths.clear()
     drafter = drafter_of(request.param, pair)
-    return Decoder(pair[0].lm, drafter, TraversalVerifier(), PrefillingControl(FixedLength(NODES), drafter))
+    return Decoder(pair[0].lm, drafter, TraversalVerifier(), FixedLength(NODES), DraftPrefill(drafter))
 
 
 def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
@@ -96,12 +98,14 @@ def test_a_long_prompt_does_not_keep_neighbours_from_their_drafts(decoder: Decod
         decoder.add(make_row(prompts[number], SamplingParams(max_tokens=20), number=number))
     decoder.step()
     decoder.add(make_row(prompts[1], SamplingParams(max_tokens=20), number=1))
-    control = decoder.control
-    assert isinstance(control, PrefillingControl)
-    seen = []
+    seen: list[dict[int, int]] = []
+
+    def observe(facts: StepFacts) -> None:
+        seen.append(dict(zip((row.request for row in facts.rows), facts.drafted, strict=True)))
+
+    decoder.observers.append(SimpleNamespace(observe=observe))
     for _ in range(4):
         decoder.step()
-        seen.append(dict(zip((row.request for row in decoder.rows), control.drafted, strict=True)))
     assert [step[1] for step in seen[:2]] == [0, 0]
     assert seen[3][1] > 0, "700 tokens are three chunks"
     assert all(step[0] > 0 < step[2] for step in seen[:3])
@@ -165,7 +169,7 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
         model.lm.kv.lengths.clear()
     copies = NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))
     drafter = DrafterMux({"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()}, "model")
-    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), PrefillingControl(FixedLength(NODES), drafter))
+    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), FixedLength(NODES), DraftPrefill(drafter))
     rows = [make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number) for number in range(3)]
     rows[2].prediction = [1, 2, 3]
     for owner, row in zip(("model", "copy", "model"), rows, strict=True):

@@ -203,7 +203,7 @@ def test_a_load_aware_control_knows_costs_before_the_first_request(
     """For one row, for the most, and for numbers in between that were never measured."""
     monkeypatch.setattr("outrider.engine.warmup.BUDGET_S", 600.0)  # however busy this machine is
     engine = engine_of(num_draft_tokens="auto:4", max_num_seqs=6, start=False)
-    goodput = engine._batch.control.inner.drafters["draft-model"]
+    goodput = engine._batch.control.drafters["draft-model"]
     for rows in (1, 3, 6):
         rates = goodput.goodput(rows)
         assert rates is not None, f"nothing is known of {rows} rows"

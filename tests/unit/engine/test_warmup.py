@@ -194,10 +194,10 @@ def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine)
     """Verdicts and lengths; what steps cost was timed for both at the start."""
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4")
     for drafter, other in (("ngram", "draft-model"), ("draft-model", "ngram")):
-        before = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.drafters.items()}
+        before = {name: one.summary()["chosen"] for name, one in engine._batch.control.drafters.items()}
         (answer,) = ask(engine, request([5, 6, 7, 8, 5, 6, 7], speculation=Speculation(drafter=drafter), max_tokens=12))
         assert len(answer.token_ids) == 12
-        after = {name: one.summary()["chosen"] for name, one in engine._batch.control.inner.drafters.items()}
+        after = {name: one.summary()["chosen"] for name, one in engine._batch.control.drafters.items()}
         assert after[drafter] != before[drafter]
         assert after[other] == before[other]
 
@@ -205,7 +205,7 @@ def test_a_request_teaches_the_control_of_its_own_drafter(engine_of: MakeEngine)
 def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "BUDGET_S", 600.0)  # however busy this machine is
     engine = engine_of(extra=("ngram",), num_draft_tokens="auto:4", max_num_seqs=4, start=False)
-    controls = engine._batch.control.inner.drafters
+    controls = engine._batch.control.drafters
     for name in ("draft-model", "ngram"):
         for rows in (1, 2, 4):
             assert controls[name].goodput(rows) is not None, (name, rows)
@@ -217,7 +217,7 @@ def test_what_was_timed_once_is_not_known() -> None:
     timer, row = _Timer([8, 0, 2], skip=1), SimpleNamespace(clamp_draft=lambda size: size)
     for seconds in (9.0, 0.006, 0.5, 0.010, 0.011, 0.008):  # 8 (not timed), 0, 2, 8, 0, 2
         (asked,) = timer.choose(cast(Any, [row]))
-        timer.observe(cast(Any, []), cast(Any, SimpleNamespace(lists=([], [asked]))), cast(Any, None), seconds)
+        timer.observe(cast(Any, SimpleNamespace(drafted=[asked], seconds=seconds)))
     assert timer.known() == {0: 0.006, 2: 0.008}
     timer.only([8])
     assert timer.choose(cast(Any, [row])) == [8]

@@ -121,14 +121,14 @@ def test_what_the_control_asks_for_and_learns_is_what_it_would_alone(runner: Run
     contender: Contender = runner.open(CHAIN)
     (trace,) = contender.run(PROMPTS[:1], SamplingParams(max_tokens=20))
     built = runner.open(CHAIN).built
-    built.decoder.control = built.decoder.control.control  # type: ignore[attr-defined]
+    built.decoder.observers.clear()
     (alone,) = LLM.around(built).generate(PROMPTS[:1], SamplingParams(max_tokens=20))
     assert trace.completion.token_ids == alone.token_ids
     assert trace.completion.origins == alone.origins
     assert trace.steps[0].asked == 4
-    assert contender.recorder.summary() == {"fixed": 4}
+    assert contender.built.decoder.control.summary() == {"fixed": 4}
     auto = runner.open(AUTO)
     found = auto.run(PROMPTS, SamplingParams(max_tokens=20))
-    assert sum(auto.recorder.summary()["chosen"].values()) == len(
+    assert sum(auto.built.decoder.control.summary()["chosen"].values()) == len(
         {step.at_s for trace in found for step in trace.steps}
     )

@@ -54,7 +54,7 @@ def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pyte
         prompt = text[:-28]
         assert answer(engine, prompt, 28) == text[-28:]
         assert engine.snapshot().drafter["remote_draft_troubles/unreachable"] >= 1
-        assert isinstance(engine._batch.control.inner, AutoLength)
+        assert isinstance(engine._batch.control, AutoLength)
     finally:
         engine.stop()
 

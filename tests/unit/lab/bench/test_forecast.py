@@ -122,21 +122,21 @@ class Sweeper:
     ) -> None:
         self.configuration, self.tau, self.seconds = Configuration.parse(text), tau, seconds
         self.built = SimpleNamespace(
-            options=SimpleNamespace(num_draft_tokens=most), context=10_000, target=SimpleNamespace(lm="target")
+            options=SimpleNamespace(num_draft_tokens=most), context=10_000, target=SimpleNamespace(lm="target"),
+            decoder=SimpleNamespace(control=None),
         )
-        self.recorder = SimpleNamespace(control=None)
         self.runs: list[tuple[int, int, int]] = []  # prompts, batch size, tokens
         self.asked: list[int] = []
 
     def run(self, prompts: Any, params: Any, batch_size: int) -> list[Any]:
         self.runs.append((len(prompts), batch_size, params.max_tokens))
         assert params.ignore_eos
-        lengths = self.recorder.control.lengths
+        lengths = self.built.decoder.control.lengths
         takes: list[int] = []
         while sum(takes) < params.max_tokens:
             takes.append(min(self.tau, lengths[len(takes) % len(lengths)] + 1))
         drafted = [lengths[number % len(lengths)] for number in range(len(takes))]
-        self.recorder.control.asked += drafted
+        self.built.decoder.control.asked += drafted
         self.asked += drafted
         gaps = [self.seconds(one) for one in drafted]
         gaps[:SKIPPED] = [9.0] * len(gaps[:SKIPPED])  # new memory is touched: not to be counted

@@ -142,8 +142,8 @@ def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
     from tests.unit.lab.explain.pairs import contender_of
 
     contender = contender_of(pair, "draft-model k=6 tree=parallel:2")
-    witness = Witness(contender.recorder)
-    contender.built.decoder.control = witness
+    witness = Witness()
+    contender.built.decoder.observers.append(witness)
     recording = record(contender, witness, Question(PROMPTS[0]), replace(WARM, seed=1))
     assert Recording.from_json(recording.as_json()) == recording
     assert recording.replacement

@@ -1,0 +1,58 @@
+"""What it costs that a draft model reads every prompt it is to continue; without drafts nobody would.
+
+No step's own price has that, so it is put on the emitted tokens: (tokens to read per token emitted, over the latest texts) x
+(seconds to read a token). Both factors are the same whether drafting pays at present or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from outrider.draft_length.survival import Record
+from outrider.rows import Row, Rows
+
+FADE = 0.95  # per text, and per step that reads: a memory of some 20
+
+
+class ReadingPrice:
+    """`unread`: a drafter's count of tokens that it has to read before it can draft for each row."""
+
+    def __init__(self, unread: Callable[[Rows], list[int]]) -> None:
+        self._count = unread
+        self._joined: dict[int, int] = {}  # by request: tokens its drafter had to read when it joined
+        self._unread: dict[str, int] = {}  # at present, by drafter
+        self._pace = Record()  # seconds per token read; one drafter of a server reads texts at most
+        self._texts: dict[str, Record] = {}  # tokens to read per token emitted, by drafter
+
+    def look(self, rows: Rows, name_of: Callable[[Row], str]) -> None:
+        """Count what is unread before a step. Rows that nothing is ever drafted for do not count."""
+        drafting = [pair for pair in zip(rows, self._count(rows), strict=True) if pair[0].draft_bound != 0]
+        self._joined = {row.request: self._joined.get(row.request, count) for row, count in drafting}
+        self._unread = {}
+        for row, count in drafting:
+            self._unread[name_of(row)] = self._unread.get(name_of(row), 0) + count
+
+    def timed(self, tokens: int, seconds: float) -> None:
+        """So many tokens were read in so many seconds."""
+        if tokens:
+            self._pace.add(seconds, tokens, FADE)
+
+    def ended(self, rows: Iterable[Row], name_of: Callable[[Row], str]) -> None:
+        """A step is over: texts that ended say how much is read for each emitted token."""
+        for row in rows:
+            if row.finish_reason is not None and row.request in self._joined:
+                text = self._texts.setdefault(name_of(row), Record())
+                text.add(self._joined.pop(row.request), max(1, len(row.output)), FADE)
+
+    def per_token_s(self, name: str) -> float:
+        """Seconds of reading for each emitted token of a drafter's rows."""
+        text = self._texts.get(name)
+        return 0.0 if text is None else self._token_s * text.mean(0.0, 0.0)
+
+    def unread_s(self, name: str) -> float:
+        """Seconds to read all that a drafter must read before it can draft for every one of its rows."""
+        return self._token_s * self._unread.get(name, 0)
+
+    @property
+    def _token_s(self) -> float:
+        return self._pace.mean(0.0, 0.0) if self._pace.tried else 0.0
