@@ -113,11 +113,13 @@ HEADS: dict[str, Callable[[Any, Path], None]] = {
     "mtp": mtp_head,
 }
 # Further kinds of block heads, by a name for the folder.
-DFLASH2 = {
+DFLASH: dict[str, Any] = {
     "markov_rank": 0, "markov_gated": False, "confidence": False, "confidence_with_markov": False, "sample_from_anchor": False,
-    "conv_taps": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 12,
 }  # fmt: skip
+JETSPEC = {**DFLASH, "causal": True}
+DFLASH2 = {**DFLASH, "conv_taps": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 12}
 BLOCKS: dict[str, Callable[[Any, Path], None]] = {
+    "jetspec": lambda target, folder: save_block(random_block(target, **JETSPEC), folder),
     "dflash2": lambda target, folder: save_block(random_block(target, **DFLASH2), folder),
     "rnn": lambda target, folder: save_block(random_block(target, markov_gated=False, markov_recurrent=True), folder),
 }

@@ -27,6 +27,7 @@ class BlockTraining:
     markov_gated: bool = setting(False, "a gate made of the hidden state on the Markov head")
     confidence: bool = setting(True, "a head that predicts acceptance")
     sample_from_anchor: bool = setting(True, "the anchor's slot guesses, too (DSpark); false: DFlash")
+    causal: bool = setting(False, "slots of a block see those before them only (JetSpec), for trees")
     mask_token: int = setting(-1, "token that stands for the masks; -1: the one that the responses use least")
     num_anchors: int = setting(64, "blocks per text and batch")
     loss: str = setting("0.1*ce+0.9*tv", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum")
@@ -92,6 +93,7 @@ def new_config(settings: BlockTraining, target: Any, num_layers: int, setup: Rec
         num_target_layers=num_layers,
         mask_token_id=mask,
         sample_from_anchor=settings.sample_from_anchor,
+        causal=settings.causal,
         max_positions=getattr(own, "max_position_embeddings", None) or 40960,
         markov_rank=settings.markov_rank,
         markov_gated=settings.markov_gated and settings.markov_rank > 0,

@@ -58,7 +58,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
 # Settings that change what is drafted; every drafter is also tried without any. HEADS_AT stands for the folder with the heads.
 HEADS_AT = "{heads}"
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "block": [{"tree": "best-first", "min_gain": 0.0}, {"tree": "2x2x1"}, {"stop": "confidence", "stop_below": 0.2},
+    "block": [{"tree": "best-first", "min_gain": 0.0}, {"head": f"{HEADS_AT}/jetspec", "tree": "2x2x1"},
+              {"stop": "confidence", "stop_below": 0.2},
               {"head": f"{HEADS_AT}/dflash2"}, {"head": f"{HEADS_AT}/rnn", "tree": "2x2x1"}],
     "composite": [
         {"parts": "ngram,suffix"}, {"parts": "ngram,draft-model", "mode": "best"},

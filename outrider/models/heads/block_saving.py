@@ -111,6 +111,7 @@ def _raw_config(config: BlockConfig) -> dict[str, Any]:
     flags = {
         "mask_token_id": config.mask_token_id,
         "causal": _said_causal(config),
+        **({"causal_head": True} if config.causal else {}),  # JetSpec's word
         "input_embedding_scale": config.embedding_scale,
         "output_multiplier": config.logit_scale,
         "final_logit_softcapping": config.softcap,

@@ -32,6 +32,7 @@ SHAPES: list[dict[str, Any]] = [
     {"markov_gated": True},
     {"sample_from_anchor": False, "markov_rank": 0, "confidence": False},
     {"num_layers": 2, "target_layers": "0,1"},
+    {"sample_from_anchor": False, "markov_rank": 0, "confidence": False, "causal": True, "num_layers": 2},
 ]
 
 
