@@ -1,7 +1,7 @@
-"""What `outrider deploy` writes: from what `outrider tune` found to the files that start a server which drafts that way.
+"""The files that `outrider deploy` writes: they start a server with the drafting that `outrider tune` found.
 
-One module an engine, each a function from `Deployment` to `Files`. vLLM, SGLang and Ray are told in the words of
-`lab/tune/export`; compose and k8s run `outrider serve --settings`.
+One module an engine, each a function from `Deployment` to `Files`. vLLM, SGLang and Ray get the options of `lab/tune/export`;
+compose and k8s run `outrider serve --settings`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of this machine that a container must see: each gets a path there, and the settings say that path.
+"""Files of this machine that a container needs: each gets a path there, and the settings name that path.
 
 A model folder, a trained head, a corpus become /models/NAME, read only; what a drafter keeps between runs becomes /cache/NAME.
 """

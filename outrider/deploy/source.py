@@ -1,4 +1,4 @@
-"""What `tune` left, read back: its result (`--out`) or its settings file (`--settings-out`), told apart by what is in them."""
+"""Reads what `tune` wrote: its result (`--out`) or its settings file (`--settings-out`), distinguished by content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source:
     result: TuneResult | None = None
 
     def advice(self, temperature: float | None) -> Advice:
-        """The words for other engines; `temperature` is for settings files, which do not say it. Raises ConfigError."""
+        """The options for other engines. `temperature` is for settings files, which do not contain it. Raises ConfigError."""
         if self.result is None:
             return Stated(self.settings, temperature or 0.0)
         if temperature is not None:
@@ -46,7 +46,7 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Raises ConfigError in one line that says what is wrong with the file."""
+    """Read a file that `tune` wrote. Raises ConfigError in one line that names the mistake in the file."""
     content = read_json(path, f"settings file {path}")
     if isinstance(content, dict) and "kind" in content:
         result = read_result(path)

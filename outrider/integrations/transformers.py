@@ -52,7 +52,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.text import StopStrings
 
-# Processors with an equal of ours: its option, and the attribute to read; in the order of our law.
+# Processors with an equal of ours: its option, and the attribute to read; in the order of our distribution.
 PROCESSORS: Mapping[type, tuple[str, str]] = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
     TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -281,13 +281,13 @@ def _prompts(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
 def _sampling_params(
     processors: Sequence[Any], do_sample: bool, width: int, prompts: Sequence[Sequence[int]]
 ) -> SamplingParams:
-    """The law the processors describe. Refuses one that has no equal, or stands in another order."""
+    """The distribution the processors describe. Refuses one that has no equal, or stands in another order."""
     options: dict[str, Any] = {}
     order = list(PROCESSORS)
     last = -1
     for processor in processors:
         kind = type(processor)
-        if kind is LogitNormalization:  # a law is normalised in any case
+        if kind is LogitNormalization:  # a distribution is normalised in any case
             continue
         if kind not in PROCESSORS:
             _refuse([f"the logits processor {kind.__name__}"])

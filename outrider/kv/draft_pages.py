@@ -1,9 +1,9 @@
-"""What drafters knew of texts seen before: pages of their own keys and values, beside the target's (`kv/pages.py`).
+"""Pages of drafters' own keys and values for earlier texts, beside the target's (`kv/pages.py`).
 
-Where a prompt begins like an earlier one, the target's keys come from the store and no pass is made; a draft model would read
-all of it nevertheless. So its keys are kept, too, for as many tokens as the target's. They are found by the text alone, which
-is all they depend on (`Drafter.text_caches`). Their bits may be another run's: a draft's law may differ by rounding for it,
-the text of a lossless request may not.
+Where a prompt shares a prefix with an earlier one, the target's keys come from the store without a pass, but a draft model
+would read all of it. So the draft's keys are kept, too, for as many tokens as the target's. The text alone finds them, because
+they depend on nothing else (`Drafter.text_caches`). Their bits may come from another run: this may change a draft's
+distribution by rounding, never the text of a lossless request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DraftPages:
         ]
 
     def copy(self, tokens: Sequence[int]) -> Parts:
-        """What is known of the beginning of a text."""
+        """The stored keys and values for the beginning of a text."""
         return [pool.copy(tokens) for pool in self._pools]
 
     def save(self, tokens: Sequence[int], caches: Sequence[KVCache], index: int) -> None:

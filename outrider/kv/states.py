@@ -1,7 +1,7 @@
 """Rows whose state cannot be cut: a cache of states, one object per row, that is rolled back to snapshots and fed again.
 
     row b    tokens    [ committed: 0 .. lengths[b] )[ of the last pass, not committed )
-             state     what all tokens up to `reached` left behind: more than is committed, or less
+             state     that of all tokens up to `reached`: more than is committed, or fewer
              snapshots the state before earlier passes, by their lengths
 
 A recurrent state has no position that could be left out. So the state before a pass is kept, a rejected pass is forgotten by
@@ -25,7 +25,7 @@ MAX_SNAPSHOTS = 3  # of a row: the newest for a target, older ones for a draft t
 
 
 class State(Protocol):
-    """What a text left behind in a model."""
+    """The state of a model after a text."""
 
     def copy(self) -> Self:
         """One that passes may change without changing this one."""
@@ -93,14 +93,14 @@ class StateCache(KVCache, Generic[S]):
         return self._bytes_per_token
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
-        """Nothing: states grow as they are fed."""
+        """Do nothing: states grow as they are fed."""
 
     def size_for(self, num_rows: int, num_tokens: int) -> tuple[int, int]:
         """(rows, positions per row) to count memory by."""
         return max(self.num_slots, num_rows), max(self.capacity, -(-num_tokens // BLOCK) * BLOCK)
 
     def shrink(self, num_slots: int, capacity: int) -> None:
-        """Nothing: there is no memory beyond what rows use."""
+        """Do nothing: there is no memory beyond what rows use."""
 
     def add_row(self) -> int:
         """A new empty row at the end of the batch; returns its index."""
@@ -167,7 +167,7 @@ class StateCache(KVCache, Generic[S]):
         return line.state
 
     def close(self, row: int, state: S | None, fed: Sequence[int]) -> None:
-        """A pass over `fed`, behind what the state had seen, left this state; None: the model keeps none."""
+        """Record the state after a pass over `fed`; None: the model keeps none."""
         line = self._rows[row]
         line.tokens[line.reached : line.reached + len(fed)] = fed
         line.state = state

@@ -1,4 +1,4 @@
-"""Draft services, target services and the coordinator between them: docs/services.md shows who talks to whom.
+"""Draft services, target services and the coordinator between them: docs/services.md shows the connections.
 
     protocol/    the messages (remote.proto and what is generated from it)
     endpoint.py  addresses: grpc://HOST:PORT, grpcs://HOST:PORT, unix:/PATH

@@ -27,9 +27,9 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def model_identity(name: str, tokenizer: Any, vocab_size: int, model: Mapping[str, Any] | None = None) -> messages.ModelIdentity:
-    """What a process says of its model in a handshake.
+    """The identity of a process's model in a handshake.
 
-    `model` holds what decides its texts (weights' hash, dtype, kernels); None: that is not said.
+    `model` holds what decides its texts (weights' hash, dtype, kernels); None: unknown.
     """
     return messages.ModelIdentity(
         name=name, vocab_size=vocab_size,

@@ -1,7 +1,7 @@
-"""Controls who may talk to a service, and keeps the line private: TLS, mutual TLS and tokens, for both sides of a connection.
+"""Access control and encryption of services: TLS, mutual TLS and tokens, for both sides of a connection.
 
-A token is sent in the metadata `authorization` as `Bearer TOKEN`, on every call. Without TLS it can be read on the way; that is
-for one machine or a closed network only, and both sides say so once.
+A token is sent in the metadata `authorization` as `Bearer TOKEN`, on every call. Without TLS it can be read on the way; use
+that on one machine or a closed network only. Both sides warn once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ServerSecurity:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSecurity:
-    """What a caller shows, and whom it trusts."""
+    """A client's credentials, and the authorities that it trusts."""
 
     ca: Path | None = None  # PEM: who may have signed the service's certificate; None: the system's authorities
     certificate: Path | None = None  # PEM, for mutual TLS
@@ -140,7 +140,7 @@ class TokenCheck(aio.ServerInterceptor):
 
 
 def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-    """A handler of the same kind that says why."""
+    """A handler of the same kind that refuses with the reason."""
 
     async def refuse(request: object, context: aio.ServicerContext) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"no service token, or a wrong one: set {TOKEN_VARIABLE}")
@@ -153,7 +153,7 @@ def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
 
 
 def _check_pair(certificate: Path, key: Path) -> None:
-    """Raises ConfigError where grpc would say no more than that a handshake failed."""
+    """Raise ConfigError where grpc would report only that a handshake failed."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:

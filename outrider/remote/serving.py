@@ -26,7 +26,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Settings of where a service listens and whom it lets in. Raises ConfigError for what cannot be."""
+    """Settings of a service's address and access. Raises ConfigError for impossible values."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0 takes a free one
@@ -88,7 +88,7 @@ class GrpcServer:
         log.info("listening on %s%s", self.address, " with TLS" if credentials else "")
 
     async def set_serving(self, is_serving: bool) -> None:
-        """What health checks are told from now on."""
+        """Set the answer to health checks from now on."""
         status = health_pb2.HealthCheckResponse
         await self._health.set("", status.SERVING if is_serving else status.NOT_SERVING)
 

@@ -1,4 +1,4 @@
-"""Says in plain words why a call did not reach a service, where gRPC's own words need an expert."""
+"""Plain words for why a call did not reach a service, in place of gRPC's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request does not want emitted: end tokens before its answer is long enough, and words that it may not hold.
+"""Tokens that a request bans: end tokens before its answer is long enough, and words that it must not contain.
 
 A `Constraint` like a grammar, so it reaches every distribution along every draft path, the target's and the drafters'; it may
 stand around a grammar. Names are vLLM's: `min_tokens` holds back end of text and `stop_token_ids`; `bad_words` looks at the
@@ -36,10 +36,10 @@ class Bans:
         self._is_stuck = False  # the committed text went through one of them
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """A grammar that has come to its end ends the answer even if it is short: nothing else could follow.
+        """A complete grammar ends the answer even if it is short, because nothing else could follow.
 
-        Raises RequestError where words and grammar leave nothing to go on with behind the committed text. A draft path that leads
-        there may still be accepted: behind it some token is emitted that completes no word, and the next call raises.
+        Raises RequestError where words and grammar leave no token that may follow the committed text. A draft path that leads
+        there may still be accepted: after it some token is emitted that completes no word, and the next call raises.
         """
         if self._is_stuck:
             raise self._failure()
@@ -66,7 +66,7 @@ class Bans:
         return mask if _any(mask) else torch.ones_like(mask)
 
     def forbids(self, path: Sequence[int], token: int) -> bool:
-        """Whether the bans alone, whatever a grammar says, keep the token from following committed + path."""
+        """Whether the bans alone, without a grammar, keep the token from following committed + path."""
         return token in self._never or token in self._banned_ends(path) or token in self._completing(path)
 
     def bite(self, path: Sequence[int]) -> bool:

@@ -1,8 +1,8 @@
-"""What may follow a text, when a grammar says so: one object per row, fed with every committed token.
+"""The tokens that a grammar allows after a text: one object per row, fed with every committed token.
 
-The same object answers for every node of a draft: the path from the committed text to the node is given along. It must
-not change when it is asked; it changes only when tokens are committed. So target and drafters read one mask, and the law
-of a constrained row stays a function of that row alone: docs/algorithms/distribution.md.
+One object answers for every node of a draft, given the path from the committed text to the node. Asking must not change it;
+only committed tokens do. So target and drafters read one mask, and the law of a constrained row stays a function of that row
+alone: docs/algorithms/distribution.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ class Constraint(Protocol):
     """Implemented by grammars (`outrider/grammar/`)."""
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """(len(paths), V) bool: what may follow committed + path. All True where the path itself breaks the rule, or goes on
-        behind its end: no text has it. Never all False."""
+        """(len(paths), V) bool: what may follow committed + path. All True where the path itself breaks the rule, or continues
+        after its end, because no text has that path. Never all False.
+        """
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """These were said."""
+        """Record the tokens that were emitted."""
 
     @property
     def is_over(self) -> bool:
@@ -33,7 +34,7 @@ class Constraint(Protocol):
 def path_masks(
     constraints: Sequence[Constraint | None], draft: Draft | None, first_node: int, num_outputs: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """(row, what it may say: (m, V) bool on the host) of every row with a constraint, at outputs first_node .. of a pass over
+    """(row, allowed tokens: (m, V) bool on the host) of every row with a constraint, at outputs first_node .. of a pass over
     `draft`; m = num_outputs, or fewer where the rest is padding. Without a draft every output follows the committed text.
     """
     for row, constraint in enumerate(constraints):

@@ -1,7 +1,7 @@
 """Relaxed acceptance: rules that keep draft tokens which are merely good enough. They CHANGE the output law.
 
-Deterministic given p, blind to q: a token is kept because the target finds it acceptable, not because the target would
-have said it. Never a default; a run that uses one is marked lossy in every result.
+Deterministic given p, blind to q: a token is kept because the target finds it acceptable, not because the target would have
+emitted it. Never a default; a run that uses one is marked lossy in every result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What a user may ask about sampling one request, under the names vLLM's users know, checked when it is
-built.
+"""The sampling options of one request, under vLLM's names, checked when they are built.
 
 Temperature 0 is greedy: the law is a point mass at the largest logit (lowest id among equals) and every
 other filter is without effect, penalties and biases excepted. Clients ask for greedy text with other numbers, too: a
@@ -88,7 +87,7 @@ class SamplingParams:
         return self.temperature == 0
 
     def drawn(self) -> SamplingParams:
-        """These options at temperature 1, for a test that needs draws where greedy text was asked for."""
+        """A copy of these options at temperature 1, for a test that needs draws where greedy text was asked for."""
         return replace(self, temperature=1.0, top_p=self.top_p or 1.0)
 
     @property

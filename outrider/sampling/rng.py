@@ -1,7 +1,6 @@
-"""Random streams: every number is a function of (row seed, purpose, place), never of the batch or of call
-order.
+"""Random streams: every number is a function of (row seed, purpose, position), never of the batch or of call order.
 
-Two kinds of place, because two different guarantees are wanted:
+There are two kinds of position, for two different guarantees:
 
 * A **coin** (accept, resample, draft) is keyed by the step that tosses it: `start`, the text index of the
   step's first draft token, and `offset` within the step. Every step commits at least one token, so a start
@@ -12,8 +11,7 @@ Two kinds of place, because two different guarantees are wanted:
 * **Gumbel noise** is keyed by text position alone: the coupled verifier consumes each position's noise
   exactly once, and that is what makes its output independent of the drafter.
 
-Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any place is reached without drawing
-what precedes it.
+Generator: NumPy's Philox (counter-based), key = (seed, purpose), so any position is reached without drawing what precedes it.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class Randomness(Protocol):
         """
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
-        """Standard Gumbel noise of text positions (B, n): (B, n, V) fp64, the same whoever asks."""
+        """Standard Gumbel noise of text positions (B, n): (B, n, V) fp64, the same for every caller."""
 
 
 class NoiseMaker(Protocol):

@@ -60,7 +60,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Place:
-    """How far an answer has come, told by its tokens."""
+    """The state of an answer by its tokens: before, inside or after its thoughts."""
 
     phase: Phase
     thought: int = 0  # tokens of thoughts, marks not counted

@@ -23,8 +23,8 @@ from outrider.types import Draft
 class Residuals:
     """What each output may still say while siblings are rejected one after another, for all rows at once.
 
-    `weights[b, 1 + n]` is a * p: the law after node n (output 0: after the pending token), less what its rejected children
-    have had their chance to say, times `mass[b, 1 + n]` = a, the path's weight (always 1 in top-down verification).
+    `weights[b, 1 + n]` is a * p: the law after node n (output 0: after the pending token), less the mass of its rejected
+    children, times `mass[b, 1 + n]` = a, the path's weight (always 1 in top-down verification).
     """
 
     def __init__(self, target_probs: Tensor, draft: Draft) -> None:
@@ -47,7 +47,7 @@ class Residuals:
         return wanted / proposed.clamp(min=torch.finfo(wanted.dtype).tiny)
 
     def reject(self, rows: Tensor, node: Tensor) -> None:
-        """These rows' nodes (R,) are out: their parents now stand for [a p - q]+, rescaled to mass S / (S + 1 - a)."""
+        """Reject the nodes (R,) of these rows: their parents now stand for [a p - q]+, rescaled to mass S / (S + 1 - a)."""
         token, parent = self._draft.tokens[rows, node, None], self._parents[rows, node]
         before, mass = self.weights[rows, parent], self.mass[rows, parent]
         residual = self._minus_proposal(before, rows, node, parent, token)

@@ -12,7 +12,7 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "timeout": "length"}  # Op
 
 @dataclass
 class Answer:
-    """Everything said so far."""
+    """The text and tokens of an answer so far."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Answer:
     finish: Finish | None = None
 
     def take(self, update: Update) -> None:
-        """Add what one step said."""
+        """Add what one step emitted."""
         self.text += update.text
         self.token_ids += update.token_ids
         self.origins += update.origins

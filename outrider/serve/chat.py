@@ -79,7 +79,7 @@ class Choice:
         return {"index": self._index, "message": message, **self._about(update), **self._ending()}
 
     def deltas(self, update: Update) -> list[dict[str, Any]]:
-        """The choices of a stream's next chunks: what the update says, then why the answer ended."""
+        """The choices of a stream's next chunks: the update's content, then why the answer ended."""
         parts = self._reply.push(update)
         about = self._about(update)
         told = about["logprobs"] is not None or any(about[name] for name in about if name != "logprobs")

@@ -13,7 +13,7 @@ from outrider.serve.served import Served
 
 
 def form_of(body: GenerationFields) -> Spec | None:
-    """None: any text. Raises RequestError for a form that cannot be, or two of them."""
+    """The form that an answer must have; None: any text. Raises RequestError for an impossible form, or two of them."""
     response_format = body.response_format if isinstance(body, ChatBody) else None
     return wanted_form(
         response_format=None if response_format is None else response_format.model_dump(by_alias=True, exclude_none=True),

@@ -44,9 +44,9 @@ async def render(
 
 
 def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: bool) -> Thinking | None:
-    """The marks of thoughts in the answers; None: they are not told apart. `is_held`: a grammar waits for them to end.
+    """The marks of thoughts in the answers; None: thoughts are not separated. `is_held`: a grammar waits for them to end.
 
-    Raises ApiError for a budget or a form that these thoughts cannot have.
+    Raises ApiError for a budget or a form that does not fit these thoughts.
     """
     budget = body.budget
     if served.reasoning is None:

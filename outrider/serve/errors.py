@@ -51,7 +51,7 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def as_api_error(error: OutriderError) -> ApiError:
-    """What a client is told of an error of the library."""
+    """The answer to a client for an error of the library."""
     message = " ".join(str(error).split())
     match error:
         case ApiError():

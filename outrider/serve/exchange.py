@@ -98,7 +98,7 @@ class Exchange:
         return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
 
     def bill(self, num_thought: int | None = None) -> dict[str, Any]:
-        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts, where they are told apart."""
+        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts, where they are separated."""
         asked = self.requests[0]  # they differ in nothing that matters here
         predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
         return {"usage": usage(self.costs, predicted, num_thought), "metrics": metrics(self.costs, self._num_spec_tokens(asked))}
@@ -161,7 +161,7 @@ async def predicted_tokens(prediction: Prediction | None, served: Served) -> lis
 
 
 def _defaults(route: Route, predicted: list[int] | None) -> dict[str, Any]:
-    """What a route says of its drafter and of lengths is not about following a prediction, unless it switches drafting off."""
+    """A route's defaults of drafter and length do not apply to requests with a prediction, unless they switch drafting off."""
     kept = ("invariant", "lossy") if predicted and route.defaults.get("mode") != "off" else route.defaults
     return {name: value for name, value in route.defaults.items() if name in kept}
 

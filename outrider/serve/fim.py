@@ -1,4 +1,4 @@
-"""Fill in the middle: models that were trained to write what stands between a prefix and a suffix say so by their tokens."""
+"""Fill in the middle, for models with special tokens for a prefix, a suffix and the text between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FillInTheMiddle:
 
     @classmethod
     def of(cls, tokenizer: Any) -> FillInTheMiddle | None:
-        """None where the vocabulary has no such tokens. DeepSeek ends with its third token as well."""
+        """The tokens of a vocabulary, or None where it has none. DeepSeek ends with its third token as well."""
         vocab = tokenizer.get_vocab()
         for layout in LAYOUTS:
             if all(token in vocab for token in layout):

@@ -42,7 +42,7 @@ def _system(body: CountBody) -> list[dict[str, Any]]:
 
 
 def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
-    """One turn may be several messages: results of tools, and what the user says beside them."""
+    """The messages of one turn: results of tools, and the user's text beside them."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
     elif turn.role == "assistant":

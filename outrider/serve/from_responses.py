@@ -39,7 +39,7 @@ def messages_of(body: ResponsesBody) -> list[Message]:
 
 
 def joined(items: Iterable[Message]) -> list[Message]:
-    """Items as messages. What an assistant thought, said and called one after the other is one message."""
+    """Items as messages. Successive thoughts, texts and calls of an assistant are one message."""
     found: list[Message] = []
     for item in items:
         last = found[-1] if found and found[-1]["role"] == "assistant" else None

@@ -115,8 +115,9 @@ class _Counting:
         await self._send(message)
 
     def _tell(self, status: int) -> None:
-        """Logs a request that was turned away, which has no line of a request that ends. Nothing about probes of health,
-        which come every few seconds, and about failures, which are told where they happen."""
+        """Log a refused request, which has no line of a finished one. Health probes, which come every few seconds, are left
+        out. So are failures, which are logged where they happen.
+        """
         path = self._scope["path"]
         if status >= 400 and status != FAILED.status and path.startswith(PROTECTED):
             level = logging.WARNING if status in URGENT else logging.INFO

@@ -1,10 +1,10 @@
-"""gpt-oss's way to answer: messages in channels, told apart by special tokens that text does not show.
+"""The answer format of gpt-oss: messages in channels, separated by special tokens that text does not show.
 
     <|channel|>analysis<|message|>what it thinks<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
     <|start|>assistant<|channel|>final<|message|>the answer<|return|>
 
-"analysis" is thought, "final" is content, and so is "commentary" that is addressed to nobody: what is said before a call.
+"analysis" is thought, "final" is content, and so is "commentary" without a recipient: text before a call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HarmonyReader:
     """Reads one answer. A `TokenReader`."""
 
     def __init__(self, tokenizer: Any, use: ToolUse | None) -> None:
-        """`use`: the tools whose calls are told as such."""
+        """`use`: the tools whose calls are reported as calls."""
         added = {entry.content: token for token, entry in tokenizer.added_tokens_decoder.items()}
         self._marks = {added[mark]: mark for mark in MARKS if mark in added}
         self._use, self._tools = use, frozenset([] if use is None else use.readable)
@@ -68,7 +68,7 @@ class HarmonyReader:
             self._header += mark
 
     def _begin(self, header: str, found: list[Delta]) -> None:
-        """A message, by what its header says."""
+        """Begin a message according to its header."""
         named, channel = RECIPIENT.search(header), CHANNEL.search(header)
         if self._use is not None and named and named[1] in self._tools:
             self._kind, self._num_calls = "call", self._num_calls + 1

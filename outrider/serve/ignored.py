@@ -23,7 +23,7 @@ log = logging.getLogger("outrider.serve")
 
 
 class IgnoredFields:
-    """What one request's answer says about its fields without effect. Where `log` is strict, `add` raises ApiError instead."""
+    """The fields of one request that have no effect, for its answer. Where `log` is strict, `add` raises ApiError instead."""
 
     def __init__(self, log: IgnoredLog) -> None:
         self._log = log
@@ -81,7 +81,7 @@ def ignored_fields(request: Request, log: IgnoredLog, body: Body) -> IgnoredFiel
 
 
 def header_of(scope: MutableMapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """What the answer to the request of `scope` says, as raw headers: none or one."""
+    """The header that names fields without effect in the answer to `scope`'s request: raw headers, none or one."""
     ignored = scope.get("state", {}).get("ignored")
     value = None if ignored is None else ignored.header
     return [] if value is None else [(HEADER.encode(), value.encode())]

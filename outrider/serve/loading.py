@@ -14,7 +14,7 @@ log = logging.getLogger("outrider.serve")
 
 
 def load_engines(settings: ServerSettings, monitoring: Monitoring, status: Callable[[str], None]) -> list[Serves]:
-    """One after the other, started. `status` is told what takes long.
+    """Load and start engines, one after another. `status` is called with what takes long.
 
     Raises what `make_engine` raises; then none is left running.
     """

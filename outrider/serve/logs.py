@@ -100,7 +100,7 @@ class RequestLog(Silent):
 
 
 def request_fields(request: Request, finish: Finish, model_name: str) -> dict[str, Any]:
-    """What a line says: counts, seconds and names, no text."""
+    """The fields of a log line: counts, seconds and names, no text."""
     stats = finish.stats
     fields: dict[str, Any] = {
         "request_id": request.id,

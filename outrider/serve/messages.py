@@ -93,7 +93,7 @@ class Blocks:
         self.has_calls = False  # and they are whole
 
     def push(self, deltas: list[Delta]) -> Iterator[Event]:
-        """Events of what was just said."""
+        """Events for newly emitted text."""
         for delta in deltas:
             if thought := delta.get("reasoning"):
                 yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", thought)

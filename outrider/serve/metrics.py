@@ -89,7 +89,7 @@ class ServerMetrics(Collector):
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def describe(self) -> list[Metric]:
-        """Nothing: a registry would otherwise ask for a scrape before there is an engine."""
+        """No families in advance: a registry would otherwise scrape before there is an engine."""
         return []
 
     def collect(self) -> Iterator[Metric]:

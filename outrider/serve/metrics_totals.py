@@ -97,7 +97,7 @@ class ModelTotals:
         self._stepped_at: float | None = None
 
     def queued(self, request: Request) -> None:
-        """Nothing: how many wait is asked of the engine when it matters."""
+        """Do nothing: a scrape asks the engine how many wait."""
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
         """A prompt begins to be read."""
@@ -112,7 +112,7 @@ class ModelTotals:
             self.prompt_tokens += len(request.prompt)
 
     def preempted(self, request: Request) -> None:
-        """Nothing: the engine counts."""
+        """Do nothing: the engine counts preemptions."""
 
     def stepped(self, report: StepReport) -> None:
         """A step of the batch."""

@@ -72,7 +72,7 @@ class Monitoring:
         return nullcontext() if self._tracing is None else self._tracing.http_span(name, headers)
 
     def trace_headers(self) -> dict[str, str]:
-        """W3C trace headers of the present span, for whoever is asked on its behalf; none where nobody traces."""
+        """W3C trace headers of the present span, for calls to other services; empty where tracing is off."""
         return {} if self._tracing is None else self._tracing.headers()
 
     def around(self, app: ASGIApp, state: ServerState) -> ASGIApp:

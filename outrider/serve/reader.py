@@ -13,14 +13,14 @@ Delta = dict[str, Any]  # {"reasoning": text}, {"content": text}, {"tool_calls":
 
 
 class Reader(Protocol):
-    """Reads the content of one answer as it is said."""
+    """Reads the content of one answer as it is emitted."""
 
     @property
     def finish_reason(self) -> str | None:
         """Instead of the engine's, once the answer has ended."""
 
     def push(self, text: str) -> list[Delta]:
-        """Deltas for text that was just said."""
+        """Deltas for newly emitted text."""
 
     def end(self) -> list[Delta]:
         """Deltas for what was held back."""

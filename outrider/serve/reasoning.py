@@ -25,7 +25,9 @@ class Reasoning:
 
     @classmethod
     def of(cls, texts: Texts, name: str) -> Reasoning | None:
-        """None: nothing is told apart. Raises ConfigError for a parser that does not fit the model."""
+        """The parser of a model's thoughts; None: they are not separated. Raises ConfigError for a parser that does not fit the
+        model.
+        """
         if name == NONE:
             return None
         added = {entry.content: token for token, entry in texts.tokenizer.added_tokens_decoder.items()}
@@ -43,8 +45,9 @@ class Reasoning:
     def thinking(
         self, texts: Texts, prompt: list[int], *, begun: str | None = None, budget: int | None = None
     ) -> Thinking | None:
-        """The marks of thoughts in the answer to a prompt; None: the prompt has closed them. `begun`: what the prompt's
-        last message says already, where the answer goes on with it. Raises ApiError for a budget that cannot be kept."""
+        """The marks of thoughts in the answer to a prompt; None: the prompt has closed them. `begun`: the text of the prompt's
+        last message, where the answer continues it. Raises ApiError for a budget that cannot be kept.
+        """
         form = self.format
         is_open = self._is_open(texts, prompt, begun)
         if is_open is None:

@@ -1,4 +1,4 @@
-"""One answer of a chat, read as it is said: thoughts, content and calls, whatever interface they are told in."""
+"""Reads one answer of a chat as it is emitted: thoughts, content and calls, for every interface."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reply:
         return None if self._ended is None else stop_reason(self._ended.finish)
 
     def push(self, update: Update) -> list[Delta]:
-        """What the update says; with the last one, what was held back as well."""
+        """The parts of an update; with the last one, also what was held back."""
         texts = self._texts(update)
         tokens: list[int | None] = list(update.token_ids)
         rest = update.text[len("".join(update.pieces)) :]  # a time limit lets go of text that waited for its next token

@@ -20,7 +20,7 @@ class Items:
         self._is_open = False
 
     def push(self, deltas: list[Delta]) -> Iterator[Event]:
-        """Events of what was just said."""
+        """Events for newly emitted text."""
         for delta in deltas:
             if thought := delta.get("reasoning"):
                 yield from self._say("reasoning", thought)

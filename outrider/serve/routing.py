@@ -1,4 +1,4 @@
-"""Which model answers a request, and how it drafts when the client does not say."""
+"""Which model answers a request, and how it drafts when the client does not choose."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def load_here(state: ServerState, monitoring: Monitoring, status: Status) -> Seq
 
 
 def run_server(settings: ServerSettings, status: Status = lambda line: None, load: Load = load_here) -> None:
-    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what loading raises."""
+    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and what loading raises."""
     logs = Logging(settings.log_format, settings.log_level)
     if settings.log_format == "json":
         status = log.info  # every line of the log is an object
@@ -151,7 +151,7 @@ class Process(uvicorn.Server):
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """A bound socket. Raises ConfigError that says why not."""
+    """A bound socket. Raises ConfigError with the reason where it cannot bind."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -1,9 +1,9 @@
-"""Before a server says it is ready: does drafting work here, and does it pay?
+"""A check before a server is ready: does drafting work here, and is it faster than plain decoding?
 
-A handful of built-in prompts, one of them through the chat template, is answered greedily twice by the engine itself: plain, and
-with the full draft length. What an operator would otherwise find out weeks later from a bill is said at once, in the log, in
-/ready and as a metric: nothing is accepted, a draft is loaded but drafts nothing, texts may grow longer than the draft was
-trained for, drafting is slower than not drafting, or the texts differ.
+A handful of built-in prompts, one of them through the chat template, is answered greedily twice by the engine itself: plain,
+and with the full draft length. The log, /ready and a metric then report what an operator would otherwise find out weeks later:
+nothing is accepted, a draft is loaded but drafts nothing, texts may grow longer than the draft was trained for, drafting is
+slower than plain decoding, or the texts differ.
 
 It warns and never refuses: a slow draft is a bad idea, not an error. The numbers are of a few hundred tokens and one request at a
 time: enough to see that something is broken, not to choose settings (`outrider tune` does that).
@@ -186,7 +186,7 @@ class _Answer:
 
 
 def _ask(engine: Tested, prompt: list[int], drafter: str | None, max_tokens: int) -> _Answer:
-    """One answer; `drafter` None is plain. Raises OutriderError when it does not come to its end."""
+    """One answer; `drafter` None is plain. Raises OutriderError when it does not finish."""
     speculation = Speculation(mode="off")
     if drafter is not None:
         speculation = Speculation(mode="fixed", drafter=drafter, max_draft_tokens=_most(engine, drafter))
@@ -226,7 +226,7 @@ def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[l
 
 
 def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
-    """What the numbers of one drafter say."""
+    """Findings from the numbers of one drafter."""
     if not run.tokens:
         return []
     has_model, stats, found = _has_model(engine, name), run.stats, []
@@ -304,7 +304,7 @@ def _heads(config: dict[str, Any]) -> list[str]:
 
 
 def trained_context(folder: str) -> int | None:
-    """Tokens a draft model or head was made for, as its own config says; None where it does not."""
+    """The context length that a draft model or head was made for, from its own config; None where it has none."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else load_config(folder).to_dict()

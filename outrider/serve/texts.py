@@ -29,7 +29,7 @@ class Texts:
     """A tokenizer behind a lock."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        """Raises CapabilityError for a tokenizer that does not say how its vocabulary is written."""
+        """Make texts of a tokenizer's tokens. Raises CapabilityError for a tokenizer whose vocabulary has an unknown form."""
         self.tokenizer = copy.deepcopy(tokenizer)
         known = token_bytes(self.tokenizer)
         if known is None:

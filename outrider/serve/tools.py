@@ -85,7 +85,7 @@ class ToolUse:
 
     @property
     def readable(self) -> list[str]:
-        """Names of the functions whose calls are told apart from text."""
+        """Names of the functions whose calls are separated from text."""
         return [] if self.choice == "none" else [_name(tool) for tool in self.tools]
 
     @property
@@ -115,7 +115,7 @@ def tool_use(
     tokenizer: Any,
     format: str | None = None,
 ) -> ToolUse | None:
-    """None where there are no tools. `format` names how the model writes calls; None: as its template shows."""
+    """The tools of a request, or None without tools. `format` names how the model writes calls; None: as its template shows."""
     if not tools:
         if tool_choice not in (None, "none", "auto"):
             raise RequestError("tool_choice asks for a call, but there are no tools")

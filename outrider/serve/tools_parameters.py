@@ -1,7 +1,7 @@
 """Grammars of calls that give their arguments one by one: as Python's keywords, or between tags.
 
-A text between tags has no quotes and no escapes, so some of what a schema can say of it cannot be held to: a strict tool that
-says it is refused by name (CapabilityError), one that is not strict is held to the rest.
+A text between tags has no quotes and no escapes, so some rules of a schema cannot be enforced. A strict tool with such a rule
+is refused by name (CapabilityError); one that is not strict is held to the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def arguments(function: Function) -> Mapping[str, Any]:
 
 
 def parameters_of(function: Function) -> list[Parameter] | None:
-    """In their order; None where any may be given. Raises CapabilityError for a strict function that says more."""
+    """The parameters in their order; None where any may be given. Raises CapabilityError for a strict function with other
+    rules.
+    """
     schema = arguments(function)
     if schema.get("properties") is None:
         return [] if schema.get("additionalProperties") is False else None
@@ -174,8 +176,9 @@ def _options(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _bounds(parameter: Parameter, parts: Sequence[Mapping[str, Any]], types: frozenset[str]) -> str:
-    """How long a text may be, as a regular expression counts; "" for any length. Raises CapabilityError where a strict
-    function says more of it."""
+    """The allowed length of a text as a regular expression's count; "" for any length. Raises CapabilityError where a strict
+    function has other rules for it.
+    """
     texts = [part for part in parts if "string" in types_of(part, parameter.root)]
     other = sorted({key for part in texts for key in part} - OF_TEXTS - SAYS_NOTHING)
     if parameter.function.get("strict"):

@@ -1,6 +1,6 @@
 """Calls written as Python: [f(a=1, b="x"), g()]. The whole answer is such a list of known tools, or there are none in it.
 
-A call is told when it is complete: its arguments become JSON, which Python's syntax is not.
+A call is reported when it is complete, because its arguments must become JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PythonicCalls(Pieces):
         return self._state != "calls"
 
     def end(self) -> list[Event]:
-        """What was held back, where it is content. A call that breaks off was not told, and is no content either."""
+        """What was held back, where it is content. A call that breaks off was not reported, and is no content either."""
         return [] if self._state == "calls" and self._num_calls else self._rest()
 
     def _advance(self, events: list[Event]) -> bool:

@@ -1,7 +1,7 @@
 """From an answer's text, as it arrives, to OpenAI's deltas: content, and tool calls piece by piece.
 
-What cannot be read as a call is content: a client then at least sees what the model said. Only a call that breaks off after
-its name was told stays as it is, with incomplete arguments and the engine's own finish reason ("length").
+What cannot be read as a call is content: a client then at least sees the model's text. Only a call that breaks off after its
+name was reported stays as it is, with incomplete arguments and the engine's own finish reason ("length").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Calls(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether no call is half said."""
+        """Whether no call is incomplete."""
 
     def push(self, text: str) -> list[Event]: ...
 
@@ -48,7 +48,7 @@ class ToolReader:
         return self._called if self._index >= 0 and self._calls is not None and self._calls.is_complete else None
 
     def push(self, text: str) -> list[dict[str, Any]]:
-        """Deltas for text that was just said."""
+        """Deltas for newly emitted text."""
         if self._calls is None:
             return [{"content": text}] if text else []
         return self._deltas(self._calls.push(text))

@@ -1,8 +1,8 @@
-"""What a parameter's schema says of a value that a model wrote without quotes: which types it may have, and so what it means.
+"""The types that a parameter's schema allows for a value without quotes, and so the meaning of the value.
 
 Qwen's own parser is the model for it (qwen3coder_tool_parser.py beside Qwen3-Coder's weights): a text stays as it is, other types
 are read, and what cannot be read stays the text that was written. It looks at `type` alone; here references and
-alternatives count as well. Two things differ, because the schema says otherwise: "null" stays a text where only a text is
+alternatives count as well. Two things differ, because the schema demands it: "null" stays a text where only a text is
 allowed, and what is neither true nor false stays a text, where Qwen's makes it false.
 """
 
@@ -67,7 +67,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON's names of the types that a value may have; a text where nothing is said."""
+    """JSON's names of the types that a value may have; a text where the schema has none."""
     return frozenset(kind for part in alternatives(schema, root) for kind in _types(part)) or TEXT
 
 

@@ -1,4 +1,4 @@
-"""What a span of one request says, as plain dictionaries.
+"""The attributes of a request's span, as plain dictionaries.
 
 Names are OpenTelemetry's for generative AI where it has one (semantic-conventions-genai, gen-ai-spans.md, status Development in
 2026); latencies have vLLM's names (gen_ai.latency.*), which tracing backends know; what is only ours begins with `outrider.`.

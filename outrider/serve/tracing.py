@@ -137,7 +137,7 @@ class RequestTraces:
         self._open: dict[str, _Open] = {}
 
     def queued(self, request: Request) -> None:
-        """Its span begins."""
+        """Begin the request's span."""
         now = time.time_ns()
         span = self._tracing.tracer.start_span(
             f"{operation_of(request)} {self._model}", context=self._tracing.parent_of(request),
@@ -156,15 +156,15 @@ class RequestTraces:
             one.end_phase("prefill", time.time_ns())
 
     def preempted(self, request: Request) -> None:
-        """It has to wait in the middle of its answer."""
+        """Record that the request was preempted in the middle of its answer."""
         if one := self._open.get(request.id):
             one.span.add_event("preempted")
 
     def stepped(self, report: StepReport) -> None:
-        """Nothing: a span per step would cost more than it tells."""
+        """Do nothing: a span per step would cost more than it is worth."""
 
     def finished(self, request: Request, finish: Finish) -> None:
-        """Its span ends, with everything that is known now."""
+        """End the request's span, with everything that is known now."""
         one = self._open.pop(request.id, None)
         if one is None:
             return

@@ -80,8 +80,9 @@ class _PrivateFile(WatchedFileHandler):
         return TextIOWrapper(os.fdopen(number, "ab"), encoding=self.encoding)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Also where the file is gone and cannot be made again: the thread that writes must live, or all that follows waits for
-        it in memory."""
+        """Write a record, and survive a file that is gone and cannot be made again. If the writing thread died, all later
+        records would wait in memory.
+        """
         try:
             super().emit(record)
         except OSError:

@@ -56,13 +56,14 @@ def so_far(num_prompt: int, num_completion: int) -> dict[str, Any]:
 
 
 def no_usage(number: int) -> dict[str, Any]:
-    """What a chunk of answer `number` says where only the last chunk tells the usage, or none."""
+    """The fields of a chunk of answer `number` where only the last chunk, or none, has the usage."""
     return {}
 
 
 def _prediction(stats: DecodeStats) -> dict[str, int]:
-    """All drafts were read from the prediction. A token that was drafted in vain twice counts twice. These are not among the
-    answer's tokens; OpenAI charges them as if they were."""
+    """Counts of predicted tokens; all drafts were read from the prediction. A token that was rejected twice counts twice. These
+    are not among the answer's tokens; OpenAI charges them as if they were.
+    """
     return {
         "accepted_prediction_tokens": stats.accepted,
         "rejected_prediction_tokens": stats.drafted - stats.accepted,
@@ -90,7 +91,7 @@ def _sum(costs: Sequence[Cost]) -> DecodeStats:
 
 
 def _speculation(stats: DecodeStats, num_steps: int, num_spec_tokens: int | None) -> dict[str, Any] | None:
-    """None where nothing was drafted."""
+    """The speculation numbers of an answer; None where nothing was drafted."""
     if num_steps <= 0:
         return None
     reached = [num_steps, *stats.accepted_per_position]  # [k]: steps that kept k draft tokens or more

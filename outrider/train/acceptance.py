@@ -1,13 +1,12 @@
-"""Kind `acceptance`: a head that predicts, from a draft model's law, how likely its next token is accepted, and stops drafting.
+"""Kind `acceptance`: a head that stops drafting. It predicts the acceptance of the next token from a draft model's distribution.
 
-The draft model (`draft`) and the target are frozen and read the same texts, which the target said: the contexts that drafting
-meets as long as its tokens are accepted. Labels are analytic: sum min(p, q) before a draw, min(1, p / q) of a token drawn, and
-for greedy rows whether both likeliest tokens agree. A share of positions is treated as the first of a draft, where nothing came
-before.
+The draft model (`draft`) and the target are frozen and read the same texts, written by the target: the contexts in which drafts
+are accepted. Labels are analytic: sum min(p, q) before a draw, min(1, p / q) of a token drawn, and for greedy rows whether both
+likeliest tokens agree. A share of positions is treated as the first of a draft.
 
-The draft does not change, so validation asks what stopping by the head brings (`stopping.py`): the expected tau when as many
-tokens are drafted as with the fixed length `fixed`, which is what the best checkpoint is chosen by, and beside it the share of
-drafted tokens saved at that length's tau, sampled and greedy, what a perfect head would save, and how calibrated the head is.
+The draft does not change, so validation measures what stopping by the head gains (`stopping.py`). The best checkpoint has the
+largest expected tau for as many draft tokens as the fixed length `fixed`. Reported beside it, sampled and greedy: the share of
+draft tokens saved at that length's tau, what a perfect head would save, and the head's calibration.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class AcceptanceRecipe:
 
     @torch.no_grad()
     def read(self, batch: FeatureBatch) -> Seen:
-        """What draft and target say at every position that counts."""
+        """The distributions of draft and target at every position that counts."""
         logits = self._draft(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
         own = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
         wanted = batch.logits[batch.mask]
@@ -177,7 +176,7 @@ class Seen:
     places: Places  # first: there is no token before
     sampled: Tensor  # (N,) sum min(p, q)
     agree: Tensor  # (N,) whether both likeliest tokens are the same, 0 or 1
-    drawn: Tensor  # (N,) int64: a token drawn from the draft's law
+    drawn: Tensor  # (N,) int64: a token drawn from the draft's distribution
     kept: Tensor  # (N,) min(1, p / q) of that token
     best: Tensor  # (N,) int64: the draft's likeliest token
 

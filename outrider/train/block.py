@@ -2,7 +2,7 @@
 
     text      x_0 ... x_{a-1} [x_a] x_{a+1} x_{a+2} ...      a: an anchor, drawn at random; many per text and batch
     context   states of x_0 ... x_{a-1}                      as at work, where x_a is the pending token
-    fed       x_a mask mask ...                              guess k is trained against logits[a + k], the law of x_{a+1+k}
+    fed       x_a mask mask ...                              guess k learns logits[a + k], the distribution of x_{a+1+k}
     Markov    the token before guess k is the text's x_{a+k} (teacher forcing)
 
 All anchors of a text share one pass: a mask keeps every block to itself and to the context before its anchor. Losses fade with
@@ -92,7 +92,7 @@ class BlockRecipe:
         counts = anchors.counts
         states, before = block.states[counts], block.before[counts]  # (N, H), (N,)
         row, anchor, guess = counts.nonzero(as_tuple=True)
-        place = anchors.places[row, anchor] + guess  # of the target's law
+        place = anchors.places[row, anchor] + guess  # of the target's distribution
         weights = self._fading(counts)[counts]
         measure = kl if batch.progress < self._settings.warm_up else self._loss
 

@@ -1,4 +1,4 @@
-"""Confidences that mean what they say: sequential temperature scaling (DSpark, 2607.05147).
+"""Calibrated confidences by sequential temperature scaling (DSpark, 2607.05147).
 
 A confidence c_k is the chance that draft token k is accepted, given that those before it are; drafting decides by the product
 c_1 ... c_k. So each position gets a temperature of its own, left to right: that which makes the PRODUCT up to it best calibrated,

@@ -20,7 +20,7 @@ RESUMABLE = ("log_every", "save_every_s", "tensorboard")  # may differ when a ru
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """0 stands for "by the target's size" where a field says so: see `resolve`."""
+    """Choices of the training loop. Where a field allows it, 0 means "by the target's size": see `resolve`."""
 
     epochs: int = setting(0, "passes over the texts; 0: 6 below 1B parameters of the target, else 3")
     max_steps: int = setting(0, "stop after so many optimizer steps; 0: when the epochs are over")

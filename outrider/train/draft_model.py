@@ -1,4 +1,4 @@
-"""Kind `draft-model`: a small causal language model that learns the target's full law at every position of the response.
+"""Kind `draft-model`: a small causal language model that learns the target's full distribution at every position of the response.
 
 Where it starts: `--init FOLDER` (an existing model with the target's tokenizer), some of the target's own layers
 (`init_layers`, as DistilBERT did), or random weights of given sizes. Saved as a plain transformers folder, with the target's
@@ -86,7 +86,7 @@ class DraftModelRecipe:
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         logits = self.module(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
-        wanted = law_of(batch.logits[batch.mask])  # (positions, V): only what counts is turned into laws
+        wanted = law_of(batch.logits[batch.mask])  # (positions, V): only what counts is turned into distributions
         guessed = fit_width(logits[batch.mask].float(), wanted.shape[-1])
         values = self._loss(wanted, guessed)
         loss = weighted_mean(values, torch.ones_like(values))

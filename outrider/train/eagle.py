@@ -122,7 +122,7 @@ class EagleRecipe(UnrolledRecipe):
         return features
 
     def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's law is `said`."""
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `said`."""
         return self._loss(said.law, logits) * self._settings.loss_weight, acceptance(said.whole, logits.detach())
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:

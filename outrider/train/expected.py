@@ -17,7 +17,7 @@ from outrider.train.recipe import LossReport
 
 
 def chain_windows(accept: Tensor, mask: Tensor, depth: int) -> tuple[list[float], list[float], int]:
-    """Expected chains of a drafter whose law at each position is known: every position starts a chain over the text that
+    """Expected chains of a drafter whose distribution at each position is known: every position starts a chain over the text that
     follows it.
 
     `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count. Returns (per_position,

@@ -7,7 +7,7 @@
     block               DFlash / DSpark heads           raw, speculators
     early-exit, ...     ours alone: nobody reads them   none
 
-The kind is told by the tensors and the config, not by names. Heads that share the target's tables are written with them (`raw`,
+The tensors and the config decide the kind, not names. Heads that share the target's tables are written with them (`raw`,
 `speculators`, `vllm`), for engines that do not share.
 """
 
@@ -78,7 +78,7 @@ Writer = Callable[[Path, Path, Target], None]  # (from, to, target)
 
 
 def kind_of(folder: Path) -> str:
-    """Which kind of drafter a folder holds. Raises CheckpointError when it is none that we know."""
+    """The kind of drafter in a folder. Raises CheckpointError for an unknown one."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder '{folder}' to export")
     kind = head_kind(folder)
@@ -125,7 +125,7 @@ def _eagle(kind: Kind, layout: str) -> Writer:
 
 
 def _addressed(config: Config, layout: str, target: Target) -> Config:
-    """In speculators' layout the head says where its target is, which `vllm serve FOLDER` loads: a place, not a nickname."""
+    """The target's path or hub id, which a head in speculators' layout names and `vllm serve FOLDER` loads."""
     return replace(config, trained_for=target.name) if layout == "speculators" else config
 
 

@@ -1,7 +1,7 @@
-"""What the target says about a batch of texts: hidden states and logits, computed when they are asked for.
+"""The target's hidden states and logits for a batch of texts, computed on demand.
 
-Nothing is kept unless `cache` (feature_cache.py) is given. Logits are not kept where the output layer makes them again from the
-states behind the final norm: T x H numbers a text instead of T x V. Source of the numbering of layers: models/signals.py.
+Nothing is kept unless `cache` (feature_cache.py) is given. Logits are not kept where the output layer computes them again from
+the states after the final norm: T x H numbers a text instead of T x V. Source of the numbering of layers: models/signals.py.
 
 Texts are padded on their right, so nothing before a text's end can see the padding, and the pass needs no mask: torch's causal
 attention is faster without one.

@@ -256,7 +256,7 @@ class Loop:
         return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
 
     def _stop_broken(self, what: str) -> None:
-        """Raises NumericalError that says what is left."""
+        """Raise a NumericalError that names the files that are left."""
         state = self.state
         self._log(state.step, {"train/stopped": 1.0})
         best = f"the best drafter so far (step {state.best_step}, expected tau {state.best_tau:.3f}) is kept in {self.folder}"

@@ -1,4 +1,4 @@
-"""Losses by name: how far a draft's law q is from the target's law p at a position. 0 is q = p (for `ce`: p's entropy).
+"""Losses by name: how far a draft's distribution q is from the target's p at a position. 0 means q = p (for `ce`: p's entropy).
 
     name         value at a position                          source
     kl           sum p log(p / q)                             distillation (Hinton et al. 1503.02531; DistillSpec 2310.08461)
@@ -10,10 +10,10 @@
     lk_hybrid    w kl + (1 - w) tv, w = exp(-3 alpha)         LK losses: kl where they are far apart, tv where they are near;
                                                               alpha = sum min(p, q) of the position, no gradient through w
 
-A sum is written as `0.1*ce+0.9*tv` (`parse_loss`). `smooth_l1` compares features, not laws (EAGLE-1, 2401.15077).
+A sum is written as `0.1*ce+0.9*tv` (`parse_loss`). `smooth_l1` compares features, not distributions (EAGLE-1, 2401.15077).
 
 All take (p as probabilities (..., V), draft logits (..., V)), compute in fp32 and return (...,): the caller weighs positions with
-`weighted_mean`. Target laws are at temperature 1 unless the caller scaled the logits.
+`weighted_mean`. Target distributions are at temperature 1 unless the caller scaled the logits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HYBRID_RATE = 3.0  # of lk_hybrid
 
 
 def law_of(logits: Tensor) -> Tensor:
-    """(..., V) fp32: the law that logits stand for."""
+    """(..., V) fp32: the distribution that logits stand for."""
     return logits.float().softmax(dim=-1)
 
 
@@ -62,7 +62,7 @@ def tv(law: Tensor, logits: Tensor) -> Tensor:
 
 
 def ce(law: Tensor, logits: Tensor) -> Tensor:
-    """Cross entropy of the full law."""
+    """Cross entropy of the full distribution."""
     return -(law.float() * logits.float().log_softmax(dim=-1)).sum(dim=-1)
 
 
@@ -131,10 +131,10 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Laws:
-    """What the target says at N positions, over the draft's vocabulary."""
+    """The target's distributions at N positions, over the draft's vocabulary."""
 
     law: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
-    share: Tensor  # (N,) fp32: how much of the whole law is about these tokens
+    share: Tensor  # (N,) fp32: how much of the whole distribution is about these tokens
     counts: Tensor  # (N,) fp32: 1 where the target's likeliest token is among them, else 0
 
     @property
@@ -143,15 +143,17 @@ class Laws:
         return self.law * self.share[:, None]
 
     def at(self, which: Tensor) -> Laws:
-        """The laws of some positions."""
+        """The distributions of some positions."""
         return Laws(self.law[which], self.share[which], self.counts[which])
 
 
 def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> Laws:
-    """Laws of target logits (N, V) over the draft vocabulary `ids` (Vd,), None being all of it; `size` positions at a time.
+    """Distributions of target logits (N, V) over the draft vocabulary `ids` (Vd,), None being all of it; `size` positions at a
+    time.
 
-    A position does not count where the target's likeliest token is outside: the restricted law is about tokens that the target
-    would not say there, and no draft can be right. It is a rejection all the same when acceptance is measured.
+    A position does not count where the target's likeliest token is outside: the restricted distribution is then about tokens
+    that the target would not emit there, and no draft can be right. When acceptance is measured, such a position still counts
+    as a rejection.
     """
     if ids is None:
         ids = torch.arange(logits.shape[-1], device=logits.device)

@@ -1,7 +1,7 @@
 """Kind `medusa`: heads on the target's last hidden state, the target frozen (Medusa-1, Cai et al. 2401.10774).
 
-    feature f_t            of position t: its law, known already, is that of x_{t+1}, the token pending when the heads draft
-    head i guesses x_{t+2+i}, so it is trained against logits[t + 1 + i], the target's whole law of that token
+    feature f_t            of position t: known already; gives x_{t+1}, the token pending when the heads draft
+    head i guesses x_{t+2+i}, so it is trained against logits[t + 1 + i], the target's whole distribution of that token
 
 Head i counts 0.8^i: a late guess only matters when the earlier ones were right. After training the accuracy of every head's
 first, second, ... guess is measured on held-out texts; the tree 'medusa' is planned with these numbers.
@@ -102,7 +102,7 @@ class MedusaRecipe:
         return LossReport(loss, per_position, parts, survival, max(count, 1))
 
     def calibrate(self, batches: Iterable[FeatureBatch]) -> dict[str, float]:
-        """Measure how often the guesses of each rank are what the text says."""
+        """Measure how often the guesses of each rank equal the text."""
         ranks = min(NUM_RANKS, self.heads.config.vocab_size)
         right, tried = torch.zeros(self.heads.num_heads, ranks), torch.zeros(self.heads.num_heads, 1)
         for batch in batches:
@@ -122,7 +122,7 @@ class MedusaRecipe:
 
     @staticmethod
     def _answer(places: Tensor, head: int, batch: FeatureBatch) -> Tensor:
-        """Index of the logits that say what head `head` should have said."""
+        """Index of the target's logits that head `head` should predict."""
         return (places + 1 + head).clamp(max=batch.logits.shape[1] - 1)
 
 

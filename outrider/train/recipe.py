@@ -1,17 +1,17 @@
-"""What is trained, and how the trainer talks to it: a `Recipe` for each kind, which turns a batch of target features into a loss.
+"""The interface between trainer and kinds: a `Recipe` for each kind turns a batch of target features into a loss.
 
     recipe = KINDS.load("eagle3").build(RecipeSetup(...))     # kinds.py: the trainer knows no kind by name
-    report = recipe.loss(batch)                                # batch: what the target said about some texts
+    report = recipe.loss(batch)                                # batch: the target's features of some texts
     report.loss.backward()
     recipe.save(folder)                                        # what the drafter `recipe.drafter` loads
 
-Indices of a batch. `tokens[b, t]` is x_t; `logits[b, t]` is the target's law of x_{t+1}; `hidden[k][b, t]` belongs to x_t.
-`mask[b, t]` says that `logits[b, t]` counts: x_{t+1} is a token of the response (so the last token of the prompt counts, the
-last token of the text does not). With prompt (p0 p1) and response (r0 r1):
+Indices of a batch. `tokens[b, t]` is x_t; `logits[b, t]` is the target's distribution of x_{t+1}; `hidden[k][b, t]` belongs to
+x_t. `mask[b, t]` marks that `logits[b, t]` counts: x_{t+1} is a token of the response (so the last token of the prompt counts,
+the last token of the text does not). With prompt (p0 p1) and response (r0 r1):
 
     t          0    1    2    3
     tokens     p0   p1   r0   r1
-    mask       no   yes  yes  no          logits[1] is the law of r0, logits[2] that of r1
+    mask       no   yes  yes  no          logits[1] is the distribution of r0, logits[2] that of r1
 
 Rows shorter than T are padded on the right: `lengths[b]` tokens count, mask is False beyond.
 
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """What the target says about B texts of at most T tokens; see the module docstring."""
+    """The target's features of B texts of at most T tokens; see the module docstring."""
 
     tokens: Tensor  # (B, T) int64, padded on the right with any valid id
     mask: Tensor  # (B, T) bool: logits[b, t] counts, x_{t+1} is of the response
@@ -78,7 +78,7 @@ class RecipeSetup:
 
 
 class Recipe(Protocol):
-    """One kind of drafter in training. Registered in `kinds.py` as a class that also has what `RecipeKind` says."""
+    """One kind of drafter in training. `kinds.py` registers it as a class that also satisfies `RecipeKind`."""
 
     signals: tuple[int, ...]  # layers whose hidden states `loss` wants; () = logits only
     module: nn.Module  # what is trained: its parameters with requires_grad. May hold frozen parts, which no checkpoint saves

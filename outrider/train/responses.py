@@ -1,6 +1,6 @@
-"""Responses of the target to the prompts: made by our own engine, speculatively, and kept in a file that a cut run goes on with.
+"""Responses of the target to the prompts, made speculatively by our engine and kept in a file that an interrupted run continues.
 
-`responses.jsonl` begins with a line that says who answered and how; then one line a text:
+`responses.jsonl` begins with a line about the target and the settings; then one line a text:
 
     {"outrider_responses": 1, "target": "demo", "vocabulary": "5f3a...", "plan": {...}}
     {"id": "demo-1", "task": "reasoning", "prompt": [1, 17, ...], "response": [9, 4, ..., 2]}

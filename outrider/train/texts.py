@@ -83,7 +83,7 @@ def epoch_order(texts: Sequence[Text], batch_size: int, seed: int, epoch: int) -
 
 
 def collate(texts: Sequence[Text], numbers: Sequence[int], device: torch.device) -> TextBatch:
-    """These texts as one batch."""
+    """Pad texts to one batch."""
     rows = [texts[number].tokens for number in numbers]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)

@@ -1,14 +1,14 @@
 """Heads that are fed the target's hidden states, trained as they draft (training-time test): `eagle.py`, `mtp.py`.
 
-Unroll j of a text does for every position t at once what the j-th drafting step does behind the features known up to t:
+Unroll j of a text does, for every position t at once, what the j-th drafting step does with the features known up to t:
 
     reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
     sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
-    guesses    x_{t+2+j}, whose law the target says in logits[t + 1 + j]
+    guesses    x_{t+2+j}, whose target distribution is in logits[t + 1 + j]
 
-The loss of unroll j counts step_decay^j. A reduced draft vocabulary holds the tokens that stand most often in the training
-responses; the target's law is cut to them and renormalised, positions whose likeliest token is outside do not count in the loss
-(but as rejections in what is reported).
+The loss of unroll j counts step_decay^j. A reduced draft vocabulary holds the most frequent tokens of the training responses.
+The target's distribution is cut to them and renormalised. Positions whose likeliest token is outside do not count in the loss,
+but count as rejections in the report.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class UnrolledRecipe:
             row, place = masks[-1].nonzero(as_tuple=True)
             states.append(found[row, place])
             rows.append(row)
-            places.append(place + 1 + step)  # of the target's law
+            places.append(place + 1 + step)  # of the target's distribution
         device = batch.logits.device
         laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1], device))  # for all steps
-        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's law
+        number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's distribution
         numbers = [number[row, place] for row, place in zip(rows, places, strict=True)]
         counts = [laws.counts[one] for one in numbers]
         decay = [settings.step_decay**step for step in range(len(counts))]
@@ -76,7 +76,7 @@ class UnrolledRecipe:
         return self.head.features(batch.hidden)
 
     def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's law is `said`."""
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `said`."""
         return self._loss(said.law, logits), acceptance(said.whole, logits.detach())
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class UnrolledRecipe:
 
 
 def _ahead(mask: Tensor, step: int) -> Tensor:
-    """(B, T-1) bool: [t] says whether logits[t + 1 + step] count, and all that the chain from t guessed before them."""
+    """(B, T-1) bool: [t] is whether logits[t + 1 + step] and all earlier logits of the chain from t count."""
     found = torch.ones_like(mask[:, 1:])
     for earlier in range(step + 1):
         later = mask[:, 1 + earlier :]

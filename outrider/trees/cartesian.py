@@ -1,7 +1,7 @@
-"""Medusa's trees: of all combinations of the heads' guesses, the paths that are likeliest to be accepted (Cai et al. 2401.10774).
+"""Medusa's trees: the paths most likely to be accepted, of all combinations of the heads' guesses (Cai et al. 2401.10774).
 
-Head d's guess of rank r is right with probability accuracy[d][r], whatever the others say; a path is worth the product along
-it. The best n paths that are closed under "parent of" and "earlier sibling of" make the tree. Unlike Sequoia's programme
+Head d's guess of rank r is right with probability accuracy[d][r], whatever the others guess; the value of a path is the product
+along it. The best n paths that are closed under "parent of" and "earlier sibling of" make the tree. Unlike Sequoia's programme
 (`sequoia.py`) every level has its own numbers: later heads are right less often.
 """
 

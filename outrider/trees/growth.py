@@ -1,15 +1,15 @@
 """One row's draft tree while a model drafts it, level by level.
 
-A growth says after which outputs it wants children and how many (`wanted`), is given them (`add`), and in the end tells
-which of the nodes that were looked at belong to the draft (`finish`). Two kinds:
+A growth names the outputs after which it wants children, and how many (`wanted`). It receives them (`add`), and at the end
+selects the nodes that belong to the draft (`finish`). Two kinds:
 
-* `ShapeGrowth`: a shape fixed beforehand. For nodes that are SAMPLED this is the only one: choosing among drawn nodes by
+* `ShapeGrowth`: a shape that is fixed in advance. For SAMPLED nodes this is the only kind: choosing among drawn nodes by
   their own scores would bias the output.
-* `BestFirstGrowth`: deterministic nodes, the likeliest paths of the draft's own law. EAGLE-2 (Li et al. 2406.16858): every
-  level expands the `top_k` best nodes of the level above, everything seen is remembered, and the best `num_nodes` of all
-  make the tree; OPT-Tree (Wang et al. 2406.17276): it stops growing deeper once a level adds less than `min_gain` expected
-  accepted tokens. Both rank a node by the product of the draft's probabilities along its path; with `adapt` by what nodes
-  of such probabilities came to (`worth.py`).
+* `BestFirstGrowth`: deterministic nodes, the likeliest paths of the draft's own distribution. EAGLE-2 (Li et al. 2406.16858):
+  every level expands the `top_k` best nodes of the level above, all nodes are remembered, and the best `num_nodes` of all make
+  the tree; OPT-Tree (Wang et al. 2406.17276): it stops growing deeper once a level adds less than `min_gain` expected accepted
+  tokens. Both rank a node by the product of the draft's probabilities along its path; with `adapt` by how often nodes of such
+  probabilities were kept (`worth.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.trees.worth import as_said
 
 @dataclass(frozen=True)
 class Child:
-    """A candidate node. `prob`: its share of its parent's law; `drawn`: sampled from it rather than placed."""
+    """A candidate node. `prob`: its share of its parent's distribution; `drawn`: sampled from it rather than placed."""
 
     token: int
     prob: float

@@ -1,6 +1,6 @@
-"""Several drafts as one tree: what composite drafting submits, and how each part is told what became of its own nodes.
+"""Several drafts as one tree: what composite drafting submits, and the verdict on each part's own nodes.
 
-The first draft may be drawn from laws; its nodes come first, so among siblings a drawn token is tried before the placed
+The first draft may be drawn from distributions; its nodes come first, so among siblings a drawn token is tried before the placed
 ones. The others must be deterministic. A path that another draft already has is shared, not repeated. Placing a token or
 finding it already there is decided by tokens that stay in the tree, so no drawn token is ever withheld.
 """
@@ -30,8 +30,8 @@ class Merged:
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     """One tree with all their nodes.
 
-    Raises ValueError when a draft behind the first one was drawn from laws, or the first one with replacement: equal
-    siblings, each drawn by itself, cannot share a node.
+    Raises ValueError when a later draft was drawn from distributions, or the first one with replacement, because equal siblings
+    that were drawn separately cannot share a node.
     """
     if any(draft.probs is not None for draft in drafts[1:]):
         raise ValueError("only the first of the merged drafts may be drawn from distributions")
@@ -49,8 +49,8 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
 def part_verdict(draft: Draft, node_map: NodeMap, merged: Draft, verdict: Verdict) -> Verdict:
     """The verdict on the merged tree as one part sees it.
 
-    Its kept nodes are the kept path as far as that began with nodes of the part; what the text says next is its
-    `next_token`, be it a node of another part or the verifier's own token.
+    Its kept nodes are the kept path as far as that began with nodes of the part; the next token of the text is its
+    `next_token`, whether another part's node or the verifier's own token.
     """
     paths, next_tokens, complete = [], [], []
     for row, (path, count) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
@@ -84,7 +84,7 @@ def _merged_nodes(tree: TokenTree, draft: Draft, row: int) -> list[int]:
 
 
 def _keep_laws(merged: Draft, first: Draft, laws: torch.Tensor) -> None:
-    """The first draft's nodes stand where they stood, so its laws need only be padded."""
+    """The first draft's distributions, padded to the merged tree; its nodes keep their positions."""
     extra = merged.num_nodes - first.num_nodes
     node = torch.arange(merged.num_nodes, device=merged.tokens.device)
     merged.probs = F.pad(laws, (0, 0, 0, extra))

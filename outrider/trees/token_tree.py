@@ -1,7 +1,7 @@
 """One row's tree of guessed tokens while it grows, and many of them as one `Draft`.
 
-For drafters that know tokens, not laws (copies, look-ups, caches): all nodes are placed deterministically. Siblings never
-repeat a token, so two guesses with a common beginning share it.
+For drafters that know tokens, not distributions (copies, look-ups, caches): all nodes are placed deterministically. Siblings
+never repeat a token, so two guesses with a common beginning share it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class TokenTree:
 
 
 def to_draft(trees: Sequence[TokenTree], device: torch.device | str, *, nested: bool = False) -> Draft:
-    """The trees as one deterministic draft; plain chains stay chains (`parents=None`). `nested`: whoever asks for one node less
-    gets the same tree without its last node, as a budget does that only says when to stop (`Draft.budgets`)."""
+    """The trees as one deterministic draft; plain chains stay chains (`parents=None`). `nested`: a smaller budget would give
+    the same tree without its last nodes, because the budget only ends the growth (`Draft.budgets`).
+    """
     width = max(map(len, trees), default=0)
     if not width:
         return Draft.empty(len(trees), device)

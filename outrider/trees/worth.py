@@ -1,9 +1,9 @@
-"""How often a placed node is kept, given that its parent was, by what the draft's law said of it.
+"""How often a placed node is kept if its parent was, by the probability that the draft gave it.
 
 A best-first tree ranks nodes by the product of the draft's probabilities along their paths, as if the target drew from the
-draft's law. It does not: where the target decides greedily, a first guess of probability 0.5 may stand nine times in ten, and
-a second one of 0.3 once in twenty. A tree that believes the probabilities then spends its nodes on siblings where a deeper
-chain would have been kept. So every step's kept and lost nodes are counted, and the products are of what such nodes came to.
+draft's distribution. It does not. With a greedy target, a first guess of probability 0.5 may be kept nine times in ten, and a
+second one of 0.3 once in twenty. A tree that trusts the probabilities then spends its nodes on siblings where a deeper chain
+would have been kept. So kept and lost nodes are counted in every step, and the products use these shares.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeWorth:
         return (self._kept[later][which] + TRUST * prob) / (self._seen[later][which] + TRUST)
 
     def count(self, rank: int, prob: float, kept: bool) -> None:
-        """What became of such a child whose parent was kept."""
+        """Count a child whose parent was kept: kept or lost."""
         later, which = int(rank > 0), bisect(EDGES, prob)
         self._seen[later][which] += 1
         self._kept[later][which] += kept

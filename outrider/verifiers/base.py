@@ -1,7 +1,7 @@
-"""What every verifier does: from a draft and the target's laws to the kept path and one more token.
+"""The interface of verifiers: from a draft and the target's distributions to the kept path and one more token.
 
 A verifier draws only through the `Randomness` it is given, and the shape of its draws depends on shapes
-alone, never on values: so the exact-law oracle can replace the randomness by an enumeration of every
+alone, never on values: so the exact-distribution oracle can replace the randomness by an enumeration of every
 outcome.
 """
 
@@ -40,7 +40,7 @@ class Verifier(ABC):
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         """Keep a path of the draft from its root and add one token.
 
-        target_probs (B, N+1, V): the law after the pending token and after each node. positions (B,): text
+        target_probs (B, N+1, V): the distribution after the pending token and after each node. positions (B,): text
         index of each row's first draft token (= number of committed tokens). Only the first lengths[b]
         nodes of row b count.
         """

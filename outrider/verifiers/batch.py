@@ -1,8 +1,8 @@
 """One verdict for a batch whose rows may be verified by different rules (`Row.verifier`), each as if it were alone.
 
-Rows that share a rule are verified together. A row's verdict is a function of that row only, to the bit, so it must not
-matter how its neighbours' drafts are written down: a row in which nothing was drawn is verified as a deterministic draft,
-and one whose tree is a chain as a chain, although the tensors of the batch say more.
+Rows that share a rule are verified together. A row's verdict is a function of that row only, to the bit, so it must not depend
+on how its neighbours' drafts are stored. A row in which nothing was drawn is verified as a deterministic draft, and a row whose
+tree is a chain as a chain, even if the batch's tensors allow more.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class _Kind:
 def batch_verdict(
     logits: Tensor, draft: Draft, rows: Rows, default: RowVerifier, kernels: FastVerdicts | None = None
 ) -> Verdict:
-    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`:
-    where the target runs on them; they decide by one call where all rows are decided alike, and make laws elsewhere.
+    """The verdict on a draft, from the target's logits (B, N+1, V); `default` verifies the rows that name no rule. `kernels`
+    are given where the target runs on them. If all rows have the same kind of rule, one call decides them; otherwise kernels
+    compute the distributions.
 
-    Raises NumericalError when a law is none, CapabilityError when a row's rule does not take the row's tree.
+    Raises NumericalError when a distribution is invalid, CapabilityError when a row's rule does not take the row's tree.
     """
     rules, sampling = [row.verifier or default for row in rows], rows.sampling
     is_greedy = sampling.is_greedy and all(rule.lossless for rule in rules)  # the same verdict by any rule

@@ -26,7 +26,7 @@ class BlockVerifier(Verifier):
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         check(self, draft, target_probs)
-        if draft.probs is None:  # nothing sampled: the same law, without sums over the vocabulary
+        if draft.probs is None:  # nothing sampled: the same distribution, without sums over the vocabulary
             return TokenVerifier().verify(draft, target_probs, rng, positions)
         rho = path_weights(target_probs, draft)  # (B, N+1)
         heads = rng.bernoulli(keep_probs(target_probs, draft, rho), Purpose.ACCEPT, positions)  # (B, N)

@@ -1,9 +1,9 @@
-"""The verdict on greedy rows, without laws: the fast path beside the verifiers.
+"""The verdict on greedy rows, without distributions: the fast path beside the verifiers.
 
-Where every law of the target is a point mass, every lossless verifier decides the same, whatever the draft was drawn from:
-a draft token is kept with probability 0 or 1, namely when it is the target's choice, and the token after the kept prefix is
-the target's choice there. So no vocabulary-wide tensor is needed. `tests/unit/verifiers/test_greedy.py` holds this to the
-verifiers on the same point masses.
+Where every distribution of the target is a point mass, all lossless verifiers decide alike, however the draft was drawn. A
+draft token is kept exactly when it is the target's choice, and the token after the kept prefix is the target's choice there. So
+no vocabulary-wide tensor is needed. `tests/unit/verifiers/test_greedy.py` compares it with the verifiers on the same point
+masses.
 """
 
 from __future__ import annotations

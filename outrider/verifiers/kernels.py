@@ -1,9 +1,8 @@
-"""Laws, coins, noise and verdicts by the native kernels (`runtime/native`): fast paths beside `sampling/` and verifiers.
+"""Distributions, coins, noise and verdicts by the native kernels (`runtime/native`): fast paths beside `sampling/` and verifiers.
 
-A pass of the target drives everything else out of the caches, so behind it some fifty operations of torch, of a few microseconds
-each, take a tenth of a step of a small model; and torch's nucleus sorts what it cannot decide otherwise, 42 ms for six flat laws
-over 152,000 tokens (here 1.2). Here all is one call for the whole batch. Coins, draws and noise are the same numbers, so is what
-is decided with them, up to rounding: `tests/unit/verifiers/test_kernels.py` holds them to the verifiers.
+A pass of the target evicts all other code from the processor's caches. Some fifty torch operations after it take a tenth of a
+small model's step, and torch sorts whole rows for a flat nucleus. Here one call serves the whole batch. Coins, draws and noise
+are the reference's numbers, so the verdicts are the same up to rounding; `tests/unit/verifiers/test_kernels.py` compares them.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Kernels:
         return made
 
     def serve(self, rule: RowVerifier, draft: Draft, table: Tensor) -> bool:
-        """Whether this rule's verdict on this draft can be had here, from scores or laws (B, N+1, V)."""
+        """Whether the kernels can give this rule's verdict on this draft, from scores or distributions (B, N+1, V)."""
         if type(rule) not in self._rules or not _is_readable(table):
             return False
         if table.shape[:2] != (draft.num_rows, draft.num_nodes + 1) or (draft.parents is not None and type(rule) in _OF_CHAINS):
@@ -67,8 +66,9 @@ class Kernels:
         self, rule: RowVerifier, draft: Draft, table: Tensor, rng: KeyedStreams, starts: list[int],
         options: Tensor | None = None,
     ) -> Verdict | None:  # fmt: skip
-        """What `rule.verify` gives, for those it serves. table (B, N+1, V): the target's laws, or where `options` are given
-        (`BatchSampling.options`) the scores that these make laws of; None where no law can be made of them."""
+        """The verdict of `rule.verify`, for the rules that `serve` accepts. table (B, N+1, V) has the target's distributions,
+        or scores if `options` (`BatchSampling.options`) turn them into distributions. None where the scores are invalid.
+        """
         num_rows, num_nodes = draft.tokens.shape
         tensors = (table, options, draft.probs, draft.tokens, draft.parents, draft.lengths, draft.sampled)
         whole = [None if tensor is None else tensor.contiguous() for tensor in tensors]  # kept alive to the end of the call

@@ -44,7 +44,7 @@ class GivenCoins:
 
 
 class RecordedVerdicts(PhiloxNoise):
-    """What `Kernels` is on the CPU, for a target whose passes are CUDA graphs."""
+    """The counterpart of `Kernels` for a target whose passes are CUDA graphs."""
 
     _rules: ClassVar[tuple[type, ...]] = (TokenVerifier, BlockVerifier, TraversalVerifier)  # the last is `block` on a chain
 
@@ -52,7 +52,7 @@ class RecordedVerdicts(PhiloxNoise):
         self.graphs = Graphs()
 
     def laws(self, scores: Tensor, options: Tensor, draft: Draft | None) -> Tensor | None:
-        """No `LawKernel`: the reference makes laws."""
+        """None instead of a `LawKernel`: the reference computes distributions."""
         return None
 
     def serve(self, rule: RowVerifier, draft: Draft, table: Tensor) -> bool:
@@ -63,8 +63,9 @@ class RecordedVerdicts(PhiloxNoise):
         self, rule: RowVerifier, draft: Draft, table: Tensor, rng: KeyedStreams, starts: list[int],
         options: Tensor | None = None,
     ) -> Verdict | None:  # fmt: skip
-        """What `rule.verify` gives on laws made of scores (B, N+1, V) by `options` (`BatchSampling.options`); None for what is
-        not recorded: laws instead of scores, greedy rows, filters, scores of which no law can be made."""
+        """The verdict of `rule.verify` on scores (B, N+1, V) that `options` (`BatchSampling.options`) turn into distributions.
+        None where nothing is recorded: distributions instead of scores, greedy rows, filters, invalid scores.
+        """
         if options is None or not _is_plainly_sampled(options):
             return None
         assert isinstance(rule, Verifier)
@@ -99,7 +100,7 @@ def _numbers(options: Tensor, rng: KeyedStreams, starts: list[int], num_nodes: i
 def _decided(
     rule: Verifier, scores: Tensor, numbers: Tensor, tokens: Tensor, lengths: Tensor, *drawn: Tensor, has_laws: bool
 ) -> Sequence[Tensor]:
-    """[(B, N + 4) int64]: path, accepted nodes, next token, whether all were accepted, whether the laws are laws."""
+    """[(B, N + 4) int64]: path, accepted nodes, next token, whether all were accepted, whether the distributions are valid."""
     probs = drawn[0] if has_laws else None
     sampled = drawn[-1] if len(drawn) > int(has_laws) else None
     scores = scores.float() / numbers[:, :1, None].float()

@@ -35,7 +35,7 @@ class Lookups:
     def batch_get(
         self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens to verify (B x n,) int64, and who sees whom (B x n x n,) int64 of 0 and 1: chains.
+        """Tokens to verify (B x n,) int64, and the attention mask (B x n x n,) int64 of 0 and 1, for chains.
 
         batch_tokens: the ends of the texts, longer than what a step can add. total_lens: their lengths. What a draft leaves free
         repeats the text's last token; such a token is verified like any other.
@@ -68,16 +68,16 @@ class Lookups:
     # ---------------------------------------------------------------- the rest of NgramCorpus
 
     def synchronize(self) -> None:
-        """Nothing works in the background."""
+        """Do nothing: there is no background work."""
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
-        """Texts are learnt from when they are asked about."""
+        """Do nothing: texts are learned from when drafts are requested."""
 
     def erase_match_state(self, req_ids: Sequence[str]) -> None:
         """Texts that a step does not ask about are forgotten there."""
 
     def reset(self) -> None:
-        """SGLang's caches were emptied, its texts are gone; what was learnt from them stays true."""
+        """SGLang has emptied its caches and dropped its texts; what was learned from them stays valid."""
         self._drafting.step([])
         self._lengths, self._requests = {}, {}
 

@@ -40,7 +40,7 @@ class Ask:
 
 
 class Counters(Protocol):
-    """What is told to whoever counts."""
+    """The calls that a counter receives."""
 
     def started(self, texts: int) -> None: ...
 
@@ -145,8 +145,9 @@ class Drafting:
         self._keys.pop()
 
     def _chain(self, draft: Draft, index: int, most: int) -> _Sent:
-        """The draft of one row as a chain: the first child of each node. A token outside the vocabulary ends it: texts may hold
-        places of images, which nobody can say."""
+        """The draft of one row as a chain: the first child of each node. A token outside the vocabulary ends it: texts may
+        contain placeholders of images, which cannot be emitted.
+        """
         nodes: list[int] = []
         tokens, children = draft.lists[0][index], draft.children[index]
         below = children[0]

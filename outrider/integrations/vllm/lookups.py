@@ -77,7 +77,7 @@ def _settings(name: str, kind: type[Drafter], options: dict[str, Any]) -> Any:
 
 
 def _with_chains(settings: CompositeSettings) -> CompositeSettings:
-    """Parts that make trees by default make chains, unless their options say otherwise."""
+    """Set parts that make trees by default to chains, unless their options ask for trees."""
     given = settings.options_by_part()
     more = [
         f"{part}.{option}={value}"

@@ -23,7 +23,7 @@ MARK = "_wrapped_by_outrider"
 
 
 def enable() -> None:
-    """Wrap both, once a process. A vLLM that has neither keeps what it has, and a warning says so."""
+    """Wrap both, once a process. A vLLM that has neither stays unchanged, with a warning."""
     try:
         package, config = import_module(SPECULATORS), import_module(CONFIG).VllmConfig
         make, features = getattr(package, INIT), getattr(config, FEATURES)

@@ -67,7 +67,7 @@ class Speculator(BaseSpeculator):
         self._back = torch.arange(self._limits.num_tokens + 1, 0, -1, device=device)  # K + 1 ... 1 tokens before the end
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing is recorded: drafts are made on the host."""
+        """Do nothing: drafts are made on the host, so no graph is recorded."""
 
     def capture(self) -> None:
         """See `init_cudagraph_manager`."""

@@ -17,7 +17,7 @@ from outrider.models.load import LoadedModel
 
 @dataclass(frozen=True)
 class TextOnly:
-    """What vLLM's configuration says about its model."""
+    """The model as vLLM's configuration describes it."""
 
     name: str
     vocab_size: int

@@ -1,8 +1,8 @@
-"""Which vLLM this was tried in, and what is said about others.
+"""The vLLM version that this was tested with, and the warning about others.
 
-Its custom drafters are called by an interface of one constructor and one method, which is checked at every call; another version
-therefore gets a warning and goes on. The new runner is patched from outside: there the signatures must be those that are known
-(`speculator.py`), whatever the version is called.
+Its custom drafters are called by an interface of one constructor and one method, which is checked at every call; another
+version therefore gets a warning and continues. The new runner is patched from outside: its signatures must be the known ones
+(`speculator.py`), whatever the version number.
 """
 
 from __future__ import annotations

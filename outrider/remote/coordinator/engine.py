@@ -109,7 +109,7 @@ class RemoteEngine:
             raise QueueFullError(f"{alive} requests are under way of {most} that may; try again later", RETRY_AFTER_S)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Nothing: replicas find the tokens of bad words, and refuse words that they cannot write."""
+        """Do nothing: replicas find the tokens of bad words, and refuse words that they cannot write."""
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Set a request on its way. Raises RequestError for an id that is in use, QueueFullError when too many are under way,
@@ -154,7 +154,7 @@ class RemoteEngine:
             self._carriage.do(journey.cancel)
 
     def snapshot(self) -> EngineSnapshot:
-        """Requests of this coordinator; memory of the replicas, as they told last."""
+        """Requests of this coordinator; memory of the replicas, as last reported."""
         with self._lock:
             alive = list(self._alive.values())
             is_closed = self._is_closed

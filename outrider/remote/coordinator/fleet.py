@@ -1,7 +1,7 @@
-"""The replicas of one model: who may answer for whom, and who takes the next request.
+"""The replicas of one model: which may replace one another, and which takes the next request.
 
-A request that loses its replica goes on at another one with the same text, so all replicas in use must have the same tokenizer,
-weights and arithmetic. The first that is reached sets the measure; it is given up when no replica of it was seen for a while.
+A request that loses its replica continues at another one with the same text, so all replicas in use must have the same tokenizer,
+weights and arithmetic. The first one that is reached defines them, until no such replica was seen for a while.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Needs:
     model_sha256: str | None = None  # of the replica that began the answer
 
     def why_not(self, replica: Replica) -> str | None:
-        """None: it can."""
+        """The reason why a replica cannot take the request; None: it can."""
         terms, identity = replica.terms, replica.identity
         if terms is None or identity is None:
             return "it was never reached"

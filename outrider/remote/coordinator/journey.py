@@ -250,7 +250,7 @@ class Journey:
         self._tell(replace(update, prompt_logprobs=prompt, finish=None if finish is None else self._whole(finish)))
 
     async def _check_end(self, call: Any, replica: Replica) -> None:
-        """Nothing may follow a finish. The answer stands all the same."""
+        """Log messages after the finish; the answer stays valid."""
         try:
             more = await call.read()
         except (aio.AioRpcError, asyncio.CancelledError):
@@ -288,7 +288,9 @@ class Journey:
     # ---------------------------------------------------------------- the end
 
     def _whole(self, finish: Finish) -> Finish:
-        """The finish as if one replica had done everything. What was lost is counted from what it sent, the last part as told."""
+        """The finish as if one replica had done everything. A lost replica's part is counted from its updates, the last part
+        from its own numbers.
+        """
         return replace(finish, stats=self._total([*self._parts, finish.stats]), seed=self._seed)
 
     def _total(self, parts: list[DecodeStats]) -> DecodeStats:

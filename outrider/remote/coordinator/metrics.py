@@ -1,4 +1,4 @@
-"""What /metrics says of replicas, retries and tokens: an observer's families count steps, which are made elsewhere."""
+"""The metrics of replicas, retries and tokens: an observer's families count steps, which run in other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FleetMetrics(Collector):
         self._fleets, self._retries = fleets, retries
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is is known at a scrape."""
+        """No families in advance: they are known at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:

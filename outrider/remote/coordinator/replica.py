@@ -60,7 +60,7 @@ class Replica:
         self, endpoint: Endpoint, security: ClientSecurity, hello: messages.Hello, patience: Patience,
         admit: Callable[[Replica, messages.Welcome], None], changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`admit` raises CapabilityError for a service that may not answer here; `changed` is told of every new standing."""
+        """`admit` raises CapabilityError for a service that may not answer here; `changed` is called with every new standing."""
         self.name = str(endpoint)
         self.standing: Standing = "away"
         self.reason = "not reached yet"
@@ -86,7 +86,7 @@ class Replica:
 
     @property
     def load(self) -> Load:
-        """What it has to do: ours, and what it says that others gave it."""
+        """Its load: our requests, and those of others by its own report."""
         state, terms = self.state, self.terms
         theirs = state.running + state.waiting + state.prefilling
         return Load(max(self.in_flight, theirs), terms.max_running if terms is not None else 1)
@@ -159,7 +159,7 @@ class Replica:
             call.cancel()
 
     def give_up(self, kind: str, reason: str, *, lies: bool = False) -> None:
-        """A request of ours was lost here: nothing more is asked of it until it was reached anew. `kind`: for the counter."""
+        """Stop using the replica, which lost a request of ours, until it is reached again. `kind`: for the counter."""
         self.failures[kind] = self.failures.get(kind, 0) + 1
         self._stand("away", reason, self._patience.refused_s if lies else None)
         if self._watching is not None:
@@ -167,7 +167,7 @@ class Replica:
             watching.cancel()
 
     def is_leaving(self) -> None:
-        """It refused a request because it drains; its next state says whether that is still so."""
+        """Note that it refused a request because it drains; its next state tells whether it still does."""
         self._stand("draining", "")
 
     def _stand(self, standing: Standing, reason: str, pause_s: float | None = None) -> None:
@@ -210,8 +210,8 @@ class Replica:
 
 
 class _GoneError(Exception):
-    """It cannot be used for now."""
+    """The replica cannot be used at present."""
 
 
 class _GivenUpError(Exception):
-    """`give_up` was called, and has said why."""
+    """`give_up` was called, and has logged the reason."""

@@ -1,6 +1,6 @@
 """The life of a coordinator: `outrider serve`'s own process and application, with engines that are target services.
 
-It reads tokenizers and no weights. It is ready when every model has a replica; it never gives up waiting for one, and says every
+It reads tokenizers and no weights. It is ready when every model has a replica; it waits for one without limit, and logs every
 half minute what it waits for.
 """
 
@@ -33,8 +33,9 @@ REMIND_S = 30.0
 def run_coordinator(
     settings: CoordinatorSettings, status: Status = lambda line: None, notes: Sequence[str] = ()
 ) -> None:
-    """Serve until a signal says to stop; `notes` go to the log. Raises ConfigError where it cannot listen, and what reading
-    tokenizers raises."""
+    """Serve until a signal stops it; `notes` go to the log. Raises ConfigError where it cannot listen, and what reading
+    tokenizers raises.
+    """
     with Coordinator(settings) as coordinator:
 
         def load(state: ServerState, monitoring: Monitoring, status: Status) -> Sequence[Serves]:

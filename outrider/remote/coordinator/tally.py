@@ -1,7 +1,7 @@
-"""What an answer cost, counted from its updates: a replica that is lost never sends its own numbers.
+"""The steps and tokens of an answer, counted from its updates, because a lost replica never sends its own numbers.
 
-Every step of a row emits its accepted draft tokens and then one token of the target's, so steps can be told apart by where their
-tokens come from.
+Every step of a row emits its accepted draft tokens and then one token of the target's, so the origin of its tokens shows where
+a step ends.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from outrider.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What `Sampling` says, in the library's form."""
+    """The fields of `Sampling` in the library's form."""
 
-    params: SamplingParams  # of the draft's law, which is cut to its likeliest tokens by top_k
+    params: SamplingParams  # of the draft's distribution, which is cut to its likeliest tokens by top_k
     seed: int
     coupled: bool
     num_prompt: int
@@ -22,8 +22,8 @@ class RowOptions:
 def row_options(sampling: messages.Sampling, vocab_size: int, law_tokens: int) -> RowOptions:
     """The options of one row; top_p and repetition_penalty may be left out (0: off). Raises ConfigError for a value out of range.
 
-    A drawn row's law is cut to `law_tokens` by its top-k, before anything is drawn. A deterministic row, which gets no laws, is
-    guessed greedily: a one-hot draft is kept most often at the likeliest token.
+    A drawn row's distribution is cut to `law_tokens` by its top-k, before anything is drawn. A deterministic row gets no
+    distributions and is drafted greedily, because a one-hot draft is kept most often at the likeliest token.
     """
     params = SamplingParams(
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p or 1.0, min_p=sampling.min_p,
@@ -40,7 +40,7 @@ def row_options(sampling: messages.Sampling, vocab_size: int, law_tokens: int) -
 
 
 def _allowed(sampling: messages.Sampling, vocab_size: int) -> list[int] | None:
-    """None: all. A target's padded vocabulary may be wider than the draft's."""
+    """Allowed tokens within the draft's vocabulary; None: all. A target's padded vocabulary may be wider."""
     asked = list(sampling.allowed_token_ids)
     known = [token for token in asked if token < vocab_size]
     if asked and not known:

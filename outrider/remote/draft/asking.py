@@ -10,10 +10,10 @@ from outrider.rows import Row
 
 
 def sampling_of(row: Row, *, coupled: bool, with_laws: bool) -> messages.Sampling:
-    """What drafts of this row are drawn with. `coupled`: the target chooses with noise that the draft guesses with.
+    """The sampling options for drafts of this row. `coupled`: target and draft share their noise.
 
-    Only such a row's seed is told. Whoever knew another's would know the coins that judge its drafts, and could choose them so
-    that the text is biased; the service gets a number made from it, so that its draws repeat, too.
+    Only such a row sends its seed. A service that knew another row's seed would know the coins of the verifier, and could
+    choose drafts that bias the text. So it gets a number derived from the seed, and its draws repeat, too.
     """
     params = row.params
     sampling = messages.Sampling(

@@ -1,4 +1,4 @@
-"""What is believed of a draft service's replies: nothing that was not checked, since one wrong law is a wrong text."""
+"""Checks of a draft service's replies: everything is checked, because one wrong distribution biases the text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from outrider.remote.draft.tree import MAX_NODES, Law, Sent
 from outrider.remote.protocol import messages
 
-SUM_ERROR = 1e-3  # of a law, at most: floats over the wire, summed in any order
+SUM_ERROR = 1e-3  # of a distribution, at most: floats over the wire, summed in any order
 
 
 class InvalidReplyError(Exception):
-    """A reply that no honest service sends; the message says what is wrong with it."""
+    """A reply that no honest service sends; the message names the mistake."""
 
 
 def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int, *, with_laws: bool) -> list[Sent]:
     """The nodes of one reply for a base of which `num_sent` nodes have arrived before. Raises InvalidReplyError.
 
-    Without `with_laws` every node counts as placed, whatever the service says of it.
+    Without `with_laws` every node counts as placed, whatever the service claims.
     """
     if num_sent + len(nodes) > MAX_NODES:
         raise InvalidReplyError(f"{num_sent + len(nodes)} nodes for one text, more than {MAX_NODES}")
@@ -35,7 +35,7 @@ def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int
 
 
 def checked_law(node: messages.Node, vocab_size: int) -> Law:
-    """The law of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it cannot have been drawn from."""
+    """The distribution of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it cannot have been drawn from."""
     tokens, probs = np.array(node.law.tokens, dtype=np.int64), np.array(node.law.probs, dtype=np.float64)
     if not len(tokens) or len(tokens) != len(probs):
         raise InvalidReplyError(f"a law of {len(tokens)} tokens and {len(probs)} probabilities")

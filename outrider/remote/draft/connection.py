@@ -66,7 +66,7 @@ class TroubleError(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a service said about one row, and when it came, on `time.perf_counter`'s clock."""
+    """A service's reply for one row, and when it came, on `time.perf_counter`'s clock."""
 
     row: messages.RowReply
     at_s: float
@@ -176,7 +176,7 @@ class Connection:
         return number
 
     def end_row(self, number: int) -> None:
-        """Nothing more is wanted for this row."""
+        """End a row: no more drafts are wanted for it."""
         with self._lock:
             self._boxes.pop(number, None)
 
@@ -356,7 +356,7 @@ class Connection:
             self._call.cancel()
 
     def _note(self, trouble: TroubleError) -> None:
-        """Count it; say it where it is news."""
+        """Count a trouble, and log it where it is new."""
         if trouble.reason != "invalid":  # which were counted one by one
             self.counts.trouble(trouble.reason)
         if trouble.reason != self._said:

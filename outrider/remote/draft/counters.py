@@ -42,11 +42,11 @@ class DraftCounters:
 
 
 class _Present:
-    """Gauges that are looked up when somebody asks."""
+    """Gauges whose values are read at a scrape."""
 
     def __init__(self, rows: Callable[[], int], waiting: Callable[[], int]) -> None:
         self._gauges = (("rows", "Texts that are kept.", rows), ("waiting", "Drafts that are wanted.", waiting))
 
     def collect(self) -> Sequence[Metric]:
-        """Their values now."""
+        """The current values of the gauges."""
         return [GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value()) for name, text, value in self._gauges]

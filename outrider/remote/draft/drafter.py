@@ -1,12 +1,12 @@
 """Drafter 'remote': a draft service on another machine, or in another process, drafts while the target works.
 
-    commit    the tokens of the step go to the service, which drafts behind them and, while the target's next pass runs, behind
-              the likely outcomes of that pass
-    propose   where the text went as one of them, the draft is at hand (a hit); else the step waits for the reply to its own
-              request as long as `patience.py` allows, or goes on without a draft
+    commit    the tokens of the step go to the service, which drafts after them and, while the target's next pass
+              runs, after the likely outcomes of that pass
+    propose   where the text continued as one of them, the draft is ready (a hit); else the step waits for the reply
+              to its own request as long as `patience.py` allows, or continues without a draft
 
-Nothing that happens on the wire may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
-plain step, and `connection.py` mends the line. docs/services/drafter.md is the user's side of it.
+No event on the network may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
+plain step, and `connection.py` reconnects. docs/services/drafter.md is the user's side of it.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class RemoteDrafter(Drafter):
 
 
 def draft_of(chains: Sequence[Sequence[Node]], vocab_size: int, device: torch.device) -> Draft:
-    """Chains of nodes, one a row, as a draft: laws written out where any node was drawn."""
+    """Chains of nodes, one a row, as a draft: distributions written out where any node was drawn."""
     width = max(map(len, chains), default=0)
     if not width:
         return Draft.empty(len(chains), device)

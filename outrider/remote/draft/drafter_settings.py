@@ -67,5 +67,5 @@ class RemoteSettings:
 
     @property
     def max_wait_s(self) -> float | None:
-        """None: as long as a plain step takes."""
+        """The longest wait in seconds; None: as long as a plain step takes."""
         return None if self.max_wait_ms is None else self.max_wait_ms / 1e3

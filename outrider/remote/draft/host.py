@@ -52,10 +52,10 @@ class _Proposal:
 
 
 class GeneralHost:
-    """All rows in the drafter's one batch; those that nobody asks about get no nodes.
+    """All rows in the drafter's one batch; rows without a request get no nodes.
 
-    Verdicts are reached elsewhere. So the drafter is told that nothing was drafted, and meets what became of it as text, which
-    look-ups learn from. Where it also learns from acceptance (`Drafter.credit`), the text that follows is its verdict.
+    Verdicts are made by the target's process. So the drafter's own verdict is always empty, and the outcome arrives as text,
+    from which look-ups learn. Where it also learns from acceptance (`Drafter.credit`), the following text is its verdict.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None) -> None:
@@ -91,11 +91,13 @@ class GeneralHost:
         return len(self.tokens(uid))
 
     def tokens(self, uid: int) -> list[int]:
-        """Its text."""
+        """The tokens of the row's text."""
         return self._rows[self._uids.index(uid)].tokens
 
     def change(self, uid: int, start: int, tail: list[int]) -> None:
-        """The text is its first `start` tokens, then `tail`. A row whose tokens were replaced starts anew: look-ups only grow."""
+        """Replace all tokens from `start` on by `tail`. A row whose tokens were replaced starts again, because look-ups only
+        grow.
+        """
         index = self._uids.index(uid)
         row = self._rows[index]
         if tail or start != len(row.tokens):

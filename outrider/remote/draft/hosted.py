@@ -1,7 +1,7 @@
 """Turns names and options into a drafter that works without a target: refused, loaded and checked in that order.
 
-A drafter is built for a target. Here a stand-in takes its place, which has what look-ups and draft models ask of one: a
-tokenizer, the width of the vocabulary, a device. Whoever asks it for more needs the target's process.
+A drafter is built for a target. Here a stand-in takes its place, with what look-ups and draft models need: a tokenizer, the
+width of the vocabulary, a device. A drafter that needs more must run in the target's process.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _load_draft(
 
 
 def _target(options: DrafterOptions, draft: LoadedModel | None, device: torch.device) -> tuple[Any, int, int]:
-    """What stands in for the target, the width of the drafts' laws, and the longest text."""
+    """The target's stand-in, the width of the drafts' distributions, and the longest text."""
     if options.model is None:
         assert draft is not None
         name, tokenizer, config, vocab_size = draft.name, draft.tokenizer, draft.config, draft.lm.shape.vocab_size

@@ -115,7 +115,7 @@ class LocalService:
         return self.child
 
     def _wait(self, status: Callable[[str], None]) -> None:
-        """Until the child says that it serves."""
+        """Wait until the child reports that it serves."""
         began = told = time.monotonic()
         status("starting the draft service of this machine")
         with grpc.insecure_channel(self.endpoint.target) as channel:
@@ -147,7 +147,7 @@ class LocalLease:
     _services: ClassVar[dict[tuple[str, ...], tuple[LocalService, int]]] = {}
 
     def __init__(self, settings: RemoteSettings, setup: DraftSetup) -> None:
-        """Raises ConfigError where nothing says what drafts, CapabilityError where the service does not come up."""
+        """Start the service. Raises ConfigError where no drafter is named, CapabilityError where the service does not start."""
         if settings.draft is None:
             raise ConfigError("--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a look-up drafter")
         looks_up = settings.draft in DRAFTERS.names()

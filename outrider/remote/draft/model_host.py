@@ -1,7 +1,7 @@
-"""A draft model at work for the texts of many askers: each call's rows side by side in the cache, and nothing read twice.
+"""A draft model that drafts for the texts of many clients: each call's rows side by side in the cache, and nothing read twice.
 
-A proposal leaves the keys and values of its own tokens in the cache. They stay: when the next message says that some of those
-tokens were committed, their positions are kept, and only what differs is forgotten.
+A proposal leaves the keys and values of its own tokens in the cache. They stay: if the next message commits some of those
+tokens, their positions are kept, and only the rest is dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelHost:
         return len(self._rows[uid].tokens)
 
     def tokens(self, uid: int) -> list[int]:
-        """Its text."""
+        """The tokens of the row's text."""
         return self._rows[uid].tokens
 
     def start(self, text: Text, tokens: list[int]) -> None:
@@ -136,7 +136,7 @@ class ModelHost:
 
     @contextmanager
     def batch(self, uids: list[int]) -> Iterator[tuple[list[int], Rows, KVWindow]]:
-        """These rows alone, as a batch: their uids in its order, the rows, and the cache."""
+        """A batch of these rows alone: their uids in its order, the rows, and the cache."""
         first = self._gather(uids)
         order = self._slots[first : first + len(uids)]
         with window(self.lm, first, len(uids)) as opened:

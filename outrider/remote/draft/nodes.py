@@ -1,4 +1,4 @@
-"""Drafts as nodes of messages: tokens, parents, and the law that each drawn token came from."""
+"""Drafts as nodes of messages: tokens, parents, and the distribution that each drawn token came from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SentTree:
 
 
 def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
-    """A drafter's proposal as nodes, row by row. Greedy rows have no laws, nor have tokens that were placed."""
+    """A drafter's proposal as nodes, row by row. Greedy rows have no distributions, nor have tokens that were placed."""
     tokens, lengths = draft.lists
     drawn = draft.is_sampled().tolist() if draft.probs is not None else []
     found = []

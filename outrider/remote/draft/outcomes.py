@@ -1,12 +1,12 @@
-"""Drafts for what a target's pass may say, made while the pass runs: trees over the draft model's cache, a level a pass.
+"""Drafts for the likely outcomes of a target's pass, made while it runs: trees over the draft model's cache, a level a pass.
 
-    text  t t t  chain  a b c          the pass keeps k of the chain and then says another token x: the outcome (k, x)
+    text  t t t  chain  a b c          the pass keeps k of the chain and then emits another token x: the outcome (k, x)
                         | | |
-                        x y z          the likeliest outcomes; behind each of them a chain of its own
+                        x y z          the likeliest outcomes; after each of them a chain of its own
 
-P(k, x) = P(k kept) q(x), q the draft's law there without the token that was rejected. How many are kept is known from what
-became of earlier drafts (`ChainSurvival`), so there are many alternatives where the chain probably breaks, and few elsewhere.
-Each pass feeds the whole tree again behind the same committed positions: no keys are copied for an outcome.
+P(k, x) = P(k kept) q(x), q the draft's distribution there without the token that was rejected. Earlier drafts tell how many are
+kept (`ChainSurvival`), so there are many alternatives where the chain probably breaks, and few elsewhere. Each pass feeds the
+whole tree again after the same committed positions: no keys are copied for an outcome.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class _Layout:
 
 
 def _outcomes(tree: OutcomeTree, laws: Tensor) -> list[DraftNode]:
-    """The likeliest outcomes as the tree's first level. laws (N + 1, V): the draft's, behind each token of the chain."""
+    """The likeliest outcomes as the tree's first level. `laws` (N + 1, V): the draft's distributions after each token of the
+    chain.
+    """
     most = min(tree.most_nodes // (1 + tree.depth), laws.shape[-1] - 1)
     if most < 1:
         return []
@@ -156,7 +158,7 @@ def _continued(trees: Sequence[OutcomeTree], rows: Rows, logits: Tensor, shape: 
 
 
 def _chosen(tree: OutcomeTree, row: Row, rows: Rows, index: int, law: Tensor) -> tuple[list[int], Sequence[Law | None]]:
-    """A token behind each leaf from its law (width, V), and what it was drawn from."""
+    """A token after each leaf, drawn from `law` (width, V), and what it was drawn from."""
     paths = [tree.path(leaf) for leaf in range(len(tree.tokens) - tree.width, len(tree.tokens))]
     if row.params.is_greedy:
         return law.argmax(dim=-1).tolist(), [None] * tree.width

@@ -85,7 +85,7 @@ class RunningDraftService:
 
 
 def run_draft_service(settings: DraftServiceSettings, status: Callable[[str], None] = lambda line: None) -> None:
-    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what loading raises."""
+    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and what loading raises."""
     chosen_parts(settings.drafter)  # names first
     with ExitStack() as stack:
         logs = Logging(settings.log_format, settings.log_level)

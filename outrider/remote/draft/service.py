@@ -52,7 +52,7 @@ class DraftService(stubs.DraftServiceServicer):
             stream.close()
 
     async def Open(self, request: messages.Hello, context: aio.ServicerContext[Any, Any]) -> messages.Welcome:  # noqa: N802
-        """Compare protocol and vocabulary with the asker's, and say what this service offers."""
+        """Compare protocol and vocabulary with the client's, and return what this service offers."""
         texts, hosted = await self._ready(context)
         try:
             check_protocol(request, "the asker")

@@ -21,7 +21,7 @@ class DraftLimits:
     memory_bytes: int = 2 << 30  # for keys and values, or for look-up tables
     idle_timeout_s: float = 600.0  # after which a row that nobody asks about is forgotten
     max_requests_per_s: float = 5000.0  # row requests of one asker
-    law_tokens: int = 64  # likeliest tokens that a law is cut to
+    law_tokens: int = 64  # likeliest tokens that a distribution is cut to
     outcome_nodes: int = 64  # nodes drafted ahead for likely outcomes of a pass; 0: none
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class OpenStream:
         self._news.set()
 
     def close(self) -> None:
-        """Nothing will be sent behind what was."""
+        """Send nothing more."""
         self._is_closed = True
         self._news.set()
 

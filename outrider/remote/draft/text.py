@@ -1,4 +1,4 @@
-"""One row as the asking side knows it: its tree of drafts, and what the service was told and asked."""
+"""One row on the client's side: its tree of drafts, and what was sent to the service."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RemoteText:
     def request(
         self, row: Row, epoch: int, wish: int, *, coupled: bool, with_laws: bool, outcomes: bool
     ) -> messages.RowRequest:
-        """What the service lacks of the text, and the wish for `wish` nodes behind it."""
+        """A request with the part of the text that the service lacks, for `wish` nodes after it."""
         if self.epoch != epoch:
             self.told, self.epoch = None, epoch
             self.tree.forget_numbers()

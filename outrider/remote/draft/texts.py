@@ -1,11 +1,11 @@
-"""The texts that askers have told of, and the drafts they wait for. Shared by the event loop and the thread that computes.
+"""The clients' texts, and the drafts they wait for. Shared by the event loop and the thread that computes.
 
     table = Texts(limits, vocab_size, max_context)
     trouble = table.receive(stream, request)     # event loop: commit tokens, note what is wanted; None: all is well
-    jobs = table.take(32)                        # computing thread: askers in turn, the newest request of each row
+    jobs = table.take(32)                        # computing thread: clients in turn, the newest request of each row
 
-A row's newest request replaces the one that waits, so a slow service does not work on what is stale, and what waits is bounded
-by the number of rows. A text's tokens are those of its last message: a lost message is noticed by its length.
+A row's newest request replaces the one that waits, so a slow service does no stale work, and the number of rows limits what
+waits. A text's tokens are those of its last message: a lost message is noticed by its length.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Texts:
                 self._askers[job.text.instance].waiting.setdefault(job.text.uid, job.text)
 
     def is_current(self, job: Job) -> bool:
-        """Whether somebody still waits for this draft, and nothing newer was said about its row."""
+        """Whether a client still waits for this draft, and its row has no newer message."""
         with self._news:
             return self._is_current(job)
 
@@ -266,7 +266,7 @@ class Texts:
             return gone
 
     def remove(self, text: Text) -> None:
-        """Forget a text: its row is unknown from now on, unless it has begun anew."""
+        """Forget a text: its row is unknown from now on, unless it was started again."""
         with self._news:
             asker = self._askers.get(text.instance)
             if asker is not None and asker.rows.get(text.number) is text:
@@ -308,7 +308,7 @@ class Texts:
 
 
 def trouble(request: messages.RowRequest, kind: messages.Trouble, reason: str, have: int = 0) -> messages.RowReply:
-    """The answer that says why there is no draft."""
+    """The answer with the reason why there is no draft."""
     return messages.RowReply(
         row=request.row, base_length=request.base_length, finished=True, have_length=have, trouble=kind, reason=reason
     )

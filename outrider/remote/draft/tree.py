@@ -1,4 +1,4 @@
-"""What a draft service has sent for one text: a tree of draft nodes below the committed tokens, from which drafts are taken.
+"""The tree of draft nodes that a service has sent for one text, from which drafts are taken.
 
     tree = DraftTree(length=12)       # so many tokens are committed
     tree.ask()                        # a request for base 12 goes out: nodes of its replies are numbered from 0
@@ -6,10 +6,10 @@
     nodes = tree.chain(5)             # what to propose
     tree.advance(tokens, nodes)       # the step is over: the tree hangs on the new last token, the rest is dropped
 
-Lossless, because of three rules. A node that was drawn from a law stays the one draw at its place: a second one is dropped, so
-arrival alone decides which draw is proposed, never its value. What hangs below the committed text is a fresh draw for that text,
-whichever base it was sent for. And a drawn node that a verifier has looked at is never proposed again, which it could be after
-a correction that equals the token it corrects: then its value is no longer as likely as its law says.
+Three rules make it lossless. A node drawn from a distribution stays the only draw at its position: a second one is dropped, so
+arrival alone decides which draw is proposed, never its value. Nodes below the committed text are fresh draws for that text,
+whichever base they were sent for. A drawn node that a verifier has seen is never proposed again. This could happen after a
+correction that equals the token it corrects; its value is then no longer distributed as its distribution claims.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Node:
 
     token: int
     law: Law | None = None
-    drawn: Node | None = None  # the child drawn from the law here
+    drawn: Node | None = None  # the child drawn from the distribution here
     placed: list[Node] | None = None  # children placed without chance, the best first
     behind: Node | None = None  # committed: the committed token behind it
     is_dead: bool = False  # the text went another way
@@ -85,11 +85,11 @@ class DraftTree:
             self._bases.pop(min(self._bases))
 
     def forget_numbers(self) -> None:
-        """The service has begun anew: numbers of earlier replies mean nothing. Nodes that arrived stay."""
+        """Forget the numbers of earlier replies, because the service has restarted. Nodes that arrived stay."""
         self._bases.clear()
 
     def drop_drafts(self) -> None:
-        """Nothing that has arrived is to be proposed, nor what still arrives for the requests up to now."""
+        """Drop all nodes, those that have arrived and those that still arrive for earlier requests."""
         self._bases.clear()
         for node in self._root.children():
             self._drop(node)

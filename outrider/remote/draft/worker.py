@@ -1,7 +1,7 @@
-"""The one thread that computes: chains for whoever waits, askers in turn; drafts for likely outcomes when nobody does.
+"""The computing thread: chains for waiting clients in turn, and drafts for likely outcomes when none waits.
 
     take jobs -> bring their rows up to date -> one drafting call -> replies
-    nobody waits -> one pass for outcomes -> replies -> look again who waits
+    none waits -> one pass for outcomes -> replies -> look again for waiting clients
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Worker:
                 self._plan_outcomes(job, found[job.text.uid])
 
     def _after_failure(self, ready: dict[int, Job], asks: dict[int, int], error: Exception) -> None:
-        """One row's numbers may have been broken: each is tried alone, with its text read anew, and that one refused."""
+        """Try each row alone, with its text read again, and refuse the row whose numbers are broken."""
         if len(asks) == 1:
             self._refuse([ready[uid] for uid in asks], f"the drafter failed: {error}")
             return
@@ -238,7 +238,7 @@ class Worker:
         return [node.message() for node in new]
 
     def _look_ahead(self) -> None:
-        """One pass for trees that are equally far, of rows about which nothing newer was said."""
+        """One pass for trees of equal depth, of rows without newer messages."""
         for uid in [uid for uid, ahead in self._ahead.items() if not self._texts.is_current(ahead.job)]:
             del self._ahead[uid]
             self._counters.stale.inc()

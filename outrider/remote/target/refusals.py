@@ -1,4 +1,4 @@
-"""Our errors as gRPC's statuses, and back: a coordinator's client is told what the engine said, in the engine's words.
+"""Our errors as gRPC's statuses, and back, so that a coordinator's client gets the engine's own message.
 
     INVALID_ARGUMENT    RequestError, ConfigError, CapabilityError: asking again elsewhere would not help
     RESOURCE_EXHAUSTED  QueueFullError, with `retry-after` in seconds
@@ -21,7 +21,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def status_of(error: OutriderError) -> tuple[grpc.StatusCode, str, Metadata]:
-    """(status, message, trailing metadata) that say this error."""
+    """(status, message, trailing metadata) of an error."""
     kind: Metadata = ((KIND, type(error).__name__),)
     text = " ".join(str(error).split())
     match error:

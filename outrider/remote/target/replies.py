@@ -47,7 +47,7 @@ def to_messages(update: Update, base_length: int) -> Iterator[messages.GenerateR
 
 
 def from_message(message: messages.GenerateReply, vocab_size: int, wants_logprobs: bool) -> Update:
-    """The update, checked for what a service could get wrong in it alone. Raises RequestError that says what."""
+    """The update, checked for what a service could get wrong in it alone. Raises RequestError that names the mistake."""
     count = len(message.token_ids)
     outside = next((token for token in message.token_ids if token >= vocab_size), None)
     if outside is not None:

@@ -1,6 +1,6 @@
 """The life of a target service: listen, load, answer, drain, leave.
 
-Health says NOT_SERVING until the model is there, and again from the first SIGTERM on: then nothing new is taken, what runs has
+Health is NOT_SERVING until the model is loaded, and again from the first SIGTERM on: then nothing new is taken, what runs has
 `drain_timeout_s` to finish, and the process ends with code 0. A second signal ends it at once.
 """
 
@@ -51,7 +51,7 @@ class TargetSettings:
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine that runs, and what a handshake says of it."""
+    """A running engine, and its facts for a handshake."""
 
     engine: Engine
     ready: Serves  # the engine as requests reach it
@@ -60,7 +60,7 @@ class Loaded:
 
 
 def run_target(settings: TargetSettings, status: Callable[[str], None] = lambda line: None) -> None:
-    """Serve until a signal says to stop. Raises ConfigError where it cannot listen, and what loading raises."""
+    """Serve until a signal stops it. Raises ConfigError where it cannot listen, and what loading raises."""
     logs = Logging(settings.log_format, settings.log_level)
     if settings.log_format == "json":
         status = log.info  # every line of the log is an object

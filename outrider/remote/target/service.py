@@ -1,7 +1,7 @@
 """The three calls of TargetService over one engine: Open, Generate and Watch.
 
-A request belongs to its call: a caller that leaves, or whose deadline passes, ends it. What the engine says waits in an `Outbox`
-until the caller reads, so that a slow one delays nobody.
+A request belongs to its call: a caller that leaves, or whose deadline passes, ends it. Updates wait in an `Outbox` until the
+caller reads, so a slow caller delays no other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Spans = Callable[[str, Mapping[str, str]], AbstractContextManager[Any]]  # (name
 
 
 def no_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any]:
-    """Nobody traces."""
+    """No span, where tracing is off."""
     return nullcontext()
 
 
@@ -45,7 +45,7 @@ class TargetService(stubs.TargetServiceServicer):
     """An engine as a gRPC service. UNAVAILABLE until `serve` is called; all in one event loop."""
 
     def __init__(self, instance: str, count: Callable[[str, str], None], spans: Spans = no_span) -> None:
-        """`count` is told of every call that ended: (method, status)."""
+        """`count` is called with every call that ended: (method, status)."""
         self._instance, self._count, self._spans = instance, count, spans
         self._engine: Serves | None = None
         self._changed = asyncio.Condition()

@@ -1,1 +1,1 @@
-"""Bodies of requests and answers, as pydantic models: what is checked, and what the OpenAPI document says."""
+"""Bodies of requests and answers, as pydantic models, which check requests and make the OpenAPI document."""

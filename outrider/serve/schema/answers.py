@@ -43,7 +43,7 @@ class PromptTokensDetails(Part):
 
 
 class CompletionTokensDetails(Part):
-    """Token counts where thoughts are told apart, and of requests with a prediction."""
+    """Token counts of thoughts, where they are separated, and of requests with a prediction."""
 
     reasoning_tokens: int | None = None
     accepted_prediction_tokens: int | None = None

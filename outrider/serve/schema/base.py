@@ -1,6 +1,6 @@
 """What all request bodies share: nothing converted, refusals that name the field, and unknown fields kept apart.
 
-A body says which fields of other servers it refuses, and why (`refused`). A field that nobody here knows, or that has no effect
+A body lists the fields of other servers that it refuses, and why (`refused`). An unknown field, or one that has no effect
 (`without_effect`), is collected by `take_unknown`, so that it can be named or, by a strict server, refused. `null` is the same
 as leaving a field out, at every depth, and 16.0 the same as 16.
 """

@@ -1,4 +1,4 @@
-"""Fields of other servers that would change the answer, and that this server cannot honour: refused by name, whoever sends them.
+"""Fields of other servers that would change the answer, and that this server cannot honour: refused by name.
 
 Names are those of OpenAI's, vLLM's, SGLang's, TGI's, llama.cpp's, Ollama's, OpenRouter's and text-generation-webui's schemas.
 `NEUTRAL` has the values with which such a field asks for nothing; clients that fill in every field send them.

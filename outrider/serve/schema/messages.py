@@ -110,8 +110,8 @@ class TemplateFields(Body):
     def check_template(self, messages: list[Message] | None, *more: str) -> None:
         """Refuses template fields that exclude each other or would be ignored.
 
-        The two ways to begin an answer exclude each other; where no messages are rendered, fields that say how, and those named
-        `more`, would be ignored.
+        The two ways to begin an answer exclude each other; where no messages are rendered, fields that control rendering, and
+        those named `more`, would be ignored.
         """
         if self.continue_final_message and self.add_generation_prompt:
             raise refusal("continue_final_message", "'continue_final_message' and 'add_generation_prompt' contradict each other")

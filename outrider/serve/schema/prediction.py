@@ -1,4 +1,6 @@
-"""`prediction` in a body: OpenAI's predicted outputs. What the client expects the answer to be is drafted, never believed."""
+"""`prediction` in a body: OpenAI's predicted outputs. The answer that the client expects is drafted, and the target verifies
+it.
+"""
 
 from __future__ import annotations
 

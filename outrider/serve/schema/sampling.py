@@ -111,7 +111,9 @@ class GenerationFields(Body):
         return self.n or 1
 
     def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
-        """For answer number `choice` of a prompt; the model's `defaults` hold where the body says nothing. Raises ConfigError."""
+        """The sampling options of answer number `choice` of a prompt; the model's `defaults` fill in what the body leaves out.
+        Raises ConfigError.
+        """
         return SamplingParams(
             temperature=_or(self.temperature, defaults.get("temperature", 1.0)),
             top_k=_or(self.top_k, defaults.get("top_k", 0)),

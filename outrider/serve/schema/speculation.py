@@ -11,7 +11,7 @@ from outrider.serve.schema.base import Body
 
 
 class SpeculationFields(Body):
-    """Ours; `Speculation` says what each field means and checks that they fit together."""
+    """The fields of speculation, which are ours; `Speculation` explains each and checks that they fit together."""
 
     model_config = ConfigDict(extra="forbid")  # no other server's client has anything to say here
 
