@@ -54,7 +54,9 @@ def sequential_temperatures(logits: Tensor, accepted: Tensor, counts: Tensor) ->
 
 
 def expected_calibration_error(said: Tensor, true: Tensor) -> float:
-    """Mean over ten equal bins of what was said, weighted by their size, of |mean said - mean true|. (N,) each."""
+    """Calibration error over ten equal bins of the confidences `said`: mean of |mean said - mean true|, weighted by size. (N,)
+    each.
+    """
     bins = (said * NUM_BINS).long().clamp(0, NUM_BINS - 1)
     size = torch.zeros(NUM_BINS, dtype=said.dtype, device=said.device)
     gap = size.index_add(0, bins, said - true)  # |sum of differences| = size times the gap of the means

@@ -35,7 +35,7 @@ class Features:
 
 
 class FeatureCache:
-    """`budget` in bytes. `say` is told once when the disk is full; the run goes on without further caching."""
+    """`budget` in bytes. `say` is called once when the disk is full; the run continues without further caching."""
 
     def __init__(self, folder: Path, budget: int, say: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self._budget, self._say = folder, budget, say

@@ -52,7 +52,7 @@ class RecordedVerdicts(PhiloxNoise):
         self.graphs = Graphs()
 
     def laws(self, scores: Tensor, options: Tensor, draft: Draft | None) -> Tensor | None:
-        """None instead of a `LawKernel`: the reference computes distributions."""
+        """No `LawKernel`, because the reference computes distributions."""
         return None
 
     def serve(self, rule: RowVerifier, draft: Draft, table: Tensor) -> bool:

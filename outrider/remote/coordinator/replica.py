@@ -86,7 +86,7 @@ class Replica:
 
     @property
     def load(self) -> Load:
-        """Its load: our requests, and those of others by its own report."""
+        """The replica's load: our requests, and those of others by its own report."""
         state, terms = self.state, self.terms
         theirs = state.running + state.waiting + state.prefilling
         return Load(max(self.in_flight, theirs), terms.max_running if terms is not None else 1)
