@@ -223,7 +223,7 @@ HELD: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_in_the_mask_alone_bounds_the_context(name: str) -> None:
-    """Catches a model whose window, chunk or scale our attention is never told of: right for a while, then another model."""
+    """Catches a model whose window, chunk or scale our attention ignores: right for a while, then another model."""
     family, options = HELD[name]
     attention.register()
     plain = make_module(family, options)

@@ -1,8 +1,8 @@
-"""One suite for every drafter: whoever registers one gets all of these tests, under every verifier.
+"""One suite for every drafter: each registered one gets all of these tests, under every verifier.
 
 A drafter may guess badly but must not show: greedy text is plain decoding's text, a step leaves nothing behind, a row
 does not notice its neighbours, and the counters add up. Drafters that take a model are tried with four: a copy of the
-target (everything accepted), a slightly disturbed one, a random stranger of another shape (nearly nothing accepted), and
+target (everything accepted), a slightly disturbed one, a random model of another shape (nearly nothing accepted), and
 the disturbed one with a shorter context and a wider, padded vocabulary.
 
 Pairs of drafter and verifier: the thorough drafters (none, a look-up, a draft model) meet every lossless verifier, every
@@ -545,7 +545,7 @@ NOISY = (SamplingParams(temperature=1.0, max_tokens=24), MIXED[2], MIXED[3])
 
 @every_drafter
 def test_shared_noise_gives_one_text(bench: Bench, case: Case) -> None:
-    """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, whoever drafts, however far."""
+    """Catches noise keyed by step, draft length or batch: under `gumbel` a seed has one text, for every drafter and length."""
     asked = [(number, NOISY[number // 2]) for number in range(2 * len(NOISY))]
     expected = [bench.plain(number, params, "gumbel").output for number, params in asked]
     assert expected[0] != bench.plain(0, SamplingParams(max_tokens=24)).output

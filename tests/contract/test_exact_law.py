@@ -105,9 +105,7 @@ def test_law_is_the_targets(verifier: str, drafts: str, filters: str) -> None:
 @pytest.mark.parametrize("drafts", ["sampled", "mixed_kinds", "stop_after"])
 @pytest.mark.parametrize("seed", range(3))
 def test_longer_drafts_and_foreign_laws(verifier: str, drafts: str, seed: int) -> None:
-    """gamma = 3, V = 3, and a drafter whose law is not the target's law filtered alike (q = 0 where p > 0
-    included).
-    """
+    """gamma = 3, V = 3, and a drafter with another law than the filtered target's (also q = 0 where p > 0)."""
     target, drafter = pair(seed, 3, 3, FILTERS["plain"], FILTERS["top_k"])
     assert oracle.bias(verifier_named(verifier), target, DRAFTS[drafts](drafter, 3)) < EXACT
 

@@ -1,4 +1,4 @@
-"""Rows of one batch under different verifiers: each emits exactly its target's joint law, whoever stands beside it.
+"""Rows of one batch under different verifiers: each emits exactly its target's joint law, with any neighbours.
 
 Every proposal stands in the batch once under each rule; the real `verdict_by_rule` groups, slices and merges, and all
 outcomes of all rows are enumerated at once. The law of the rows of each rule must be the target's own.

@@ -30,7 +30,7 @@ LawOf = Callable[[oracle.Path], Law]
 
 
 def cut(path: oracle.Path) -> Law:
-    """A draft's law, cut to two of three tokens: what the target may say and the draft never does is among the cases."""
+    """A draft's law, cut to two of three tokens, so that the target may emit what the draft never does."""
     first = (2 * sum(path) + len(path)) % V
     return {first: 0.75, (first + 1) % V: 0.25}
 

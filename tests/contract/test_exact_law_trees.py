@@ -127,7 +127,7 @@ def test_drawing_without_replacement_accepts_more() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_on_a_chain_traversal_is_block_and_multi_round_is_token(seed: int) -> None:
-    """The same chain, written as a tree: equal probabilities of everything."""
+    """A chain written as a tree has equal probabilities of every outcome."""
     target, drafter = pair(seed, 3, 3, FILTERS["plain"], FILTERS["temperature"])
     chain = oracle.sampled_drafts(drafter, 3)
     tree = tree_drafts(drafter, shape([-1, 0, 1], "sss"))

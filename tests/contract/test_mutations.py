@@ -339,8 +339,8 @@ def test_block_verification_with_position_keyed_coins_is_biased() -> None:
 
 
 def test_token_level_rule_survives_position_keyed_coins() -> None:
-    """It ignores everything after the first rejection; only therefore is such keying sometimes believed to
-    be safe.
+    """Token-level verification ignores everything after the first rejection, so keying coins by position is safe there, and
+    only there.
     """
     target, drafter = small_pair()
     law = oracle.interval_law(verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2)

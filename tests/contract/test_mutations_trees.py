@@ -138,5 +138,5 @@ def test_verifying_bug_is_seen(
 
 @pytest.mark.parametrize("verifier", ["typical", "top-k"])
 def test_lossy_rules_are_what_they_are_called(verifier: str) -> None:
-    """They change the law, visibly: if the oracle did not see them, it would see nothing."""
+    """Lossy rules change the law visibly. An oracle that missed them would miss everything."""
     assert worst_bias(verifier, lambda drafter: tree_drafts(drafter, shape(FORK, "sssss"))) > 0.05

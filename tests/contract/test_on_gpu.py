@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(scope="module")
 def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bench]]:
-    """The same models on the CPU, on the device with graphs, and there without; the device by its number."""
+    """Equal models on the CPU, on the device with graphs, and there without; the device by its number."""
     root = tmp_path_factory.mktemp("models")
     save_models(root)
     threads = torch.get_num_threads()

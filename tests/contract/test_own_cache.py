@@ -62,7 +62,7 @@ def subject(name: str) -> StateLM:
 
 @cache
 def untouched(name: str) -> Any:
-    """The same model, as transformers runs it."""
+    """The model as transformers runs it."""
     return make(name)
 
 
@@ -101,7 +101,7 @@ def score(lm: StateLM, *rows: list[int], first_row: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("name", EACH)
 def test_how_it_is_fed(name: str) -> None:
-    """Catches a model that is fed in a slower way than it needs, and one said to be exact that is not."""
+    """Catches a model that is fed in a slower way than it needs, and one reported as exact that is not."""
     lm = subject(name)
     assert lm.own_run.keeps_state == (name not in READ_ANEW)
     assert lm.feeding.most == (1 if name in ONE_AT_A_TIME else None)

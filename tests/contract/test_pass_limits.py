@@ -1,9 +1,8 @@
 """What "exact" rests on: a row's logits have the same bits in every pass the engine makes.
 
-`find_pass_limits` measures on each model which passes agree. Here its answer is put to the proof on models it
-did not choose: every width of pass up to a long draft, every number of rows, every place in the batch,
-neighbours of any length (so that keys come in more blocks), packed and plain linears, bf16, fp32 and fp64,
-fused attention and the written-out one with softcap.
+`find_pass_limits` measures on each model which passes agree. These tests check its answer on other models: every width of pass
+up to a long draft, every number of rows, every slot of the batch, and neighbours of any length (so that keys come in more
+blocks). They cover packed and plain linears, bf16, fp32 and fp64, fused attention and the written-out one with softcap.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_failing_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Biased(transformers.LlamaForCausalLM):
-    """Its plain pass adds something to the logits that ours does not know of."""
+    """A model whose plain pass adds a term to the logits that our pass lacks."""
 
     kernels = ("eager", "sdpa")
 
@@ -108,7 +108,7 @@ def test_other_logits_than_our_attention_gives() -> None:
 
 
 def test_rounding_is_no_missing_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rounding flips what a router picks, transformers' own kernels differ, too."""
+    """Accepts a model whose router flips by rounding, since transformers' own kernels differ there, too."""
     monkeypatch.setattr(Biased, "kernels", ("eager",))
     module = Biased(transformers.LlamaConfig(**GROUPED)).eval()
     with pytest.raises(CapabilityError) as caught:

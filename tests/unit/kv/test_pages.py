@@ -76,7 +76,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 
 
 def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
-    """Its own pages are not dropped to make room for its later ones."""
+    """A text's own pages are not dropped to make room for its later ones."""
     pool = pool_of(2)
     text = list(range(20))
     pool.save(text, cache_of(text), 0, 20)
@@ -87,7 +87,7 @@ def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
 
 
 def test_a_pool_without_pages_knows_nothing() -> None:
-    """As when the operator wants none."""
+    """An operator may set the pool to no pages."""
     pool = pool_of(0)
     pool.save([1, 2, 3, 4], cache_of([1, 2, 3, 4]), 0, 4)
     assert loaded(pool, [1, 2, 3, 4]) == 0
@@ -108,7 +108,7 @@ def test_random_histories() -> None:
 
 
 def test_a_copy_is_what_load_fills_in() -> None:
-    """For caches whose row does not exist yet; and `load` stops where it is told to."""
+    """A copy serves caches whose row does not exist yet; `load` stops at the given length."""
     pool, text = pool_of(8), list(range(14))
     pool.save(text, cache_of(text), 0, 14)
     parts = pool.copy([*text[:9], 99])

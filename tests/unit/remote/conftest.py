@@ -85,7 +85,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafter_of(llm: LLM) -> RemoteDrafter:
-    """Its remote drafter."""
+    """The remote drafter of an engine or decoder."""
     found = llm._decoder.drafter
     assert isinstance(found, RemoteDrafter)
     return found

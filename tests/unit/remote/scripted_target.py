@@ -1,7 +1,6 @@
-"""A target service without a model, in the test's process: it says a text that follows from the prompt, and fails as it is told.
+"""A target service without a model, in the test's process: it emits a text that follows from the prompt, and fails on demand.
 
-Bytes are tokens. What it says next depends on all tokens before, so that a token lost or said twice shows.
-"""
+Bytes are tokens. The next token depends on all tokens before, so a lost or repeated token shows."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
 
 
 def text_of(prompt: Sequence[int], count: int) -> str:
-    """The same as text."""
+    """The emitted tokens as text."""
     detokenizer = Detokenizer(byte_tokenizer(), list(prompt))
     return "".join(detokenizer.push(token) for token in answer(prompt, count)) + detokenizer.flush()
 

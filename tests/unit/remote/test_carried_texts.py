@@ -1,4 +1,4 @@
-"""Real engines behind real services in one process: a request whose service is cut off says what one engine says."""
+"""Real engines behind real services in one process: a request whose service is cut off gets the text of a single engine."""
 
 from __future__ import annotations
 

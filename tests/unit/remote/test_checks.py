@@ -1,4 +1,4 @@
-"""What is not believed of a reply: each lie by itself."""
+"""Invalid replies are refused: each kind of mistake by itself."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def test_laws_are_scaled_to_one() -> None:
 
 
 def test_without_laws_nothing_is_drawn() -> None:
-    """laws=off: whatever the service says, a node counts as placed, and its law is not even looked at."""
+    """laws=off: a node counts as placed whatever the service claims, and its law is not read."""
     found = checked_nodes([node(3, tokens=[4], probs=[7.0])], 0, V, with_laws=False)
     assert found[0].law is None

@@ -56,7 +56,7 @@ def test_large_replicas_take_more() -> None:
 
 
 def test_a_crowded_place_is_left() -> None:
-    """Whoever others have filled is passed by."""
+    """A replica that is full of others' requests is skipped."""
     first = order(b"x", NAMES)[0]
     assert choose(b"x", {**FREE, first: Load(50, 4)}) != first
 

@@ -18,7 +18,7 @@ def read(models: list[str], endpoints: list[str]) -> dict[str, list[str]]:
 
 
 def test_one_model_needs_no_name() -> None:
-    """It is called what its tokenizer is called."""
+    """A single model takes the name of its tokenizer."""
     assert read(["demo"], ["a:1,b:2"]) == {"demo": ["grpc://a:1", "grpc://b:2"]}
     assert read(["small=/models/x"], ["a:1"]) == {"small": ["grpc://a:1"]}
 
@@ -112,7 +112,7 @@ WRONG: list[tuple[list[str], str]] = [
 def test_commands_refuse_what_cannot_be(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2 and one line that says how to do it."""
+    """Exit code 2 and one line with the remedy."""
     for name in ("MODEL", "TARGET_ENDPOINT", "DRAFT_ENDPOINT", "BATCH_SIZE", "MAX_DRAFT_TOKENS"):
         monkeypatch.delenv(name, raising=False)
     assert run(arguments) == 2
@@ -120,7 +120,7 @@ def test_commands_refuse_what_cannot_be(
 
 
 def test_variables_stand_for_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As deployments set them; what is wrong in them is refused, too."""
+    """Deployments set options by variables; mistakes in them are refused, too."""
     monkeypatch.setenv("MODEL", "small=/s;large=/l")
     monkeypatch.setenv("TARGET_ENDPOINT", "small=a:1")
     assert run(["service", "coordinator"]) == 2

@@ -175,7 +175,7 @@ def test_compose_file_is_understood_by_docker() -> None:
 
 
 def test_only_the_coordinator_and_prometheus_have_a_door() -> None:
-    """And that only towards this machine, until BIND says otherwise."""
+    """Ports are open towards this machine only, until BIND opens them further."""
     doors = {name: service["ports"] for name, service in COMPOSE["services"].items() if "ports" in service}
     assert doors == {"coordinator": ["${BIND:-127.0.0.1}:8000:8000"], "prometheus": ["127.0.0.1:9090:9090"]}
 

@@ -1,4 +1,4 @@
-"""A composite behind a draft service hears what became of its drafts: the text that follows is their verdict."""
+"""A composite in a draft service learns from acceptance: the text that follows is the verdict on its drafts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_nodes_go_to_the_part_that_texts_agree_with() -> None:
 
 
 def test_only_what_the_text_has_reached_is_judged() -> None:
-    """Of four right guesses two are known when the text has gone on by two: the others may be right or wrong."""
+    """Of four right guesses two are known when the text has grown by two; the others may be right or wrong."""
     hosted, expected = Hosted(), Hosted()
     hosted.start(1, [10, 11])
     hosted.shares(1, nodes=8)
@@ -122,7 +122,7 @@ def test_a_draft_asked_for_again_is_judged_once() -> None:
 
 
 def test_messages_of_an_asker_are_the_verdicts(tmp_path: Path) -> None:
-    """From the protocol's messages to the parts: the n-gram part of a real service is believed after texts that repeat."""
+    """From the protocol's messages to the parts: after texts that repeat, the n-gram part of a real service is rated highly."""
     options = {"parts": "suffix,ngram"}
     hosted = load_drafter(DrafterOptions(model=str(save_draft(tmp_path)), drafter="composite", drafter_options=options))
     assert isinstance(hosted.host.drafter, CompositeDrafter)
@@ -139,7 +139,7 @@ def test_messages_of_an_asker_are_the_verdicts(tmp_path: Path) -> None:
 
 
 def test_the_best_of_a_model_and_others_cannot_be_chosen_elsewhere() -> None:
-    """It would weigh the model's time against a pass that a service does not see."""
+    """Mode `best` would weigh the model's time against a pass that the service does not see."""
     settings = {"parts": "draft-model,suffix", "mode": "best"}
     with pytest.raises(CapabilityError, match="mode=best weighs a model's time against the target's pass"):
         chosen_parts(DrafterOptions(draft="d", model="t", drafter="composite", drafter_options=settings))

@@ -1,4 +1,4 @@
-"""What a draft service sends is what the drafter would draft in one process, whatever was said, lost, replaced or forgotten."""
+"""A draft service sends what the drafter would draft in one process, whatever was sent, lost, replaced or forgotten."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_laws_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: Sam
 
 
 class Asker:
-    """The asker's side of two rows of one instance: its text, and whether the service was told of the row."""
+    """The client's side of two rows of one instance: its text, and whether the service knows the row."""
 
     def __init__(self, bench: Bench, name: str) -> None:
         self.reader = bench.reader(name)
@@ -120,8 +120,9 @@ MOVES = st.lists(
 @settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(moves=MOVES, kinds=st.tuples(st.sampled_from(list(SAMPLINGS)), st.sampled_from(list(SAMPLINGS))))
 def test_drafts_equal_those_of_a_fresh_row(hosted: HostedDrafter, moves: list, kinds: tuple[str, str]) -> None:
-    """Commits, replaced texts, repeated and lost messages, evictions and restarts leave no trace in what is drafted, and rows of
-    two askers under one number are not mixed."""
+    """Commits, replaced texts, repeated and lost messages, evictions and restarts leave no trace in the drafts.
+
+    Rows of two clients under one number are not mixed."""
     bench = Bench(hosted, batch_size=3)
     askers = [Asker(bench, "a"), Asker(bench, "b")]
     for kind, instance, row, kept, tokens in moves:
@@ -192,8 +193,9 @@ def continuation(nodes: list[messages.Node], path: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["greedy", "greedy, penalised", "coupled", "deterministic"])
 def test_outcomes_that_happen_have_the_draft_of_a_fresh_request(hosted: HostedDrafter, kind: str) -> None:
-    """Behind k kept tokens and another next token lies what would be drafted there, for all outcomes prepared; drafted beside
-    another row whose chain is shorter."""
+    """After k kept tokens and another next token, a prepared outcome has the draft of a fresh request, for all outcomes.
+
+    They are drafted beside another row whose chain is shorter."""
     bench = Bench(hosted, outcome_nodes=60)
     reader = bench.reader("a")
     assert bench.tell(
@@ -260,7 +262,9 @@ def test_what_was_drafted_and_kept_is_not_read_again(hosted: HostedDrafter, monk
 
 
 def test_a_long_prompt_does_not_hold_up_its_neighbours(hosted: HostedDrafter) -> None:
-    """It is read a chunk a turn; a short text beside it has its drafts meanwhile, and in the end it has the same draft."""
+    """A long prompt is read a chunk at a time. A short text beside it gets its drafts meanwhile, and in the end both have the
+    same draft.
+    """
     bench = Bench(hosted)
     reader = bench.reader("a")
     long = [(7 * place) % VOCAB for place in range(1500)]

@@ -103,7 +103,7 @@ def test_what_lies_behind_a_whole_chain_is_prepared(name: str, target: Path) -> 
 
 
 def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
-    """What a row has said helps the next one; what was replaced, or drafted ahead, was never said."""
+    """A row's emitted text helps the next row; replaced or drafted tokens were never emitted."""
     bench = Bench(hosted_lookup("suffix", target))
     reader = bench.reader("a")
     sampling = messages.Sampling(num_prompt=2)

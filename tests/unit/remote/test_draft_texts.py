@@ -37,7 +37,7 @@ class Desk:
         return self.table.receive(reader, messages.RowRequest(row=row, tokens=tokens, **{"num_draft_tokens": 3, **more}))
 
     def jobs(self, most: int = 100) -> list[Job]:
-        """Who has a turn."""
+        """The rows whose turn it is."""
         return self.table.take(most)
 
 
@@ -47,7 +47,7 @@ def trouble_of(reply: messages.RowReply | None) -> int:
 
 
 def test_tokens_that_agree_change_nothing_and_others_replace() -> None:
-    """Jobs say from where on a text differs; what waits is merged."""
+    """Jobs carry the position from which a text differs; waiting ones are merged."""
     desk = Desk()
     reader = desk.reader("a")
     assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
@@ -108,7 +108,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("fields", "reason"), WRONG)
 def test_nonsense_is_refused_in_words(fields: dict[str, Any], reason: str) -> None:
-    """And the row is forgotten; the others go on."""
+    """An invalid message is refused with a reason, and its row is dropped; the others continue."""
     desk = Desk()
     reader = desk.reader("a")
     assert desk.tell(reader, 2, TEXT, sampling=GREEDY) is None
@@ -144,7 +144,7 @@ def test_askers_have_turns() -> None:
 
 
 def test_the_newest_request_of_a_row_replaces_the_one_that_waits() -> None:
-    """Nothing is drafted for a text that has gone on."""
+    """Nothing is drafted for a text that has grown since."""
     desk = Desk()
     reader = desk.reader("a")
     assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
@@ -286,7 +286,7 @@ def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
 
 
 def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) -> None:
-    """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that begins anew, all are."""
+    """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that restarts, all are."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     (first,) = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
@@ -302,7 +302,7 @@ def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) ->
 
 
 def test_a_row_that_breaks_the_drafter_is_refused_alone(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its neighbours in the call have their drafts."""
+    """The neighbours of a broken row still get their drafts."""
     bench = Bench(hosted)
     reader = bench.reader("a")
     propose = hosted.host.propose

@@ -1,4 +1,4 @@
-"""`--draft-endpoint`, the plain way to say that a service drafts: what it stands for, and what it contradicts."""
+"""`--draft-endpoint`, the short option for a draft service: what it sets, and what it contradicts."""
 
 from __future__ import annotations
 

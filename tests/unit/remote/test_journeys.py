@@ -96,7 +96,7 @@ def test_lies_are_counted_and_the_text_stays_right(coordinate: Coordinate, lie: 
 
 
 def test_an_answer_that_goes_on_behind_its_end(coordinate: Coordinate) -> None:
-    """It stands; its replica does not."""
+    """The answer stays valid; its replica does not."""
     made = coordinate(ScriptedTarget(lies=["goes on"]))
     check_whole(ask(made))
     until(lambda: failures(made), "the lie to be counted")
@@ -105,14 +105,14 @@ def test_an_answer_that_goes_on_behind_its_end(coordinate: Coordinate) -> None:
 
 @pytest.mark.parametrize(("how", "kind"), [("aborts", "leaving"), ("fails", "failed")])
 def test_requests_that_are_given_up_go_on_elsewhere(coordinate: Coordinate, how: str, kind: str) -> None:
-    """A service that ends, or whose engine fails, says so in a finish."""
+    """A service that ends, or whose engine fails, reports it in a finish."""
     made = coordinate(ScriptedTarget(lies=[how]), ScriptedTarget(lies=[how]))
     check_whole(ask(made))
     assert (kind in failures(made)) == (kind == "failed")  # leaving is no failure
 
 
 def test_silence_is_noticed(coordinate: Coordinate) -> None:
-    """A stream that brings nothing, on a replica whose watch says nothing either: as of a process that is stopped."""
+    """A stream without messages, on a replica whose watch is silent, too, as when a process is stopped."""
     made = coordinate(ScriptedTarget(stalls=[4]), ScriptedTarget(stalls=[4]))
     got = ask(made)
     until(lambda: any(len(target.seen) for target in made.targets), "a request")
@@ -126,14 +126,14 @@ def test_silence_is_noticed(coordinate: Coordinate) -> None:
 
 
 def test_a_stream_that_waits_its_turn_is_no_stall(coordinate: Coordinate) -> None:
-    """Nothing comes for longer than the limit, and the watch goes on: it is waited for."""
+    """A stream that is silent for longer than the limit, while the watch continues, is waited for."""
     made = coordinate(ScriptedTarget(pause_s=1.5), patience=Patience(watch_interval_s=0.05, silence_s=0.6, hang_s=5.0))
     check_whole(ask(made, asked(max_tokens=4)), 4)
     assert not failures(made)
 
 
 def test_a_hung_engine_is_left(coordinate: Coordinate) -> None:
-    """It answers calls, and its loop does not come round."""
+    """A service that answers calls while its engine's loop stands still."""
     made = coordinate(ScriptedTarget(stalls=[2]), ScriptedTarget(stalls=[2]))
     got = ask(made)
     until(lambda: got.updates, "its first tokens")
@@ -145,7 +145,7 @@ def test_a_hung_engine_is_left(coordinate: Coordinate) -> None:
 
 
 def test_a_request_ends_when_it_lost_too_many(coordinate: Coordinate) -> None:
-    """Bounded, and the client is told how far it came."""
+    """Retries are bounded, and the client gets the number of tokens so far."""
     made = coordinate(ScriptedTarget(cuts=[2] * 9), limits=Limits(max_retries=2, wait_s=5.0))
     got = ask(made)
     assert got.finish.reason == "error"
@@ -179,7 +179,7 @@ def test_a_taken_request_settles_at_once(coordinate: Coordinate) -> None:
 
 
 def test_full_queues_are_passed_by(coordinate: Coordinate) -> None:
-    """One that is full, and then both: the client is told when to come again."""
+    """One queue is full, then both: the client gets a time to retry."""
     made = coordinate(ScriptedTarget(full=1), ScriptedTarget())
     made.targets[1].full = 0
     check_whole(ask(made))
@@ -193,7 +193,7 @@ def test_full_queues_are_passed_by(coordinate: Coordinate) -> None:
 
 
 def test_a_request_that_has_begun_waits_for_room(coordinate: Coordinate) -> None:
-    """It is not thrown away because the other queue is full for a moment."""
+    """A running request is not dropped because the other queue is full for a moment."""
     made = coordinate(ScriptedTarget(cuts=[4], full=0), ScriptedTarget(cuts=[4], full=0))
     got = ask(made)
     until(lambda: any(target.seen for target in made.targets), "a request")
@@ -239,7 +239,7 @@ def test_requests_wait_for_a_replica(coordinate: Coordinate) -> None:
 
 
 def test_waiting_has_an_end(coordinate: Coordinate) -> None:
-    """Then a client is told to come again, and why."""
+    """After the limit, the client gets the reason and a time to retry."""
     made = coordinate(ScriptedTarget(), limits=Limits(wait_s=0.3))
     made.services[0].kill()
     until(lambda: not made.fleet.usable, "the loss to be seen")
@@ -261,7 +261,7 @@ def test_time_limits_hold_while_nobody_answers(coordinate: Coordinate) -> None:
 
 
 def test_cancelling_ends_the_call(coordinate: Coordinate) -> None:
-    """The service hears of it."""
+    """Cancelling reaches the service."""
     made = coordinate(ScriptedTarget(pause_s=0.1))
     request = asked(max_tokens=200)
     got = ask(made, request)

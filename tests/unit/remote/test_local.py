@@ -150,7 +150,7 @@ def test_threads_are_what_the_target_leaves(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_waiting_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line at once, and another one now and then with what the service said last."""
+    """A line at once, and another one now and then with the service's last output."""
     monkeypatch.setattr(local, "BOOT", local.TIED + "import time; print('loading', flush=True); time.sleep(0.5)\n" + PLAYED)
     monkeypatch.setattr(local, "SIGN_OF_LIFE_S", 0.0)
     said: list[str] = []

@@ -8,7 +8,7 @@ from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MAX_MISSED,
 
 
 def test_a_budget_is_a_pass() -> None:
-    """The median of the latest ones, and never more than was said."""
+    """The budget is the median of the latest passes, and never more than the setting."""
     patience, bounded = Patience(None), Patience(0.003)
     for seconds in (0.01, 0.02, 5.0):
         patience.passes.add(seconds)
@@ -35,7 +35,7 @@ def test_expectations(asked: float, silent_since: float, now: float, deadline: f
 
 
 def test_the_first_reply_is_waited_for_once() -> None:
-    """Nobody knows what it takes: for a step's budget, and then no more."""
+    """An unknown reply time is waited for once, for a step's budget, and then no more."""
     patience = Patience(None)
     patience.passes.add(0.02)
     assert patience.expects(1.0, 1.0, 1.01, 1.02)
@@ -43,7 +43,7 @@ def test_the_first_reply_is_waited_for_once() -> None:
 
 
 def test_rests_grow_and_end_with_a_draft() -> None:
-    """Of a service that never has anything: few attempts in a thousand steps; one draft, and every step asks again."""
+    """A service that never has a draft gets few requests in a thousand steps; after one draft, every step asks again."""
     rests, asked = Rests(), []
     for _ in range(1000):
         asked.append(not rests.is_resting)

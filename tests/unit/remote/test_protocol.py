@@ -1,4 +1,4 @@
-"""The generated modules are those of remote.proto, and addresses, tokens and hashes do what they say."""
+"""The generated modules are those of remote.proto; addresses, tokens and hashes work as documented."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WRONG = ["", "draft", "grpc://", "grpc://draft", "grpc://draft:0", "grpc://draft
 
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_addresses_are_refused(text: str) -> None:
-    """The message says what a right one looks like."""
+    """The message shows a correct address."""
     with pytest.raises(ConfigError, match="grpc://HOST:PORT"):
         Endpoint.parse(text, "--draft-endpoint")
 

@@ -16,7 +16,7 @@ from tests.unit.remote.conftest import GREEDY, INVARIANT, PROMPTS, Demo, drafter
 
 
 def wait_for(happens: object, seconds: float = 60.0) -> None:
-    """Until the call says yes."""
+    """Wait until the call returns True."""
     deadline = time.monotonic() + seconds
     while not happens():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it never happened"
@@ -42,7 +42,7 @@ def test_the_text_is_plain_text_and_drafts_are_used(demo: Demo, folder: Path, pa
 
 @pytest.mark.parametrize("outcomes", [True, False])
 def test_outcomes_are_at_hand(demo: Demo, folder: Path, patient: None, outcomes: bool) -> None:
-    """A service that errs in places, and prepares what the target says there: the next draft is there without a wait."""
+    """A service that errs in places, and prepares the target's token there: the next draft is ready without a wait."""
     with FakeDraftService(folder, Known(demo.plain["greedy"], errs=lambda position: position % 3 == 0)) as service:
         with demo.remote(service.address, outcomes=outcomes) as llm:
             drafter, forward = drafter_of(llm), llm._decoder.target.forward
@@ -129,7 +129,7 @@ def test_laws_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, pati
 
 
 def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patient: None) -> None:
-    """A control that does not draft: not one message more; and what was said meanwhile is told when it begins again."""
+    """While the control does not draft, no message is sent; when it drafts again, the service gets the text so far."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service, demo.remote(service.address) as llm:
         decoder = llm._decoder
         wanted = [4] * 2 + [0] * 9 + [4] * 30
@@ -141,7 +141,7 @@ def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patie
                 return [row.clamp_draft(size) for row in rows]
 
             def observe(self, *_: object) -> None:
-                """Nothing."""
+                """Do nothing."""
 
             def summary(self) -> dict[str, object]:
                 return {}
@@ -216,7 +216,7 @@ def test_nobody_answers(demo: Demo, folder: Path) -> None:
 
 
 def test_another_vocabulary_is_refused(demo: Demo, folder: Path) -> None:
-    """Its token 5 is another word."""
+    """Token 5 of another vocabulary is another word."""
     with FakeDraftService(folder, MadeUp(100)) as service:
         service.model = messages.ModelIdentity(name="other", vocab_size=100, vocabulary_sha256="00ff")
         with pytest.raises(CapabilityError, match="other"):
@@ -232,7 +232,7 @@ def test_another_version_is_refused(demo: Demo, folder: Path) -> None:
 
 
 def test_a_wrong_token_is_refused(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the right one is not shown anywhere."""
+    """A wrong token is refused, and the right one appears in no message."""
     with FakeDraftService(folder, Known(demo.plain["greedy"])) as service:
         service.stop()
         service.security = ServerSecurity(tokens=("right-secret",))

@@ -91,7 +91,7 @@ def test_it_never_answers(demo: Demo, folder: Path, kind: str, monkeypatch: pyte
 
 
 def test_a_silent_line_is_opened_anew(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in half a minute (here: at once) is a dead line."""
+    """No message in half a minute (here: at once) means a dead connection."""
     monkeypatch.setattr(connection, "SILENT_S", 0.01)
     known = Known(demo.plain["greedy"])
     silent = FakeDraftService(folder, known, misbehave=lambda service, request: [])
@@ -191,7 +191,7 @@ def test_it_floods(demo: Demo, folder: Path, kind: str, flood: str) -> None:
 @pytest.mark.parametrize("where", ["Open", "Draft"])
 @every_kind
 def test_bytes_that_are_no_message(demo: Demo, folder: Path, kind: str, where: str) -> None:
-    """Another program's words, or ours damaged: also at the start, where nobody can say whom they come from."""
+    """Bytes of another program, or damaged ones of ours: also at the start, where the sender is unknown."""
     service = FakeDraftService(folder, Known(demo.plain[kind]))
     service.garbage = {where}
     with service, demo.remote(service.address, verifier(kind)) as llm:
@@ -211,7 +211,7 @@ TROUBLES = {
 @pytest.mark.parametrize("trouble", TROUBLES)
 @every_kind
 def test_troubles_of_a_row(demo: Demo, folder: Path, kind: str, trouble: int, patient: None) -> None:
-    """Rows that were evicted or miss tokens are told again, and drafted for; refused ones are left alone."""
+    """Rows that were evicted or lack tokens are sent again and get drafts; refused ones are left alone."""
     lost = 2
 
     def forgets(service: FakeDraftService, request: messages.RowRequest) -> list[messages.RowReply] | None:

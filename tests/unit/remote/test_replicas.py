@@ -1,4 +1,4 @@
-"""Who may be a replica: one protocol, one tokenizer, the same weights and arithmetic; and how they come back."""
+"""Conditions for a replica: one protocol, one tokenizer, equal weights and arithmetic; and how lost ones return."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_new_version_takes_over_when_the_old_one_is_gone(coordinate: Coordinat
 
 
 def test_a_dead_engine_behind_a_live_port(coordinate: Coordinate) -> None:
-    """It says itself that it failed."""
+    """The service reports itself that its engine failed."""
     made = coordinate(ScriptedTarget(), ScriptedTarget())
     made.targets[0].failed = "RuntimeError: out of memory"
     until(lambda: len(made.fleet.usable) == 1, "the failure to be seen")

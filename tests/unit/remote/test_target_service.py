@@ -103,7 +103,7 @@ async def collect(stub: Any, asked: messages.GenerateRequest, **options: Any) ->
 
 
 def test_an_answer_comes_in_pieces(served: Served) -> None:
-    """Tokens, text and finish are the engine's, and every piece says where it begins."""
+    """Tokens, text and finish are the engine's, and every piece carries its position."""
     (expected,) = ask(served.engine, request(TOKENS, max_tokens=12, logprobs=2))
     replies = served.call(lambda stub: collect(stub, message(sampling={"max_tokens": 12, "ignore_eos": True, "logprobs": 2})))
     updates = [from_message(reply, 257, True) for reply in replies]
@@ -121,7 +121,7 @@ def test_an_answer_comes_in_pieces(served: Served) -> None:
 
 
 def test_prompt_logprobs_come_first(served: Served) -> None:
-    """The same as the engine's."""
+    """They equal the engine's."""
     (expected,) = ask(served.engine, request(TOKENS, max_tokens=3, prompt_logprobs=1))
     replies = served.call(lambda stub: collect(stub, message(prompt_logprobs=1, sampling={"max_tokens": 3, "ignore_eos": True})))
     found = [law for reply in replies for law in from_message(reply, 257, False).prompt_logprobs or []]
@@ -203,7 +203,7 @@ def test_bad_input_is_refused_in_the_engines_words(
 
 
 def test_repeated_ids_and_full_queues(served: Served) -> None:
-    """Two run, two wait; the fifth is told when to come again."""
+    """Two run, two wait; the fifth gets a time to retry."""
 
     async def work(stub: Any) -> list[aio.AioRpcError]:
         long = {"max_tokens": 1500, "ignore_eos": True}

@@ -66,7 +66,7 @@ def test_another_text_leaves_nothing() -> None:
 
 
 def test_a_late_reply_is_grafted_where_it_agrees() -> None:
-    """Nodes for base 3 arrive when the text has gone on as they say, partly."""
+    """Nodes for base 3 arrive when the text has continued as they predict, in part."""
     tree = asked()
     tree.advance([5, 6])
     tree.ask()
@@ -76,7 +76,7 @@ def test_a_late_reply_is_grafted_where_it_agrees() -> None:
 
 
 def test_late_nodes_on_a_dropped_node_are_dropped() -> None:
-    """Their parent's number is known, its place in the text is not there any more."""
+    """The parent's number is known, but its position in the text is gone."""
     tree = asked()
     tree.add(3, [placed(-1, 5)])
     tree.advance([6])
@@ -86,7 +86,7 @@ def test_late_nodes_on_a_dropped_node_are_dropped() -> None:
 
 
 def test_both_bases_of_one_place_meet() -> None:
-    """The service sends again what the asker has already, numbered anew."""
+    """The service sends nodes again that the client has already, under new numbers."""
     tree = asked()
     tree.add(3, [placed(-1, 5), placed(0, 6), placed(1, 7)])
     tree.advance([5])
@@ -96,7 +96,7 @@ def test_both_bases_of_one_place_meet() -> None:
 
 
 def test_the_first_draw_stays() -> None:
-    """Guards against choosing between two draws: whoever prefers one for its value biases the text."""
+    """Guards against choosing between two draws, since a choice by value biases the text."""
     tree = asked()
     tree.add(3, [drawn(-1, 5)])
     tree.add(3, [drawn(-1, 6), placed(1, 7)])
@@ -140,7 +140,7 @@ def test_what_was_not_proposed_is_fresh() -> None:
 
 
 def test_unknown_bases() -> None:
-    """Of what was never asked about, or so long ago that its numbers are gone."""
+    """Replies for a base that was never requested, or so long ago that its numbers are gone."""
     tree = asked()
     with pytest.raises(UnknownBaseError):
         tree.add(4, [placed(-1, 5)])

@@ -1,4 +1,4 @@
-"""What is said about a line that cannot be opened: certificates that do not fit, ports that speak something else."""
+"""Messages about a connection that cannot be opened: certificates that do not fit, ports with another protocol."""
 
 from __future__ import annotations
 

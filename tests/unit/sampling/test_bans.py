@@ -1,4 +1,4 @@
-"""Answers that may not end yet, and words that may not be said: in every law, whoever drafts."""
+"""Answers that may not end yet, and words that must not appear: in every law, with every drafter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_ends_are_held_back_until_the_answer_is_long_enough() -> None:
 
 
 def test_the_last_token_of_a_word_is_banned_behind_its_beginning_only() -> None:
-    """Across what was said and what is drafted."""
+    """A word may begin in the committed text and continue in the draft."""
     bans = Bans(VOCAB, words=bad_words([[3], [4, 5, 6], [5, 8]], VOCAB))
     assert banned(bans, []) == {3}
     assert banned(bans, [4, 5]) == {3, 6, 8}
@@ -50,7 +50,7 @@ def test_the_last_token_of_a_word_is_banned_behind_its_beginning_only() -> None:
 
 
 def test_a_grammar_that_is_complete_ends_a_short_answer() -> None:
-    """Otherwise nothing at all could be said."""
+    """Without this rule no token at all would be allowed."""
     grammars = Grammars(TOKENIZER, 257, [EOS])
     bans = Bans(257, min_tokens=20, ends=[EOS], inner=grammars.constraint(choice(["yes", "yesterday"])))
     for token in TOKENIZER("yes")["input_ids"]:
@@ -132,7 +132,7 @@ def asked() -> list[SamplingParams]:
 
 @pytest.mark.parametrize(("drafter", "options"), DRAFTERS)
 def test_drafts_do_not_show(llm_for: Callable[..., LLM], drafter: str, options: dict[str, Any]) -> None:
-    """Greedy rows say what plain decoding says; every row keeps its bans and still has some drafts accepted."""
+    """Greedy rows emit the text of plain decoding; every row keeps its bans and still has some drafts accepted."""
     prompts = [TOKENIZER("the one with the theme")["input_ids"] * 2] * 4
     plain = llm_for("none", {}).generate(prompts, asked())
     done = llm_for(drafter, options).generate(prompts, asked())

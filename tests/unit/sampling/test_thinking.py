@@ -1,4 +1,6 @@
-"""Thoughts in an answer: told apart by tokens or by text, stop strings and grammars that wait, and a budget, whoever drafts."""
+"""Thoughts in an answer: separated by tokens or by text, stop strings and grammars that wait, and a budget, with every
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_marks_that_are_tokens() -> None:
 
 
 def test_a_mark_of_several_tokens() -> None:
-    """Its beginning, again and again, is none."""
+    """The beginning of a mark, repeated, is no mark."""
     thoughts = Thoughts(Thinking(opening=("?",), closing=("abc",), closing_ids=(1, 2, 3), is_open=True))
     said = [part for token in (1, 1, 2, 9, 1, 2, 3, 1) for part in thoughts.push(token, "?abcdefghi"[token])]
     assert said == [("thought", "aabi"), ("mark", "abc"), ("answer", "a")]

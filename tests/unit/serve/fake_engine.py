@@ -1,6 +1,7 @@
-"""An engine without a model: a thread that says a scripted text in steps, as `outrider.engine.Engine` would.
+"""An engine without a model: a thread that emits a scripted text in steps, as `outrider.engine.Engine` would.
 
-Every step says one accepted token and one correction (one plain token where the request switched drafting off). Bytes are tokens.
+Every step emits one accepted token and one correction (one plain token where the request switched drafting off). Bytes are
+tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Reply = str | list[int] | Callable[[Request], str] | OutriderError  # the text o
 
 @dataclass
 class FakeEngine:
-    """`gate`: when given, a step waits for it. `reply`: what is said; max_tokens cuts it, else EOS ends it."""
+    """`gate`: when given, a step waits for it. `reply`: the emitted text; max_tokens cuts it, else EOS ends it."""
 
     name: str = "fake"
     reply: Reply = "Hello, world"

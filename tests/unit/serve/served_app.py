@@ -38,7 +38,7 @@ def serving(*engines: FakeEngine, **settings: Any) -> Iterator[TestClient]:
 
 @contextmanager
 def listening(*engines: FakeEngine, **settings: Any) -> Iterator[str]:
-    """The same behind a real socket, for clients that bring their own HTTP; the address."""
+    """The application behind a real socket, for clients that bring their own HTTP; yields the address."""
     server = uvicorn.Server(uvicorn.Config(make_app(state_of(*engines, **settings)), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

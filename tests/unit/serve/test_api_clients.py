@@ -219,7 +219,7 @@ class TestThoughts:
         return prompt_of(engine), response.headers.get(HEADER)
 
     def test_gpt_oss_has_a_name_of_its_own(self) -> None:
-        """Its template refuses content beside thoughts where tools are called: both stand in one channel there."""
+        """gpt-oss's template refuses content beside thoughts where tools are called, because both stand in one channel there."""
         template = "{% for message in messages %}{{ message.thinking }}|{{ message.content }}{% endfor %}"
         assert self.rendered(template, reasoning="hm") == ("hm|A", None)
         assert self.rendered(template, reasoning="hm", tool_calls=CALLS)[0] == "hm\nA|"

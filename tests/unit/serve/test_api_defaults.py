@@ -34,7 +34,7 @@ def test_the_model_s_settings_hold_where_a_request_says_nothing(endpoint: str) -
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_what_a_request_says_wins(endpoint: str) -> None:
-    """Also where it says what switches a setting off, and where it is longer than the model's own length."""
+    """A request's value wins, also one that switches a setting off, and one longer than the model's own length."""
     path, body = ("/v1/chat/completions", chat()) if endpoint == "chat" else ("/v1/completions", {"prompt": "a"})
     given = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "max_tokens": 50}
     params = asked(VALUES, path, {**body, **given})

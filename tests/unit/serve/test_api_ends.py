@@ -81,7 +81,7 @@ def test_a_closing_mark_that_stops_the_answer_still_closes_the_call(name: str, s
 
 
 def test_an_opening_mark_that_stops_the_answer_is_not_shown() -> None:
-    """It is a special token that would be written out to begin a call."""
+    """The mark is a special token that would be written out to begin a call."""
     fake = engine("hermes", "Let me look." + written("hermes", CALLS[:1]))
     fake.tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
     stop = fake.tokenizer.convert_tokens_to_ids("<tool_call>")

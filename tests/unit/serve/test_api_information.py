@@ -63,7 +63,7 @@ def test_health_is_about_life_and_ready_about_taking_requests() -> None:
 
 
 def test_an_engine_that_hangs_fails_health_and_ready_until_it_comes_round() -> None:
-    """It says which one, for how long, and what is allowed; 0 allows everything."""
+    """The answer names the engine, the time it hangs and the limit; 0 allows everything."""
     engine = FakeEngine(turn_age_s=59.0)
     with serving(engine, FakeEngine(name="other")) as client:
         assert client.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""Predicted outputs: OpenAI's field, what becomes of it, and what the usage says."""
+"""Predicted outputs: OpenAI's field, its effect, and the counts in the usage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text_of(engine: FakeEngine) -> str:
 @pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("content", ["Grüße 😀\n", [{"type": "text", "text": "Grüße "}, {"type": "text", "text": "😀\n"}]])
 def test_a_prediction_reaches_the_engine_as_tokens(url: str, content: Any) -> None:
-    """As it is, to the last newline and without begin or end tokens."""
+    """The prediction arrives unchanged, to the last newline and without begin or end tokens."""
     engine = FakeEngine()
     answer = ask(engine, url, prediction=predicted(content))
     assert text_of(engine) == "Grüße 😀\n"
@@ -94,7 +94,7 @@ def test_lengths_and_the_drafters_own_name_go_with_it() -> None:
     (Rule(mode="off"), "off", None),
 ])  # fmt: skip
 def test_a_route_says_how_others_draft(rule: Rule, mode: str, invariant: bool | None) -> None:
-    """Its drafter and length are not about predictions; that nothing is drafted is."""
+    """A route's drafter and length do not apply to predictions; a route without drafting does."""
     engine = FakeEngine()
     ask(engine, rules=(rule,), prediction=predicted("x"))
     asked = engine.seen[0].speculation
@@ -124,7 +124,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_openais_own_client(url: str) -> None:
-    """The same text, in fewer steps; typed where OpenAI types it."""
+    """The text is the same in fewer steps, typed where OpenAI types it."""
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     question: dict[str, Any] = {

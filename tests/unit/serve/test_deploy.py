@@ -150,7 +150,7 @@ def test_images_are_pinned() -> None:
 
 
 def paths() -> set[str]:
-    """Of the HTTP application."""
+    """The paths of the HTTP application."""
     state = ServerState(settings())
     return set(make_app(state).openapi()["paths"])
 
@@ -251,7 +251,7 @@ def options_of(verb: str) -> set[str]:
 
 
 def test_page_names_metrics_that_exist() -> None:
-    """Also histograms, which are on the page with `_bucket` behind their name."""
+    """Histograms count, too; the page shows them with the suffix `_bucket`."""
     known = {name.removesuffix(end) for name in METRICS for end in ("", "_bucket")}
     for name in re.findall(r"outrider:[a-z0-9_]+", PAGE):
         assert name in known, name

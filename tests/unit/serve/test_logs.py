@@ -40,7 +40,7 @@ def finish(**facts: Any) -> Finish:
 
 
 def written(style: str, *ends: Finish, level: str = "info") -> str:
-    """What the log says of requests with these ends."""
+    """The log lines of requests with these ends."""
     stream = io.StringIO()
     running = Logging(style, level, stream)
     try:
@@ -52,7 +52,7 @@ def written(style: str, *ends: Finish, level: str = "info") -> str:
 
 
 def test_who_is_turned_away_is_told() -> None:
-    """A full queue and a wrong key at night: without a line, the log says that nobody asked. Probes of health say nothing."""
+    """A full queue and a wrong key are logged; without a line the log would show no request. Probes of health are not logged."""
     stream = io.StringIO()
     running = Logging("json", "info", stream)
     try:
@@ -261,7 +261,7 @@ def test_completion_comes_back_as_the_lab_reads_it(client: Any, stream: bool) ->
 
 
 def test_every_prompt_of_a_request_is_a_line(client: Any) -> None:
-    """Also token ids, as text; answers stay with their prompt."""
+    """Prompts of token ids are logged as text, too; answers stay with their prompt."""
     ids = FakeEngine().tokenizer("cd")["input_ids"]
     ask(client, "/v1/completions", prompt=["ab", "ef"], n=2)
     ask(client, "/v1/completions", prompt=ids, echo=True)

@@ -26,7 +26,7 @@ KEY = "sesame"
 
 @pytest.fixture
 def thinker() -> FakeEngine:
-    """It thinks, says something, and calls a tool where there are some."""
+    """A model that thinks, answers, and calls a tool where there are some."""
     call = written("hermes", [("weather", {"city": "Ulm"})])
 
     def said(request: Any) -> str:
@@ -141,7 +141,7 @@ def test_thinking_that_cannot_be_switched(made: Any, kind: str, message: str) ->
 
 
 def test_tokens_are_counted(client: Any, thinker: FakeEngine) -> None:
-    """As the answer's own usage says, tools and system included; no answer is made."""
+    """The count equals the answer's own usage, tools and system included; no answer is made."""
     ask: dict[str, Any] = {"model": "fake", "messages": USER, "system": "Be kind.", "tools": FUNCTIONS}
     count = client.messages.count_tokens(**ask).input_tokens
     assert thinker.seen == []
@@ -185,7 +185,7 @@ def test_a_form_and_a_failure_in_the_stream(client: Any, thinker: FakeEngine) ->
 
 
 def test_what_has_no_effect_is_named() -> None:
-    """As agents send it."""
+    """Agents send such fields."""
     cached = {"type": "ephemeral"}
     turn = [
         {"type": "thinking", "thinking": "hm", "signature": "abc"}, {"type": "redacted_thinking", "data": "xyz"},

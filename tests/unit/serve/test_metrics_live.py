@@ -76,7 +76,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
 
 
 def test_lab_measures_our_server_and_everything_is_told(server: SimpleNamespace) -> None:
-    """`outrider bench URL`: engine, tokens and speculation counts from our page agree with what our answers say."""
+    """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the answers' own."""
     assert parse(server.metrics.render()[0].decode()).generated == 0, "the self-test is nobody's request"
     workload = Workload("w", tuple(Request(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))
     options = LoadOptions(

@@ -37,7 +37,7 @@ def test_page_is_small_and_complete() -> None:
 
 
 def test_page_names_no_other_host() -> None:
-    """A font, script or picture from elsewhere would tell strangers who is asking what."""
+    """A font, script or picture from another host would reveal requests to it."""
     assert not re.findall(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", page())
     assert "@import" not in page()
     assert "url(" not in page()

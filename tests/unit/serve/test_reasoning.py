@@ -1,4 +1,4 @@
-"""What a model thinks is told apart from its answer: every family, whole or streamed, beside tools, forms and stop strings."""
+"""A model's thoughts are separated from its answer: every family, whole or streamed, beside tools, forms and stop strings."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_the_prompt_opens(reply: str, more: str, expected: tuple[str | None
 
 
 def test_thoughts_that_come_again() -> None:
-    """Where marks are special tokens, which no text can hold by accident: anywhere, told in order."""
+    """Marks that are special tokens, which no text holds by accident, may come anywhere; thoughts are reported in order."""
     reply = "Well.[THINK]hm[/THINK] So.[THINK]so[/THINK]yes"
     with serving(engine(reply, "{# [/THINK] #}", ("[THINK]", "[/THINK]"))) as client:
         thought, content, choice = told(client, logprobs=True)
@@ -95,7 +95,7 @@ def test_thoughts_that_come_again() -> None:
 
 
 def test_thoughts_are_counted() -> None:
-    """Marks that are tokens are none; nothing is counted where nothing is told apart."""
+    """Tokens of marks do not count, and nothing counts where thoughts are not separated."""
     with serving(engine("<think>hmm</think>yes", tokens=("<think>", "</think>"), special=False)) as client:
         usage = client.post(URL, json=chat(n=2)).json()["usage"]
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 6}
@@ -145,7 +145,7 @@ def test_tools_are_read_behind_thoughts_only(stream: bool) -> None:
 
 @pytest.mark.parametrize("tokens", [("<think>", "</think>"), ()])
 def test_what_the_engine_is_told(tokens: tuple[str, ...]) -> None:
-    """Stop strings and a budget wait there, where the text is made; nothing is told that changes nothing."""
+    """Stop strings and a budget apply in the engine, where the text is made; settings without effect are not sent."""
     made = engine("hm</think>yes", OPENS + "{# </think> #}", tokens)
     with serving(made) as client:
         client.post(URL, json=chat())
@@ -175,7 +175,7 @@ def test_a_form_holds_from_the_beginning_where_thoughts_would_be_text() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_harmony_with_tools(stream: bool) -> None:
-    """Thoughts twice, a preamble, and a call; a call that breaks off ends as the engine says."""
+    """Thoughts twice, a preamble, and a call; a broken call has the engine's finish reason."""
     reply = (
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>analysis<|message|>so<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
@@ -198,7 +198,7 @@ def test_harmony_with_tools(stream: bool) -> None:
 
 
 def test_which_format_a_model_has() -> None:
-    """By its template, else by its vocabulary; by name where an operator says so."""
+    """The template decides, else the vocabulary, unless an operator names a format."""
     for name, form in FORMATS.items():
         assert format_of("auto", " ".join([*form.signs, *form.closing]), []) is form
         assert format_of(name, "", form.opening) is form

@@ -23,7 +23,7 @@ SHOWN = "{# </think> #}{% for m in messages %}{% if m.reasoning %}({{ m.reasonin
 
 @pytest.fixture
 def thinker() -> FakeEngine:
-    """It thinks, says something, and calls a tool where there are some."""
+    """A model that thinks, answers, and calls a tool where there are some."""
     call = written("hermes", [("weather", {"city": "Ulm"})])
 
     def said(request: Any) -> str:
@@ -174,7 +174,7 @@ def test_what_is_refused_by_name(fields: dict[str, Any], param: str, message: st
 
 
 def test_what_has_no_effect_is_named() -> None:
-    """As agents send it; refused where the server is strict."""
+    """Agents send such fields; a strict server refuses them."""
     body = {
         "input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": [], "encrypted_content": "abc"}],
         "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto", "effort": "medium"},

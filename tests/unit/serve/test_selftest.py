@@ -30,7 +30,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a target and drafts: good, a stranger's, and one with a short context."""
+    """A folder of a target and drafts: a good one, an unrelated one, and one with a short context."""
     folder, tokenizer = tmp_path_factory.mktemp("selftest"), byte_tokenizer()
     target = tiny_llama(257, sharpness=4.0)
     short = disturbed(target, 0.05)
@@ -65,7 +65,7 @@ def start(models: Path) -> Iterator[Start]:
 
 
 def codes(result: SelfTest) -> set[str]:
-    """Without speed: on models of two layers drafting cannot pay, and the clock of a busy machine says nothing."""
+    """Without speed, because on models of two layers drafting cannot pay, and the clock of a busy machine is unreliable."""
     return {finding.code for finding in result.findings} - {"slower-than-plain"}
 
 
@@ -94,7 +94,7 @@ def test_strangers_draft_is_found_out(start: Start, caplog: pytest.LogCaptureFix
 
 
 def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
-    """It drafts well on short probes: only its config tells."""
+    """Such a draft is good on short probes; only its config reveals the limit."""
     result = self_test(start("short"), max_tokens=4)
     assert codes(result) == {"context-too-long"}
     assert f"--set max_model_len={SHORT}" in next(one.message for one in result.warnings if one.code == "context-too-long")
@@ -130,7 +130,9 @@ def test_demo_pair_is_found_good() -> None:
 
 
 class Scripted:
-    """An engine whose answers cost what a test says: (accepted of drafted, seconds) of speculative answers; plain take 1 s."""
+    """An engine whose answers have the cost that a test sets: (accepted of drafted, seconds) of speculative answers; plain take
+    1 s.
+    """
 
     drafters = ["draft-model"]  # noqa: RUF012
     context = 500

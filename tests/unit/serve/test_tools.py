@@ -1,4 +1,4 @@
-"""What a request may say of tools, and what becomes of it."""
+"""Requests with tools: what is allowed, and what the answer contains."""
 
 from __future__ import annotations
 

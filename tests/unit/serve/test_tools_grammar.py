@@ -54,7 +54,7 @@ def allows(grammars: Grammars, tokenizer: Any, spec: Spec, text: str) -> bool:
 
 
 def python(name: str, *calls: Call) -> str:
-    """As grammars have it: texts in JSON's quotes."""
+    """Python's syntax as grammars write it, with texts in JSON's quotes."""
     text = written(name, calls)
     return text.replace("'", '"') if name == "pythonic" else text
 
@@ -222,7 +222,7 @@ def test_a_tag_that_is_no_token_begins_no_call_of_llama() -> None:
 
 @pytest.mark.parametrize(("name", "end"), [("qwen3-coder", "</parameter>"), ("glm", "</arg_value>")])
 def test_an_end_tag_inside_of_json_is_no_end(name: str, end: str) -> None:
-    """Catches a list cut in two: a strict grammar lets its texts say anything."""
+    """Catches a list cut in two: a strict grammar allows any text in its strings."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}}}}
     text = written(name, [("f", {"a": ["x", f'"{end}']})])
     assert accepts(use(name, tools=tool("f", schema)), text)

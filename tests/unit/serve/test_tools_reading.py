@@ -46,7 +46,7 @@ def test_every_split_says_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_beginning_is_read(name: str) -> None:
-    """Catches "tool_calls" said of half a call, and words that are lost where an answer breaks off."""
+    """Catches "tool_calls" reported for an incomplete call, and words that are lost where an answer breaks off."""
     text = written(name, [("weather", PARIS)])
     for at in range(len(text)):
         content, calls, reason = read(FORMATS[name], list(text[:at]))
@@ -194,7 +194,7 @@ WORDS = ["weather", "now", "x", "[", "]", "{", "}", '"name"', ":", ",", " ", "\n
 
 
 def fragments(name: str) -> list[str]:
-    """Of what models of this kind write, whole lines and small parts."""
+    """Pieces of what models of this kind write, whole lines and small parts."""
     form = FORMATS[name]
     tags = () if form.tags is None else (*form.tags.name, *form.tags.key, *form.tags.value, form.tags.end)
     marks = [mark for mark in (*form.markers, *form.around, *tags) if mark]

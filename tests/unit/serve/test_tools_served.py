@@ -64,7 +64,7 @@ def test_marks_that_are_special_tokens(name: str, skip: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_half_a_call_is_an_answer_too(name: str, stream: bool) -> None:
-    """Catches a 500, and a client told to run a tool whose arguments broke off."""
+    """Catches a 500, and a client asked to run a tool whose arguments broke off."""
     text = written(name, CALLS[:1])
     with serving(engine(name, text[: len(text) * 3 // 5])) as client:
         answer = client.post(URL, json=chat(tools=TOOLS, stream=stream))

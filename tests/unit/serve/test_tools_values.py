@@ -1,4 +1,4 @@
-"""Values that models write without quotes: what they mean is for the schema to say."""
+"""Values that models write without quotes: the schema decides what they mean."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_span_of_a_request_tells_what_it_cost(recorded: Recorded) -> None:
 
 
 def test_a_request_without_a_limit_has_no_such_attribute(recorded: Recorded) -> None:
-    """None is no value of an attribute: OpenTelemetry would warn at every request."""
+    """None is no valid attribute value: OpenTelemetry would warn at every request."""
     endless = Request(id="chatcmpl-2", prompt=[5], params=SamplingParams(max_tokens=None))
     lead(recorded, endless, finish())
     assert "gen_ai.request.max_tokens" not in recorded.spans["chat m"].attributes

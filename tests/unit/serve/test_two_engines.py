@@ -112,7 +112,7 @@ def test_a_route_chooses_the_model_by_the_prompt(client: TestClient) -> None:
 
 
 def test_each_engine_computes_with_its_own_number_of_threads(engines: dict[str, Engine]) -> None:
-    """Also the one that was loaded before the other changed torch's number for the process."""
+    """An engine keeps its number of threads after a later one changed torch's number for the process."""
     found: dict[str, int] = {}
     for name, engine in engines.items():
         heard = threading.Event()

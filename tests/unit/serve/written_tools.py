@@ -41,7 +41,7 @@ CLOSED = tuple(name for name, form in FORMATS.items() if form.closing)  # text m
 
 
 def written(name: str, calls: Sequence[Call]) -> str:
-    """What a model of this kind says."""
+    """The text of a model of this kind."""
     return WRITERS[name](calls)
 
 

@@ -142,7 +142,7 @@ def test_it_learns_which_tokens_are_hard(models: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_drafted_behind_the_end(models: Path) -> None:
-    """Catches a rule that is not told what ends a text, one that drops the end itself, and drafts that go on for no use."""
+    """Catches a rule that does not know what ends a text, one that drops the end itself, and drafts that continue after it."""
     _, texts = run(decoder(models), 0.0)
     ends = [texts[0][9]]
     plain, text = run(decoder(models), 0.0, ends)

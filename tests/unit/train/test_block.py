@@ -58,8 +58,9 @@ def disturbed_recipe(**settings: Any) -> tuple[Any, BlockRecipe]:
 
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
 def test_training_sees_what_drafting_sees(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Catches another context, position, mask, slot, or token before in training than at work; several steps in, so that the
-    cache holds context from the prompt and from passes with rejected tokens."""
+    """Catches training with another context, position, mask, slot or previous token than drafting.
+
+    Several steps in, so that the cache holds context from the prompt and from passes with rejected tokens."""
     module, recipe = disturbed_recipe(**settings)
     recipe.save(tmp_path / "head")
     decoder = engine(tmp_path, module, "block", tmp_path / "head", 4)

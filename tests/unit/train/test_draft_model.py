@@ -59,7 +59,7 @@ def test_thinned_layers_keep_their_weights_and_order() -> None:
 
 
 def test_scratch_sizes() -> None:
-    """Sizes as given, the rest by the target; what does not fit is said."""
+    """Sizes are as given, the rest by the target; the error names what does not fit."""
     target = tiny_llama(257)
     model = scratch_model(target, {"hidden_size": 48, "num_layers": 3, "num_heads": 6}, "x")
     assert (model.config.hidden_size, model.config.num_hidden_layers, model.config.num_attention_heads) == (48, 3, 6)
@@ -123,8 +123,9 @@ def test_saved_drafts_load_everywhere(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 def test_bfloat16_targets_do_not_round_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    """The saved draft has the target's dtype, also where that is slow here and another was loaded; saving it on the way must not
-    change the run."""
+    """The saved draft has the target's dtype, also where that dtype is slow here and another one was loaded.
+
+    Saving it on the way must not change the run."""
     monkeypatch.setattr(load, "has_fast_bf16", lambda: fast)
     save_checkpoint(tmp_path / "target", tiny_llama(257, num_hidden_layers=3).bfloat16(), byte_tokenizer())
     save_responses(tmp_path / "responses.jsonl", texts())
@@ -155,7 +156,7 @@ def test_bad_starts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_traffic_refreshes(tmp_path: Path) -> None:
-    """Requests of an OpenAI log, answered anew by the target; the draft goes on from where it was."""
+    """The target answers requests of an OpenAI log again, and training continues from the given draft."""
     spec = spec_for(tmp_path, kind="draft-model", settings={"init_layers": "2"}, config=CONFIG)
     run_training(spec)
     log = tmp_path / "log.jsonl"

@@ -39,7 +39,7 @@ def setup_of(kind: str, module: Any, init: Path | None = None, **settings: Any) 
 
 @torch.no_grad()
 def batch_of(module: Any, signals: tuple[int, ...], tokens: Tensor, lengths: list[int] | None = None) -> FeatureBatch:
-    """What the target says about texts whose prompts are two tokens long."""
+    """The target's features of texts whose prompts are two tokens long."""
     heard: dict[int, Tensor] = {}
     with Listening(module, signals).during(heard):
         logits = module(input_ids=tokens, use_cache=False).logits
@@ -50,7 +50,7 @@ def batch_of(module: Any, signals: tuple[int, ...], tokens: Tensor, lengths: lis
 
 
 def texts(module: Any, count: int, length: int, seed: int = 0) -> Tensor:
-    """Texts the target says itself, drawn at temperature 1."""
+    """Texts drawn from the target at temperature 1."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, VOCAB, (count, 2), generator=generator)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]
 def test_training_raises_the_expected_acceptance(
     kind: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few dozen steps on the target's own texts, against random weights; and the saved head says what the trained one says."""
+    """A few dozen steps on the target's own texts beat random weights, and the saved head computes what the trained one does."""
     module = target()
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -102,7 +102,7 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
 
 
 def test_a_target_without_the_needed_layer(tmp_path: Path) -> None:
-    """Said before anything is trained."""
+    """The error comes before anything is trained."""
     with pytest.raises(ConfigError, match="exit_layer must be below the target's 3 layers"):
         run_training(spec_for(tmp_path, settings={"exit_layer": "3"}))
     assert run_training(spec_for(tmp_path)) is not None  # the corrected command may use the folder

@@ -1,4 +1,4 @@
-"""What the target says about padded texts, computed and out of the cache."""
+"""The target's features of padded texts, computed and from the cache."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_unrolled_training_computes_what_drafting_computes(tmp_path: Path, famil
 
 
 def test_training_raises_the_expected_acceptance(tmp_path: Path) -> None:
-    """A few dozen steps from a new head on; the saved head says what the trained one says, and can be tuned further."""
+    """A few dozen steps from a new head on; the saved head computes what the trained one does, and can be tuned further."""
     target = tiny_llama(VOCAB, sharpness=3.0).requires_grad_(False)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -44,7 +44,7 @@ def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: o
 
 
 def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
-    """Two samples of five prompts, temperatures in turn: the greedy ones are what plain decoding says."""
+    """Two samples of five prompts with alternating temperatures: the greedy ones are the texts of plain decoding."""
     found = gathered(tmp_path, "out")
     assert len(found) == 10
     llm = LLM(tmp_path / "target", drafter="none", runtime="eager")
@@ -106,7 +106,7 @@ def test_bad_files(tmp_path: Path) -> None:
 
 
 def test_tokenizer_drift(tmp_path: Path) -> None:
-    """The same ids under another tokenizer are other texts; an id outside the vocabulary is caught as well."""
+    """Equal ids under another tokenizer are other texts; an id outside the vocabulary is caught as well."""
     path = save_responses(tmp_path / "r.jsonl", texts(2), word_tokenizer(50))
     with pytest.raises(CapabilityError, match="vocabulary is not this target's"):
         read_responses(path, byte_tokenizer(), 257)

@@ -103,7 +103,7 @@ def test_the_best_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_nan_stops_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """Broken numbers must not reach weights; the message says what is left and what to try."""
+    """Broken numbers must not reach weights; the message names what is left and what to try."""
     calls: list[int] = []
     good = EarlyExitRecipe.loss
 
@@ -129,7 +129,7 @@ def test_nan_stops_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_full_disk_ends_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features can be computed again: the run says so once and goes on, with the same result."""
+    """Features can be computed again: the run warns once and continues, with the same result."""
 
     def full(tensors: Any, path: Path) -> None:
         raise OSError(28, "No space left on device")

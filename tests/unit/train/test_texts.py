@@ -40,7 +40,7 @@ def test_texts_of_one_prompt_stay_on_one_side() -> None:
 
 
 def test_cutting() -> None:
-    """Long texts lose their end; those without a response left are dropped; nothing left is said."""
+    """Long texts lose their end; texts without a response left are dropped, and an error names a file with none left."""
     kept = fitting([Text("a", [1, 2], [3, 4, 5]), Text("b", [1, 2, 3], [4, 5])], 4)
     assert [(t.id, t.response) for t in kept] == [("a", [3, 4])]
     with pytest.raises(ConfigError, match="max_length = 3"):

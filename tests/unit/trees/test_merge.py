@@ -1,4 +1,4 @@
-"""Merged drafts: one tree, honest laws, and every part hears what became of its own nodes."""
+"""Merged drafts: one tree, honest laws, and for every part the verdict on its own nodes."""
 
 from __future__ import annotations
 

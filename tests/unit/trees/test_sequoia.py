@@ -80,7 +80,7 @@ def test_large_plans() -> None:
 
 
 def test_a_poor_first_child_is_the_price_of_a_good_second() -> None:
-    """Where best-first search stops at the poor one."""
+    """Best-first search would stop at the poor first child."""
     acceptance = (0.1, 0.6)
     assert sequoia_shape(acceptance, 2, 2).parents == (-1, -1)  # 0.1 + 0.6, not 0.1 + 0.1 * 0.1
     assert sequoia_shape(acceptance, 4, 2).parents == (-1, -1, 1, 1)

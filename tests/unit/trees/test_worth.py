@@ -1,4 +1,4 @@
-"""What placed nodes came to, and trees that follow it."""
+"""How often placed nodes were kept, and trees that follow it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_greedy_verdict_is_every_verifiers(name: str, case: tuple[Draft, torch.T
 @given(case=cases(trees=True), seed=st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_greedy_verdict_on_trees(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
-    """The same on any tree, siblings that repeat a token included: one path leads through the target's choices."""
+    """On any tree, also with siblings that repeat a token, one path follows the target's choices."""
     draft, _ = case
     repeats = any(
         len({draft.lists[0][row][node] for node in nodes}) < len(nodes)

@@ -91,7 +91,7 @@ def test_a_law_has_the_same_bits_beside_any_other(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_broken_scores_are_refused_by_name(kernels: Kernels, broken: float) -> None:
-    """Where they count; behind a row's draft some law stands in for them."""
+    """Broken scores are refused where they count; after a row's draft some valid law replaces them."""
     logits = torch.zeros(2, 3, 40)
     logits[1, 2, 7] = broken
     params = [SamplingParams(temperature=1), SamplingParams(temperature=1, top_k=3)]
@@ -108,7 +108,7 @@ def test_broken_scores_are_refused_by_name(kernels: Kernels, broken: float) -> N
 @pytest.mark.parametrize("rule", [BlockVerifier(), TokenVerifier()], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("kind", ["drawn", "some placed", "placed", "equal laws", "point masses"])
 def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier, kind: str, vocab_size: int) -> None:
-    """The same coins, the same verdict, row by row: catches a wrong weight, residual, coin or cut."""
+    """Equal coins give equal verdicts, row by row: catches a wrong weight, residual, coin or cut."""
     torch.manual_seed(vocab_size)
     draft, laws = cases(vocab_size, kind, num_rows=400, num_nodes=5)
     rng, positions = KeyedStreams(list(range(400))), torch.arange(400) + 3
@@ -125,7 +125,7 @@ def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier
 @pytest.mark.parametrize("vocab_size", [9, 40, 700])
 @pytest.mark.parametrize("kind", ["drawn", "replaced", "some placed", "placed", "equal laws", "point masses"])
 def test_verdicts_on_trees_are_those_of_the_reference(kernels: Kernels, kind: str, vocab_size: int) -> None:
-    """The same coins, the same verdict, row by row: catches a sibling tried too early, a law not renewed, a lost weight."""
+    """Equal coins give equal verdicts, row by row: catches a sibling tried too early, a law not renewed, a lost weight."""
     torch.manual_seed(vocab_size)
     draft, laws = trees(vocab_size, kind, num_rows=400, num_nodes=7)
     rng, positions, rule = KeyedStreams(list(range(400))), torch.arange(400) + 3, TraversalVerifier()
@@ -167,7 +167,7 @@ def test_traversal_on_a_chain_is_the_block_rule(kernels: Kernels) -> None:
 
 
 def test_a_token_outside_the_vocabulary_is_rejected(kernels: Kernels) -> None:
-    """It has no mass; reading what lies behind the law would be worse than an error."""
+    """A token outside the vocabulary has no mass; reading past the law would be worse than an error."""
     laws = torch.full((2, 2, 5), 0.2)
     tokens, lengths = torch.tensor([[5], [-1]]), torch.tensor([1, 1])
     for parents, proposals in itertools.product((None, torch.tensor([[-1], [-1]])), (None, laws)):
@@ -192,7 +192,7 @@ def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
 @pytest.mark.parametrize("vocab_size", [2, 17, 700])
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: int) -> None:
-    """The same noise, the same winners, chains and trees: catches noise of another position, a lost tail, a wrong logarithm."""
+    """Equal noise gives equal winners on chains and trees: catches noise of another position, a lost tail, a wrong logarithm."""
     torch.manual_seed(vocab_size)
     draft, laws = cases(vocab_size, "placed", num_rows=200, num_nodes=4)
     laws[::3] = laws[::3].where(torch.rand_like(laws[::3]) < 0.5, 0.0).clamp(min=0)  # filtered
@@ -211,7 +211,7 @@ def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: 
 @pytest.mark.parametrize("vocab_size", [1, 3, 8, 13, 1023, 1025, 5000])
 @pytest.mark.parametrize("seed", [0, 5, 2**63 + 17, 2**64 - 1])
 def test_noise_is_that_of_the_reference(kernels: Kernels, seed: int, vocab_size: int) -> None:
-    """The same uniforms, so the same noise up to rounding: catches a counter, a key or a part of a position gone wrong."""
+    """Equal uniforms give equal noise up to rounding: catches a wrong counter, key or part of a position."""
     positions = [0, 7, 8, 100_000]
     found, expected = kernels.noise(seed, positions, vocab_size), PhiloxNoise().noise(seed, positions, vocab_size)
     assert torch.stack(found).allclose(torch.stack(expected), rtol=1e-13, atol=1e-14)

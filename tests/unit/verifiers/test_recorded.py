@@ -70,7 +70,7 @@ def test_what_is_not_recorded_is_left_to_the_reference() -> None:
 
 
 def test_scores_that_are_no_numbers_are_left_to_the_reference() -> None:
-    """It names the row; a padding output may be anything."""
+    """The reference names the row with invalid scores; a padding output may be anything."""
     options = BatchSampling.of([SamplingParams(temperature=1.0)] * ROWS, VOCAB).options
     scores, draft, starts = _case(0, drawn=True)
     with SimulatedCuda():

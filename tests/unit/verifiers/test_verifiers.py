@@ -206,7 +206,7 @@ def test_trees_and_wrong_shapes_are_refused(name: str) -> None:
 
 
 def test_an_empty_draft_is_its_owners_alone() -> None:
-    """Its tensors are made once, but what one drafter says of its draft is not said of another's."""
+    """Empty drafts share tensors, but what one drafter sets on its draft must not appear on another's."""
     mine, other = Draft.empty(2), Draft.empty(2)
     mine.budgets, mine.replacement = [[], []], True
     assert mine.tokens is other.tokens
