@@ -4,7 +4,7 @@
 token one by one, and stops a row where a stop token, a stop string or a limit says so, even in the middle of an accepted
 block. Everything after that point was never said: text, counters and caches all follow the shortened row.
 
-Rows leave by swap-remove (the last one moves into the hole), like every per-row state in the system.
+Rows leave by swap-remove (the last one moves into the hole), like every per-row state in the system (`PerRow`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,17 @@ from outrider.sampling.rng import KeyedStreams, NoiseMaker, Randomness
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from outrider.types import Draft, Verdict
+
+T = TypeVar("T")
+
+
+class PerRow(list[T]):
+    """What somebody keeps for each row of a batch, in its order."""
+
+    def swap_remove(self, index: int) -> T:
+        """The row at `index` leaves; the last row takes its place."""
+        self[index], self[-1] = self[-1], self[index]
+        return self.pop()
 
 
 class RowVerifier(Protocol):
@@ -131,7 +142,7 @@ class Rows:
         self.device = device
         self._coupled = coupled  # whether the decoder's own verifier is, for rows that name none
         self.coupled_rows: Tensor | None = None  # (B,) bool, None where no row is: see `coupled`
-        self.rows: list[Row] = []
+        self.rows = PerRow[Row]()
         self.rng = KeyedStreams([], noise)
         self._sampling: BatchSampling | None = None
         self._soft_sampling: BatchSampling | None = None
@@ -190,9 +201,7 @@ class Rows:
 
     def swap_remove(self, index: int) -> Row:
         """Take a row out; the last row moves into its place."""
-        row = self.rows[index]
-        self.rows[index] = self.rows[-1]
-        self.rows.pop()
+        row = self.rows.swap_remove(index)
         self.rng.swap_remove(index)
         if self.history is not None:
             self.history.swap_remove(index)

@@ -4,7 +4,7 @@
     read(index, start, hidden)  a chunk of its prompt was fed to the target; only for drafters that want `signals`
     propose(rows, gamma)        guess up to gamma[b] tokens for each row; may return fewer, or none
     commit(rows, draft, verdict, output)   the step is over: forget what was rejected, learn from what was said
-    stop(index)                 the row at `index` leaves; the last row takes its place
+    stop(index)                 the row at `index` leaves; the last row takes its place, in every `PerRow` of the drafter, too
 
 A server asks for more, all of it optional: `prepare` (long texts in chunks), `pack` and `unpack` (rows that leave and come
 back), `text_caches` (texts that begin alike).
@@ -27,7 +27,7 @@ from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel
 from outrider.models.memory import ModelMemory
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -211,8 +211,14 @@ class Drafter(ABC):
         """
         return None
 
-    def stop(self, index: int) -> None:  # noqa: B027
-        """The row at `index` leaves by swap-remove."""
+    def stop(self, index: int) -> None:
+        """The row at `index` leaves by swap-remove, and with it what the drafter's attributes of type `PerRow` have of it.
+
+        Drafters that keep more, like a cache of their own, extend this.
+        """
+        for state in vars(self).values():
+            if isinstance(state, PerRow):
+                state.swap_remove(index)
 
     def pack(self, index: int) -> Any:
         """What it knows of the row at `index` and would have to be told or read again, for `unpack`; None: nothing is kept."""

@@ -26,7 +26,7 @@ from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.lm import LM
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import parse_settings, setting
 from outrider.trees.merge import Merged, merge_drafts, part_output, part_verdict
 from outrider.types import Draft, TargetOutput, Verdict
@@ -110,7 +110,7 @@ class CompositeDrafter(Drafter):
     def __init__(self, parts: list[_Part], mode: str) -> None:
         self.parts = sorted(parts, key=lambda part: not part.is_model)  # drawn nodes come first in the tree
         self._mode = mode
-        self._numbers: list[int] = []  # of the rows, in the batch's order: what survival estimates know them by
+        self._numbers = PerRow[int]()  # of the rows, in the batch's order: what survival estimates know them by
         self._started = count()
         self._merged: Merged | None = None
         self._pass_seconds = 0.0  # of the target, as seen between a proposal and its verdict
@@ -217,8 +217,7 @@ class CompositeDrafter(Drafter):
                 part.drafter.read(index, start, {layer: hidden[layer] for layer in part.drafter.signals})
 
     def stop(self, index: int) -> None:
-        self._numbers[index] = self._numbers[-1]
-        self._numbers.pop()
+        super().stop(index)
         for part in self.parts:
             part.drafter.stop(index)
 

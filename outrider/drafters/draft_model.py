@@ -121,6 +121,7 @@ class ModelDrafter(Drafter):
 
     def stop(self, index: int) -> None:
         self.lm.kv.swap_remove(index)
+        super().stop(index)
 
     def _stop_rule(self, rows: Rows) -> StopRule | None:
         head, settings = self._acceptance, self._confidence

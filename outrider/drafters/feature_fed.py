@@ -26,7 +26,7 @@ from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM, PREFILL_CHUNK
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -59,13 +59,13 @@ class FeatureFed(ModelDrafter):
     reads_texts = False  # features, which the target has
     needs_draft = False  # a head in its place
     told: Sequence[str] = ()
-    _fed: list[_Fed]
+    _fed: PerRow[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began
 
     def __init__(self, lm: HeadLM, *details: Any) -> None:
         super().__init__(lm, *details)  # type: ignore[arg-type]
-        self._fed, self._counts, self._lengths = [], None, []
+        self._fed, self._counts, self._lengths = PerRow(), None, []
 
     @property
     def notes(self) -> list[str]:
@@ -91,8 +91,6 @@ class FeatureFed(ModelDrafter):
     def stop(self, index: int) -> None:
         self._forget_draft()
         super().stop(index)
-        self._fed[index] = self._fed[-1]
-        self._fed.pop()
 
     def pack(self, index: int) -> object:
         self._forget_draft()

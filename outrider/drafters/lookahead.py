@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import TopTokens
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
@@ -178,7 +178,7 @@ class LookaheadDrafter(Drafter):
 
     def __init__(self, settings: LookaheadSettings, top_tokens: TopTokens | None = None) -> None:
         self._settings, self._top_tokens = settings, top_tokens or TopTokens()
-        self._rows: list[_Lookahead] = []
+        self._rows = PerRow[_Lookahead]()
 
     @classmethod
     def default_num_draft_tokens(cls, settings: LookaheadSettings) -> int:
@@ -211,10 +211,6 @@ class LookaheadDrafter(Drafter):
         best = iter(self._top_tokens.tokens(output.logits, asked, 1)[:, 0].tolist())
         for state, row, line in zip(self._rows, rows, ends, strict=True):
             state.advance([None if node is None else next(best) for node in line], row.tokens)
-
-    def stop(self, index: int) -> None:
-        self._rows[index] = self._rows[-1]
-        self._rows.pop()
 
 
 def _nodes_by_place(draft: Draft) -> list[dict[tuple[int | None, int], int]]:

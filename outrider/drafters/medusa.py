@@ -26,7 +26,7 @@ from outrider.models.heads.medusa_files import load_medusa, outline_medusa
 from outrider.models.memory import ModelMemory, head_memory
 from outrider.models.pack import can_pack, pack_linears
 from outrider.models.signals import AFTER_NORM
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.medusa import MedusaRun
 from outrider.runtime.released import release_linears
@@ -111,7 +111,7 @@ class MedusaDrafter(Drafter):
         self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
         self._growths: list[Growth] = []  # of every row's tree, until it is judged
         self._notes = list(notes)
-        self._features: list[Tensor | None] = []  # per row (H,): at the last position that the target was fed
+        self._features = PerRow[Tensor | None]()  # per row (H,): at the last position that the target was fed
         self._last_pass: tuple[Tensor, list[int]] | None = None  # newer ones: states (B, T, H), the column of each row
 
     @property
@@ -202,15 +202,14 @@ class MedusaDrafter(Drafter):
 
     def stop(self, index: int) -> None:
         self._settle()
-        self._features[index] = self._features[-1]
-        self._features.pop()
+        super().stop(index)
 
     @torch.inference_mode()
     def _settle(self) -> None:
         """Rows come and go: take each one's own feature out of the last pass."""
         if self._last_pass is not None:
             hidden, columns = self._last_pass
-            self._features = [hidden[row, column].clone() for row, column in enumerate(columns)]
+            self._features = PerRow(hidden[row, column].clone() for row, column in enumerate(columns))
             self._last_pass = None
 
     def _settled(self) -> tuple[Tensor, list[int | None]]:

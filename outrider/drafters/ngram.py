@@ -18,7 +18,7 @@ from itertools import count
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
@@ -145,7 +145,7 @@ class NgramDrafter(Drafter):
 
     def __init__(self, settings: NgramSettings | None = None) -> None:
         self._settings = settings or NgramSettings()
-        self._indexes: list[NgramIndex] = []
+        self._indexes = PerRow[NgramIndex]()
 
     @classmethod
     def drafts_trees(cls, settings: NgramSettings) -> bool:
@@ -171,7 +171,3 @@ class NgramDrafter(Drafter):
         weights = ((place, LENGTH_WEIGHT ** (size - self._settings.min_ngram)) for place, size in index.matches(tokens).items())
         votes = [(place, weight * self._settings.recency**age) for age, (place, weight) in enumerate(weights)]
         return continuations(tokens, votes, budget, self._settings.branches, self._settings.min_share)
-
-    def stop(self, index: int) -> None:
-        self._indexes[index] = self._indexes[-1]
-        self._indexes.pop()

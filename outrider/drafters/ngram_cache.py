@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -102,7 +102,7 @@ class NgramCacheDrafter(Drafter):
     def __init__(self, settings: NgramCacheSettings) -> None:
         self._settings = settings
         self._cache = NgramCache(settings.min_ngram, settings.max_ngram, settings.max_entries)
-        self._num_learned: list[int] = []  # per row, how many of its tokens the table has seen
+        self._num_learned = PerRow[int]()  # per row, how many of its tokens the table has seen
 
     @classmethod
     def drafts_trees(cls, settings: NgramCacheSettings) -> bool:
@@ -128,10 +128,6 @@ class NgramCacheDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for index, row in enumerate(rows):
             self._learn(index, row)
-
-    def stop(self, index: int) -> None:
-        self._num_learned[index] = self._num_learned[-1]
-        self._num_learned.pop()
 
     def _learn(self, index: int, row: Row) -> None:
         self._cache.learn(row.tokens, self._num_learned[index])

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from outrider.drafters.base import LARGE_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -123,7 +123,7 @@ class PredictionDrafter(Drafter):
 
     def __init__(self, settings: PredictionSettings | None = None) -> None:
         self._settings = settings or PredictionSettings()
-        self._alignments: list[Alignment | None] = []
+        self._alignments = PerRow[Alignment | None]()
 
     @classmethod
     def takes_prediction(cls, settings: PredictionSettings) -> bool:
@@ -154,7 +154,3 @@ class PredictionDrafter(Drafter):
         for alignment, row in zip(self._alignments, rows, strict=True):
             if alignment is not None:
                 alignment.update(row.tokens)
-
-    def stop(self, index: int) -> None:
-        self._alignments[index] = self._alignments[-1]
-        self._alignments.pop()

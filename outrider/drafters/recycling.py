@@ -22,7 +22,7 @@ import numpy as np
 
 from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import NONE, TopTokens
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
@@ -115,7 +115,7 @@ class RecyclingDrafter(Drafter):
         self._top_tokens = top_tokens or TopTokens()
         self._table = FollowerTable(vocab_size, settings.top_k)
         self._shape = tree_shape(SPARE * num_nodes, settings.top_k)
-        self._num_tokens: list[int] = []  # per row, when it was last drafted for: the pending token was its last
+        self._num_tokens = PerRow[int]()  # per row, when it was last drafted for: the pending token was its last
 
     @classmethod
     def drafts_trees(cls, settings: RecyclingSettings) -> bool:
@@ -154,7 +154,3 @@ class RecyclingDrafter(Drafter):
             outputs += [index * width + place for place in order]
             self._num_tokens[index] = len(row.tokens)
         self._table.update(fed, self._top_tokens.tokens(output.logits, outputs, top_k))
-
-    def stop(self, index: int) -> None:
-        self._num_tokens[index] = self._num_tokens[-1]
-        self._num_tokens.pop()

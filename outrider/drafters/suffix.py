@@ -21,7 +21,7 @@ from outrider.drafters.suffix_memory import SuffixMemory
 from outrider.drafters.suffix_search import Guess, SearchRule, best_guess
 from outrider.drafters.suffix_tree import Matches, SuffixTree
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -83,7 +83,7 @@ class SuffixDrafter(Drafter):
         self._settings = settings
         self._rule = settings.search
         self._vocab_size = vocab_size
-        self._known: list[_Known] = []
+        self._known = PerRow[_Known]()
         self.memory = SuffixMemory(settings.max_depth, settings.max_tokens)
 
     @classmethod
@@ -137,8 +137,7 @@ class SuffixDrafter(Drafter):
     def stop(self, index: int) -> None:
         """The row's own tree goes; what it said is remembered, finished or not."""
         said = self._known[index].row.output
-        self._known[index] = self._known[-1]
-        self._known.pop()
+        super().stop(index)
         self.memory.add(said)
 
     def close(self) -> None:

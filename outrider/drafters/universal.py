@@ -29,7 +29,7 @@ from outrider.drafters.reading import Turns
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.drafting import Picks, Vocabulary, chains_behind
 from outrider.runtime.run import NativeRun
 from outrider.sampling.constraint import path_masks
@@ -87,7 +87,7 @@ class UniversalDrafter(Drafter):
         self._is_unnamed = ~named  # (V',) bool: rows of the draft's embedding that stand for no token
         own = torch.arange(len(named), device=lm.device).where(named, -1)
         self._own = Vocabulary(len(named), own, float("-inf"))
-        self._rows: list[_RowState] = []
+        self._rows = PerRow[_RowState]()
         self._turns = Turns()
 
     @classmethod
@@ -149,8 +149,7 @@ class UniversalDrafter(Drafter):
 
     def stop(self, index: int) -> None:
         self.lm.kv.swap_remove(index)
-        self._rows[index] = self._rows[-1]
-        self._rows.pop()
+        super().stop(index)
 
     def _align(self, rows: Rows) -> None:
         """Translate what is new, and forget what the draft was told otherwise: rejected tokens, and words now split anew."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter
 from outrider.kv import KVCache
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
 FOLLOWER = "prediction"  # the drafter of rows that carry one; it needs to see no others
@@ -30,7 +30,7 @@ class DrafterMux(Drafter):
 
     def __init__(self, drafters: Mapping[str, Drafter], usual: str) -> None:
         self._drafters = dict(drafters)
-        self._owners: list[str] = []  # per row
+        self._owners = PerRow[str]()  # per row
         self._drafts: dict[str, Draft] = {}  # of this step, one a drafter that was asked; none where one was asked alone
         self.next_owner = usual  # of the row that starts next
 
@@ -93,8 +93,7 @@ class DrafterMux(Drafter):
         self._drafts = {}
 
     def stop(self, index: int) -> None:
-        self._owners[index] = self._owners[-1]
-        self._owners.pop()
+        super().stop(index)
         for drafter in self._drafters.values():
             drafter.stop(index)
 

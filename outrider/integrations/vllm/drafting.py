@@ -19,7 +19,7 @@ import torch
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
@@ -67,7 +67,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._counters = counters
         self._rows = Rows(vocab_size, torch.device("cpu"))
-        self._keys: list[Hashable] = []  # of the rows
+        self._keys = PerRow[Hashable]()  # of the rows
         self._draft: Draft | None = None  # of the last step, for the rows as they stand
         self._sent: list[_Sent] = []
 
@@ -141,8 +141,7 @@ class Drafting:
     def _stop(self, index: int) -> None:
         self.drafter.stop(index)
         self._rows.swap_remove(index)
-        self._keys[index] = self._keys[-1]
-        self._keys.pop()
+        self._keys.swap_remove(index)
 
     def _chain(self, draft: Draft, index: int, most: int) -> _Sent:
         """The draft of one row as a chain: the first child of each node. A token outside the vocabulary ends it: texts may

@@ -31,7 +31,7 @@ from outrider.remote.draft.tree import DraftTree, Node
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.types import Draft, TargetOutput, Verdict
 
 log = logging.getLogger("outrider.remote")
@@ -55,7 +55,7 @@ class RemoteDrafter(Drafter):
         self._lease, self._settings, self._local = lease, settings, local
         self._box = Mailbox()
         self._patience, self._rests = Patience(settings.max_wait_s), Rests()
-        self._texts: list[RemoteText] = []  # per row
+        self._texts = PerRow[RemoteText]()  # per row
         self._by_number: dict[int, RemoteText] = {}
         self._usual = most  # nodes that the latest asking step wanted; 0: drafting rests
         self._coupled: bool | None = None  # whether rows without a verifier of their own are; None: not seen yet
@@ -155,8 +155,7 @@ class RemoteDrafter(Drafter):
 
     def stop(self, index: int) -> None:
         text = self._texts[index]
-        self._texts[index] = self._texts[-1]
-        self._texts.pop()
+        super().stop(index)
         del self._by_number[text.number]
         text.tree.drop_drafts()
         self.connection.counts.add("wasted_nodes", text.tree.wasted)

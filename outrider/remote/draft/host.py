@@ -11,7 +11,7 @@ from outrider.drafters.base import Drafter
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import Text, common
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput
 from outrider.verifiers.base import prefix_verdict
@@ -41,7 +41,7 @@ class _Proposal:
 
     def judge(self, tail: list[int]) -> None:
         """The text went on with these tokens."""
-        path, at = list[int](), -1
+        path, at = PerRow[int](), -1
         for token in tail:
             found = [number for number, node in enumerate(self.nodes) if (node.parent, node.token) == (at, token)]
             if not found:
@@ -60,7 +60,7 @@ class GeneralHost:
 
     def __init__(self, drafter: Drafter, vocab_size: int, device: torch.device, model: LM | None = None) -> None:
         """`model`: the one that it drafts with, beside look-ups or behind another tokenizer."""
-        self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), list[int]()
+        self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), PerRow[int]()
         self._bytes = LOOKUP_BYTES + (0 if model is None else model.kv.bytes_per_token)  # of a token
         self._pending: dict[int, _Proposal] = {}  # by uid
         self.has_outcomes = model is None  # what is drafted ahead reads the text anew, which costs a model too much
@@ -83,8 +83,7 @@ class GeneralHost:
         self._pending.pop(uid, None)
         self.drafter.stop(index)
         self._rows.swap_remove(index)
-        self._uids[index] = self._uids[-1]
-        self._uids.pop()
+        self._uids.swap_remove(index)
 
     def length(self, uid: int) -> int:
         """Tokens of its text."""
@@ -112,8 +111,7 @@ class GeneralHost:
         prompt, row.num_prompt = row.num_prompt, len(row.tokens)  # what is replaced was never said: nobody remembers it
         self.drafter.stop(index)
         self._rows.swap_remove(index)
-        self._uids[index] = self._uids[-1]
-        self._uids[-1] = uid
+        self._uids.append(self._uids.swap_remove(index))
         row.tokens, row.num_prompt = row.tokens[:start] + tail, prompt
         self._rows.add(row)
         self.drafter.start(row)

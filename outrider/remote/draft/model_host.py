@@ -19,7 +19,7 @@ from outrider.remote.draft.host import no_output, row_of, shared_with
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import Text
 from outrider.remote.draft.window import KVWindow, swap, window
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.distribution import History
 from outrider.types import Draft
 from outrider.verifiers.base import prefix_verdict
@@ -36,7 +36,7 @@ class ModelHost:
     def __init__(self, drafter: ModelDrafter, vocab_size: int) -> None:
         self.drafter, self._vocab_size = drafter, vocab_size
         self._rows: dict[int, Row] = {}  # by uid
-        self._slots: list[int] = []  # uids, in the cache's order
+        self._slots = PerRow[int]()  # uids, in the cache's order
         self._chains: dict[int, list[int]] = {}  # by uid: what was drafted behind the text, in the cache but for its last token
         self._batches: OrderedDict[tuple[int, ...], Rows] = OrderedDict()
 
@@ -74,8 +74,7 @@ class ModelHost:
         """A row leaves."""
         index = self._slots.index(uid)
         self.drafter.stop(index)
-        self._slots[index] = self._slots[-1]
-        self._slots.pop()
+        self._slots.swap_remove(index)
         del self._rows[uid]
         self._chains.pop(uid, None)
         for batch in [batch for batch in self._batches if uid in batch]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.errors import ConfigError
-from outrider.rows import Row, Rows
+from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
@@ -95,7 +95,7 @@ class PhraseDrafter(Drafter):
     def __init__(self, trie: PhraseTrie, settings: PhraseSettings) -> None:
         self._trie = trie
         self._settings = settings
-        self._readings: list[_Reading] = []  # one per row of the batch, in its order
+        self._readings = PerRow[_Reading]()  # one per row of the batch, in its order
 
     @classmethod
     def drafts_trees(cls, settings: PhraseSettings) -> bool:
@@ -126,10 +126,6 @@ class PhraseDrafter(Drafter):
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for reading, row in zip(self._readings, rows, strict=True):
             reading.read(row.tokens, self._trie)
-
-    def stop(self, index: int) -> None:
-        self._readings[index] = self._readings[-1]
-        self._readings.pop()
 
     def _tree(self, places: list[int], budget: int) -> TokenTree:
         """At most `budget` nodes below these places, nearest first: they are the likeliest to be kept."""
