@@ -193,6 +193,9 @@ class BlockDrafter(Drafter):
         head.bind(target.tables.embedding, target.tables.output)
         head.to(device=lm.device, dtype=lm.dtype)
         passes, notes = _passes_of(head, lm)
+        known, held = head.config.max_positions, lm.shape.context_length
+        if known < held:
+            notes.append(f"head '{setup.head}' knows {known} positions, its target {held}: beyond {known} nothing is drafted")
         return cls(head, settings, passes, lm.dtype, lm.device, notes)
 
     def start(self, row: Row) -> None:
@@ -215,7 +218,9 @@ class BlockDrafter(Drafter):
             self.context.read(index, start + known, {layer: states[known:] for layer, states in hidden.items()})
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        if max(gamma) <= 0:
+        known = self.head.config.max_positions
+        gamma = [max(0, min(asked, known - len(row.tokens))) for asked, row in zip(gamma, rows, strict=True)]
+        if not any(gamma):
             return Draft.empty(len(rows), rows.device)
         whole = self._whole(rows, gamma)
         if whole is not None:

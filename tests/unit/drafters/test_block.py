@@ -149,6 +149,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_block(tiny_head(257, 64), root / "head")
     save_block(tiny_head(257, 64, confidence=False, confidence_with_markov=False), root / "unsure")
     save_block(tiny_head(257, 64, num_target_layers=3), root / "other")
+    save_block(tiny_head(257, 64, max_positions=20), root / "short")
     return root
 
 
@@ -180,6 +181,28 @@ def test_the_context_is_that_of_the_text(target: Path) -> None:
     for left, right in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
         for index, length in enumerate(ours.lengths):
             torch.testing.assert_close(left[index, :length], right[index, :length], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tree", ["chain", "2x1"])
+def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str) -> None:
+    """Catches drafts for positions that the head cannot tell apart, of one row and not of its neighbour."""
+    built = build(options(target, "short", tree=tree))
+    assert any("knows 20 positions, its target" in note and "beyond 20 nothing is drafted" in note for note in built.notes)
+    decoder = built.decoder
+    for length in (4, 17):
+        decoder.add(make_row([5 + place for place in range(length)], SamplingParams(max_tokens=30)))
+    for _ in range(40):
+        room = [max(0, 20 - len(row.tokens)) for row in decoder.rows]
+        with torch.inference_mode():
+            decoder.catch_up()
+            draft = decoder.drafter.propose(decoder.rows, [4] * len(room))
+        assert all(count <= most for count, most in zip(draft.lengths.tolist(), room, strict=True))
+        assert [count > 0 for count in draft.lengths.tolist()] == [most > 0 for most in room]
+        decoder.drafter.context.settle()
+        if not any(room):
+            return
+        decoder.step()
+    raise AssertionError("no row grew beyond 20 tokens")
 
 
 @pytest.mark.parametrize("adapt", [False, True])
