@@ -81,7 +81,7 @@ def interval_law(verify: Verify, target: TableModel, drafter: TableModel, gamma:
             if len(path) < horizon:
                 path = path + _one_step(verify, target, drafter, rng, path, min(gamma, horizon - len(path) - 1))
         law[path] = law.get(path, 0.0) + rng.weight
-        script = _next_script(script, rng.branches)
+        script = next_script(script, rng.branches)
     return continued(law, target, horizon)
 
 
@@ -100,8 +100,8 @@ def _one_step(
     return (*kept, int(verdict.next_token))
 
 
-def _next_script(script: list[int], branches: list[int]) -> list[int] | None:
-    # depth-first: raise the deepest choice that has an option left
+def next_script(script: list[int], branches: list[int]) -> list[int] | None:
+    """The walk after this one, depth-first: the deepest choice that has an option left takes it. None: all were walked."""
     taken = script + [0] * (len(branches) - len(script))
     for depth in reversed(range(len(branches))):
         if taken[depth] + 1 < branches[depth]:
