@@ -43,6 +43,7 @@ from outrider.runtime import checked, kept, library
 from outrider.runtime.gpu.run import DeviceRun, use_device_run
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
+from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
 
 
@@ -128,6 +129,7 @@ class ModelLoader:
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
         loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=asked, revision=revision)
         runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
+        lm = loaded.lm
         if runtime == NATIVE and known is None:
             checked.keep(key, checked.Checked(lm.shape, lm.limits))
         if self._kernels is not None:
@@ -234,8 +236,8 @@ class ModelLoader:
         asked, fast = self.options.runtime, NATIVE if self.device.type == "cpu" else GRAPHS
         if asked == EAGER:
             return EAGER
-        if loaded.lm.why_own_cache is not None:
-            return self._own_cache(self._labels[loaded.name], loaded.lm.why_own_cache)
+        if isinstance(loaded.lm, StateLM):
+            return self._own_cache(loaded, loaded.lm, module)
         try:
             if fast == NATIVE:
                 use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
@@ -259,13 +261,23 @@ class ModelLoader:
             reason = str(error).rstrip(".")
             self.notes.append(f"{self._labels[loaded.name]} runs by its own code, which takes more and slower kernels: {reason}")
 
-    def _own_cache(self, label: str, why: str) -> str:
-        """Raises CapabilityError where a runtime was insisted on, which runs on our cache alone."""
-        if self.options.runtime not in (AUTO, EAGER):
+    def _own_cache(self, loaded: LoadedModel, lm: StateLM, module: nn.Module) -> str:
+        """Move a model from transformers' cache to the native runtime and our states, where these know all of its layers.
+
+        Raises CapabilityError where a runtime was insisted on that does not run it."""
+        label, asked, reason = self._labels[loaded.name], self.options.runtime, "it takes keys and values in Outrider's cache"
+        if self.device.type == "cpu":
+            try:
+                loaded.lm = native_states(lm, module, cache_folder())
+                loaded.lm.limits = find_native_limits(loaded.lm)
+                return NATIVE
+            except CapabilityError as error:
+                reason = str(error).rstrip(".")
+        if asked not in (AUTO, EAGER):
             raise CapabilityError(
-                f"{label} does not run on runtime '{self.options.runtime}', which needs keys and values in Outrider's cache: "
-                f"{why}. Use --set runtime=eager."
+                f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use --set runtime=eager."
             )
+        lm.why_own_cache = f"{lm.why_own_cache}; the native runtime does not run it: {reason}"
         return EAGER
 
     def context(self, target: LoadedModel) -> int:

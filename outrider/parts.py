@@ -34,24 +34,26 @@ class Parts:
     ) -> Drafter:
         """The drafter for this target. `status` is told what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
-        self._check_own_cache(target, draft)
+        self._check_states(target, draft)
         setup = DraftSetup(target, draft, length.most, settings, self.head, status=status)
         return self.drafter.build(setup)
 
-    def _check_own_cache(self, target: LoadedModel, draft: LoadedModel | None) -> None:
-        """Raises CapabilityError for a drafter that models on transformers' own cache cannot serve."""
+    def _check_states(self, target: LoadedModel, draft: LoadedModel | None) -> None:
+        """Raises CapabilityError for a drafter that models with running states, or on transformers' own cache, cannot serve."""
         for model in (target, draft):
             lacks = None
-            if model is None or model.lm.why_own_cache is None:
+            if model is None or model.lm.why_chains is None:
                 continue
             if self.draws_trees:
                 lacks = "drafts trees, and states cannot branch"
             elif model is target and self.wants_module:
                 lacks = "drafts on the target's own keys and values, which are not there"
             if lacks is not None:
+                own = model.lm.why_own_cache
+                why = model.lm.why_chains if own is None else f"it runs on transformers' own cache ({own})"
                 raise CapabilityError(
-                    f"drafter '{self.drafter_name}' {lacks}: '{model.name}' runs on transformers' own cache "
-                    f"({model.lm.why_own_cache}). Use a drafter of chains: ngram, suffix, draft-model, ..."
+                    f"drafter '{self.drafter_name}' {lacks}. Of '{model.name}': {why}. Use a drafter of chains: ngram, suffix, "
+                    "draft-model, ..."
                 )
 
     @property

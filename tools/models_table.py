@@ -21,6 +21,7 @@ from outrider.errors import CapabilityError
 from outrider.models.load import build_lm, finish
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.limits import find_native_limits
+from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
 from tests.contract import own_cache_families
 from tests.unit.runtime import families
@@ -55,7 +56,11 @@ def measured(family: str, module: Any) -> Served:
     """How this model is served, in float32 on the CPU."""
     lm = build_lm(module, family, torch.float32, torch.device("cpu"))
     if isinstance(lm, StateLM):
-        finish(lm, module)
+        try:
+            made = native_states(lm, module, cache_folder())
+            return Served(family, "ours", "native", _text(find_native_limits(made).exact_rows), "chains")
+        except CapabilityError:
+            finish(lm, module)
         runs = "torch" if lm.own_run.keeps_state and lm.feeding.most is None else f"torch, {_pace(lm)}"
         return Served(family, "transformers'", runs, _text(lm.limits.exact_rows), "chains")
     try:

@@ -159,6 +159,7 @@ class UniversalDrafter(Drafter):
             kept = min(_num_common(told, state.cached), max(0, len(told) - 1))  # the last one is fed again: its logits
             del state.cached[kept:]
             self.lm.kv.truncate(index, kept)
+            del state.cached[self.lm.kv.lengths[index] :]  # a model with running states may have gone back further
 
     def _num_shared(self, state: _RowState, row: Row, count: int) -> int:
         """Draft passes for `count` nodes: one each; none behind a character's first bytes, if the draft has no such tokens."""

@@ -1,4 +1,6 @@
-"""States of texts seen before, for prompts that begin like them: `pages.py` for rows that cannot be cut (`states.py`).
+"""States of texts seen before, for prompts that begin like them: `pages.py` for rows that cannot be cut.
+
+Those are in `states.py` and `state_slots.py`.
 
 A state serves a text that begins with all of its tokens, and only as a whole. So one is kept where a prompt was read as far as a
 boundary, and where a text ended; of the boundaries on the way to a longer one those stay that are powers of two, for other texts
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.kv.cache import BLOCK, KVCache
+from outrider.kv.state_slots import PackedStates, StateSlots
 from outrider.kv.states import Packed, StateCache
 
 Tokens = tuple[int, ...]
@@ -51,7 +54,7 @@ class StatePool:
 
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
         """Keep a row's state where it has seen a multiple of `page` tokens, at most `length`; `tokens` begin with them."""
-        assert isinstance(cache, StateCache)
+        assert isinstance(cache, StateCache | StateSlots)
         reached = cache.reached(row)
         key = tuple(tokens[:reached])
         if not 0 < reached <= length or reached % self.page or key in self._kept or _cost(key) > self.num_pages * self.page:
@@ -63,12 +66,12 @@ class StatePool:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._kept: OrderedDict[Tokens, Packed[Any]] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[Tokens, Packed[Any] | PackedStates] = OrderedDict()  # least recently used first
 
     def check_integrity(self) -> None:
         """Raise AssertionError where a state is of other tokens than its key, or more are kept than may be."""
         for key, packed in self._kept.items():
-            assert packed.tokens == key, "a state of other tokens"
+            assert not isinstance(packed, Packed) or packed.tokens == key, "a state of other tokens"
             assert packed.reached == len(key), f"a state of {packed.reached} tokens is kept as one of {len(key)}"
         assert self.used <= self.num_pages, f"{self.used} of {self.num_pages} pages in use"
 

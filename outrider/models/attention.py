@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.kv.state_slots import StatePass
 from outrider.lazy import transformers
 
 NAME = "outrider"
@@ -41,6 +42,7 @@ class PassPlan:
     make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no sliding-window layers
     sees: np.ndarray | None = None  # (B, T, T) bool, whom each token of a tree sees; None for chains
     chain_keys: int | None = None  # S of a pass of chains alone, in which places say who sees what; None: the mask says it
+    states: StatePass | None = None  # running states, of a model that has them
 
     @cached_property
     def mask(self) -> Tensor:

@@ -15,20 +15,24 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
+from outrider.kv.state_slots import StateShape, StateSlots
 from outrider.models.attention import PassPlan, following
 from outrider.models.plan import plan_pass
 from outrider.models.signals import Listening
 
 PREFILL_CHUNK = 256  # tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
 
+
+RUNNING_STATES = "some of its layers keep one running state of each text instead of keys and values of each token"
 
 # (row, position of the first token, hidden states (T, H) by layer): a chunk of text that was fed
 Reader = Callable[[int, int, dict[int, Tensor]], None]
@@ -64,6 +68,7 @@ class LMShape:
     layers: tuple[LayerShape, ...]
     sliding_window: int | None
     num_parameters: int
+    states: tuple[StateShape, ...] = ()  # running states of a row, on our cache
 
 
 class LM:
@@ -78,12 +83,17 @@ class LM:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        self.kv = KVCache(shape.layers, dtype, device) if kv is None else kv
+        self.kv = _cache(shape, dtype, device) if kv is None else kv
         self.limits = PassLimits()
         self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`runtime/library.py`)
         self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`
         self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
         self._columns: dict[int, Tensor] = {}
+
+    @property
+    def why_chains(self) -> str | None:
+        """Why its passes take chains and no trees; None where they take both."""
+        return RUNNING_STATES if self.shape.states else self.why_own_cache
 
     def twin(self) -> LM:
         """This model with an empty cache of its own."""
@@ -96,9 +106,13 @@ class LM:
     ) -> Tensor:
         """Logits (B, T, V), or (B, K, V) for the K given `columns`, of one pass over rows first_row .. first_row + B.
 
-        `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`, None for a chain.
+        `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`, None for a chain. A pass with
+        `columns` reads a text: all of its tokens are committed, or none. Raises CapabilityError for a tree over running states.
         """
         num_rows, num_tokens = tokens.shape
+        if parents is not None and self.shape.states:
+            raise CapabilityError(f"a pass over a tree of tokens, which cannot be: {RUNNING_STATES}")
+        reads = columns is not None
         width = self._padded_width(num_rows, num_tokens)
         self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
         per_pass = max(1, self.limits.max_tokens_per_pass // width)
@@ -112,7 +126,7 @@ class LM:
         hidden: list[list[Tensor]] = []
         for start in range(0, num_rows, per_pass):
             rows = slice(start, start + per_pass)
-            plan, positions = self._plan(tokens[rows], None if parents is None else parents[rows], first_row + start)
+            plan, positions = self._plan(tokens[rows], None if parents is None else parents[rows], first_row + start, reads=reads)
             if self.capture:
                 logits, states = self.run.with_hidden(tokens[rows], positions, plan, columns, self.capture)
                 hidden.append(states)
@@ -155,13 +169,22 @@ class LM:
             return 2 if num_tokens == 1 and num_rows % most == 1 else num_tokens
         return -(-num_tokens // unit) * unit
 
-    def _plan(self, tokens: Tensor, parents: Tensor | None, first_row: int) -> tuple[PassPlan, Tensor]:
-        """Cache places, masks and position ids of a pass over tokens (B, T), already padded."""
+    def _plan(self, tokens: Tensor, parents: Tensor | None, first_row: int, *, reads: bool) -> tuple[PassPlan, Tensor]:
+        """Cache places, masks and position ids of a pass over tokens (B, T), already padded. `reads`: no token is a draft's."""
         num_rows, width = tokens.shape
-        return plan_pass(
+        plan, positions = plan_pass(
             self.kv, num_rows, width, parents, first_row,
             window=self.shape.sliding_window, last_position=self.shape.context_length - 1,
         )  # fmt: skip
+        if isinstance(self.kv, StateSlots):
+            plan = replace(plan, states=self.kv.begin(first_row, num_rows, width, reads=reads))
+        return plan, positions
+
+
+def _cache(shape: LMShape, dtype: torch.dtype, device: torch.device) -> KVCache:
+    if shape.states:
+        return StateSlots(shape.layers, shape.states, dtype, device)
+    return KVCache(shape.layers, dtype, device)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -106,7 +106,7 @@ class Binding:
         return tensor.data_ptr()
 
     def _op(self, op: Op) -> OpStruct:
-        operands = (OperandStruct * 3)(*(self._operand(view) for view in (*op.inputs, None, None, None)[:3]))
+        operands = (OperandStruct * 5)(*(self._operand(view) for view in (*op.inputs, *[None] * 5)[:5]))
         first = op.output if op.output is not None else op.inputs[0]
         made = OpStruct(int(op.code), first.rows, first.cols, self._operand(op.output), operands)
         made.numbers = (ctypes.c_double * 2)(*(*op.numbers, 0.0, 0.0)[:2])
@@ -126,6 +126,14 @@ class Binding:
             self._check(op)
         elif op.code == Code.STORE:
             self._check(op)
+        elif op.code == Code.CONVOLUTION:
+            weight = self._tensor(op.weight)
+            made.K, made.weight = weight.shape[1], self._keep(weight.float().t().contiguous())
+            made.bias = self._keep(self._tensor(op.bias).float().contiguous()) if op.bias else None
+        elif op.code == Code.DELTA_RULE:
+            key, value, decay = op.inputs[1:4]
+            made.heads, made.kv_heads, made.size, made.value_size = value.rows, key.rows, key.cols, value.cols
+            made.N, made.scale = decay.cols, op.scale
         return made
 
     def _check(self, op: Op) -> None:

@@ -68,4 +68,11 @@ class Complex:
     pairs: Block
 
 
-Known = Unknown | Index | IsBelow | Block | Complex
+@dataclass(frozen=True)
+class Folded:
+    """A block seen with rows, tokens and heads in one dimension, which only another view may undo."""
+
+    block: Block
+
+
+Known = Unknown | Index | IsBelow | Block | Complex | Folded

@@ -20,6 +20,7 @@ import torch
 
 from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.kv import LayerShape
+from outrider.kv.state_slots import StateShape
 from outrider.machine import cpu_name
 from outrider.models.adapter import adapter_in
 from outrider.models.gguf.names import gguf_in
@@ -61,7 +62,8 @@ def find(key: str | None) -> Checked | None:
     if content is None:
         return None
     layers = tuple(LayerShape(**layer) for layer in content["shape"].pop("layers"))
-    return Checked(LMShape(layers=layers, **content["shape"]), PassLimits(**content["limits"]))
+    states = tuple(StateShape(**state) for state in content["shape"].pop("states"))
+    return Checked(LMShape(layers=layers, states=states, **content["shape"]), PassLimits(**content["limits"]))
 
 
 def keep(key: str | None, checked: Checked) -> None:

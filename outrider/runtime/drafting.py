@@ -126,7 +126,10 @@ def chains_behind(
     lm: LM, run: NativeRun, picks: Picks, pending: Sequence[list[int]], num_tokens: int, vocabulary: Vocabulary
 ) -> tuple[Tensor, Tensor] | None:
     """`draft_chains` behind rows whose caches lack `pending`, one token at least. Commits nothing: what was fed, all but the
-    last token drafted, lies behind what the caches hold."""
+    last token drafted, lies behind what the caches hold. None, too, for a model with running states, whose
+    passes are planned one by one."""
+    if lm.shape.states:
+        return None
     kv, last = lm.kv, lm.shape.context_length - 1
     width, starts = max(map(len, pending)), np.array(kv.lengths)
     kv.reserve(len(pending), int(starts.max()) + width + num_tokens)

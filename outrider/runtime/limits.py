@@ -7,6 +7,7 @@ another order could not pass (`tests/unit/runtime`). What is checked at load is 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from outrider.models.lm import LM, PassLimits
 from outrider.models.probe import probe_tokens
@@ -31,11 +32,8 @@ def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
         lm.kv.add_row()
     lm.catch_up([tokens[0, : length + 1].tolist() for length in PREFIXES])
     chain, others = tokens[:, PREFIXES[0] : PREFIXES[0] + CHAIN], tokens[:, -len(TREE_PARENTS) - 1 :]
-    tree = others.clone()
-    tree[:, TREE_PATH] = chain
-    parents = torch.tensor([TREE_PARENTS], device=lm.device)
     together = lm.forward(torch.cat([chain, others[:, :CHAIN]]))[0]
-    in_tree = lm.forward(tree, parents)[0, TREE_PATH]
+    in_tree = None if lm.why_chains else _in_tree(lm, chain, others)
     whole = lm.forward(chain)[0]
     alone = lm.forward(chain[:, :1])[0]
     wide = lm.forward(torch.cat([chain, others.repeat(1, -(-widest // others.shape[1]))], dim=1)[:, : max(widest, CHAIN)])[0]
@@ -45,4 +43,12 @@ def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
         lm.kv.swap_remove(0)
     exact_rows = torch.equal(together, whole) and torch.equal(alone, whole[:1]) and torch.equal(late, whole[CUT:])
     exact_rows = exact_rows and torch.equal(wide[:CHAIN], whole)
-    return PassLimits(granularity=1, exact_trees=torch.equal(in_tree, whole), exact_rows=exact_rows)
+    exact_trees = in_tree is not None and torch.equal(in_tree, whole)
+    return PassLimits(granularity=1, exact_trees=exact_trees, exact_rows=exact_rows)
+
+
+def _in_tree(lm: LM, chain: Tensor, others: Tensor) -> Tensor:
+    """Logits (CHAIN, V) of the chain as a path of a tree whose other nodes are `others`."""
+    tree = others.clone()
+    tree[:, TREE_PATH] = chain
+    return lm.forward(tree, torch.tensor([TREE_PARENTS], device=lm.device))[0, TREE_PATH]

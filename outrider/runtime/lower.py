@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
+from outrider.kv.state_slots import StateShape
 from outrider.models.signals import AFTER_NORM
-from outrider.runtime.blocks import DTYPES, Block, Complex, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.blocks import DTYPES, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
 from outrider.runtime.events import Event
 from outrider.runtime.in_place import rewritten
 from outrider.runtime.matrices import matrix_of
-from outrider.runtime.ops import Code, Op, Program, Source, Value, View
+from outrider.runtime.ops import RECURRENT, Code, Op, Program, Source, Value, View
 from outrider.runtime.positional import MAX_NUMBERS, Positional, followed
 from outrider.runtime.record import Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
@@ -127,7 +128,7 @@ class Lowering:
                 behind |= {view.value for view in op.inputs}
         behind -= {entrance.value}
         head = [op for op in self._ops if op.output is not None and op.output.value in behind]
-        if any(op.code in (Code.ATTENTION, Code.EMBED) for op in head):
+        if any(op.code in (Code.ATTENTION, Code.EMBED, *RECURRENT) for op in head):
             raise NotLoweredError("an output head that reads more than the last hidden state")
         wanted, body = {entrance.value}, []
         for op in reversed(self._ops):
@@ -161,7 +162,7 @@ class Lowering:
                 raise NotLoweredError(f"torch's '{event.name}'")
             made: Sequence[Known] = rule(self, event)
         except NotLoweredError as error:
-            if event.name in ("attention", "store", "rotary"):
+            if event.name in ("attention", "store", "rotary", "short_convolution", "delta_rule"):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:
@@ -195,6 +196,8 @@ class Lowering:
             return block
         if isinstance(known, Complex):
             raise NotLoweredError("complex numbers combined with real ones")
+        if isinstance(known, Folded):
+            raise NotLoweredError("a shape that mixes tokens")
         raise NotLoweredError(known.why if isinstance(known, Unknown) else "numbers made of token ids or positions")
 
     def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
@@ -254,6 +257,11 @@ class Lowering:
         name = f"{path}.bias"
         self._made.constants[name] = bias
         return name
+
+    def state(self, shape: StateShape) -> int:
+        """The number of a running state of this shape."""
+        self._made.states.append(shape)
+        return len(self._made.states) - 1
 
     def new(self, size: int, dtype: torch.dtype) -> View:
         """A value to be made."""

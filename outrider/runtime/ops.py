@@ -2,12 +2,13 @@
 
 A pass is a program over tokens: every value is, for each token by itself, a small dense block of numbers. What transformers
 writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H * D numbers here, so its views and transposes are only
-ways to look at a block (`View`). Attention alone sees more than one token.
+ways to look at a block (`View`). Attention and recurrent operations alone see more than one token.
 
     LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
     ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`
                 `weight` slopes of ALiBi by name
     GATHER      the rows that the output head reads       EXPERTS  a linear layer of each of the experts that in[1] names
+    CONVOLUTION and DELTA_RULE read and write a running state of each row
     the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
 
 Results are rounded to the dtype of the value that they are written to, as torch rounds them; arithmetic in between is fp32.
@@ -20,6 +21,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import torch
+
+from outrider.kv.state_slots import StateShape
 
 if TYPE_CHECKING:
     from outrider.runtime.matrices import Matrix
@@ -35,6 +38,8 @@ class Code(IntEnum):
     GATHER = 4
     SIGNAL = 5  # in[0] is hidden state `layer` (an index among the program's signals): copied out where it is wanted
     EXPERTS = 6  # in[0] x, a row for each expert or one for all; in[1] the experts' numbers; `weight` (experts, out, in)
+    CONVOLUTION = 7  # of each channel over the last tokens; `weight` (channels, width), numbers[0]: 1 with SiLU behind it
+    DELTA_RULE = 8  # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries' norms, 0: none
     COPY = 10
     ADD = 11
     SUB = 12
@@ -75,6 +80,9 @@ class Code(IntEnum):
 
 
 REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})
+
+
+RECURRENT = frozenset({Code.CONVOLUTION, Code.DELTA_RULE})
 
 
 class Source(IntEnum):
@@ -124,7 +132,8 @@ class Op:
     weight: str = ""
     bias: str = ""
     transposed: bool = False  # the weight is stored (in, out)
-    layer: int = 0  # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the index
+    layer: int = 0  # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the index;
+    # CONVOLUTION, DELTA_RULE: the index of the state
     by_position: bool = False  # EMBED: the index is the position, not the token id
     bound: int = 0  # EMBED: indices from this one on read row 0; 0: none do
     is_value: bool = False  # STORE: of values, not keys
@@ -147,6 +156,7 @@ class Program:
     hidden_size: int = 0
     rotary: list[tuple[str, tuple[object, ...], int]] = field(default_factory=list)  # (module, further arguments, which output)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # those that are no parameter of the module
+    states: list[StateShape] = field(default_factory=list)  # of recurrent operations
     matrices: dict[str, Matrix] = field(default_factory=dict)  # weights that layers keep in integers, by the layer's name
 
     def counts(self) -> dict[str, int]:

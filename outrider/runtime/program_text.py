@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from outrider.kv.state_slots import StateShape
 from outrider.models import tensor_text
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 
@@ -25,6 +26,7 @@ def written(program: Program) -> dict[str, Any] | None:
         "logits": astuple(program.logits),
         "signals": program.signals,
         "hidden_size": program.hidden_size,
+        "states": [list(astuple(state)) for state in program.states],
         "constants": {name: tensor_text.written(constant) for name, constant in program.constants.items()},
     }
 
@@ -38,6 +40,7 @@ def read(kept: dict[str, Any]) -> Program:
         logits=View(*kept["logits"]),
         signals=tuple(kept["signals"]),
         hidden_size=kept["hidden_size"],
+        states=[StateShape(*state) for state in kept["states"]],
         constants={name: tensor_text.read(text) for name, text in kept["constants"].items()},
     )
 

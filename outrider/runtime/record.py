@@ -1,7 +1,7 @@
 """One small pass of a model, written down operation by operation: what `lower.py` makes a program of.
 
 The model runs as it is, on a few real tokens, under a dispatch mode that sees every torch operation: 20 us for each, so that a
-model of 30 layers takes a tenth of a second. Attention, the products of experts, rotary
+model of 30 layers takes a tenth of a second. Attention, the products of experts, recurrences, rotary
 embeddings and layers that keep their weights in integers are not entered: rotary results depend on positions alone and become
 tables, the others are operations of their own.
 """
@@ -24,6 +24,7 @@ from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder
 from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
+from outrider.runtime.recurrent import recurrent_by_event
 from outrider.runtime.rotary import real_tables
 
 RECORDING = "outrider-recording"
@@ -118,6 +119,7 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
             elif keeps_integers(part):
                 stack.enter_context(_replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
         stack.enter_context(experts_by_event(module, recorder))
+        stack.enter_context(recurrent_by_event(module, recorder, ROWS, TOKENS))
         stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
         stack.enter_context(torch.no_grad())
         yield

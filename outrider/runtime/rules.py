@@ -15,6 +15,7 @@ from outrider.runtime.elementwise import ELEMENTWISE
 from outrider.runtime.events import Event
 from outrider.runtime.indices import INDICES
 from outrider.runtime.ops import Code, Op, View
+from outrider.runtime.recurrent_rules import RECURRENT
 from outrider.runtime.reducing import REDUCING
 from outrider.runtime.strides import dense
 from outrider.runtime.views import VIEWS
@@ -179,7 +180,7 @@ def _by_head(low: Lowering, block: Block) -> View:
 
 
 RULES: dict[str, Rule] = {
-    **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES,
+    **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES, **RECURRENT,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
     "mm": mm, "addmm": addmm, "linear": plain_linear, "embedding": embedding,
     "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,

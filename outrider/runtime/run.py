@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
+from outrider.kv.state_slots import StatePass
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM
 from outrider.models.probe import check_same_logits, probe_logits
@@ -57,7 +58,7 @@ class Executor:
         with one_thread(sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))):
             self._binding = Binding(program, tensors, layers, dtype)
         self._arena = torch.empty(0, dtype=torch.uint8)
-        self._lists = KeptAddresses(), KeptAddresses(), KeptAddresses()  # of keys, values and rotary tables
+        self._lists = tuple(KeptAddresses() for _ in range(5))  # of keys, values, rotary tables, states and records
 
     def run(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: Sequence[int] = (),
@@ -75,7 +76,7 @@ class Executor:
             num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
             signals=[hidden.get(layer) for layer in self.program.signals], ids=ids.contiguous(), positions=positions.contiguous(),
             starts=places[:, 0].numpy() % capacity,  # a pass lies behind its row's prefix
-            columns=columns.contiguous(), logits=logits, sees=plan.sees,
+            columns=columns.contiguous(), logits=logits, sees=plan.sees, state_pass=plan.states,
         )  # fmt: skip
         self.make(call)
         return logits, [hidden[layer] for layer in layers]
@@ -106,13 +107,15 @@ class Executor:
         values: Sequence[Tensor] = (), tables: Sequence[Tensor] = (), inputs: Sequence[Tensor] = (),
         signals: Sequence[Tensor | None] = (), ids: Memory | None = None, positions: Memory | None = None,
         starts: np.ndarray | None = None, columns: Memory | None = None, rows_differ: bool = False,
-        logits: Tensor | None = None, sees: np.ndarray | None = None,
+        logits: Tensor | None = None, sees: np.ndarray | None = None, state_pass: StatePass | None = None,
     ) -> PassStruct:  # fmt: skip
         """A pass as the library reads it, with room for its values. The structure keeps alive what it points to, all of which is
         contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`."""
         wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
-        known = (kept(each) for kept, each in zip(self._lists, (keys, values, tables), strict=True))
-        lists = [*known, addresses(inputs), addresses(wanted)]
+        states, records = ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
+        known = [kept(each) for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)]
+        lists, heard = [*known[:3], addresses(inputs), *known[3:]], addresses(wanted)
+        moves, num_records = (None, 0) if state_pass is None else (state_pass.moves, state_pass.num_records)
         depths, paths = (None, None) if sees is None else _paths(sees)
         needed = num_rows * (num_tokens * self._binding.body_bytes + num_columns * self._binding.head_bytes) + 64
         if self._arena.numel() < needed:
@@ -120,11 +123,13 @@ class Executor:
         arena = self._arena  # of this pass, whatever a pass of another thread may need: their turns follow one another
         made = PassStruct(
             num_rows, num_tokens, keys[0].shape[1] if keys else 0, _address(ids), _address(positions), _address(starts),
-            _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(columns), num_columns,
-            rows_differ, _address(logits), -(-arena.data_ptr() // 64) * 64,
+            _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(moves), num_records,
+            ctypes.addressof(heard), _address(columns), num_columns, rows_differ, _address(logits),
+            -(-arena.data_ptr() // 64) * 64,
         )  # fmt: skip
         made.kept = (
-            lists, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths, arena,
+            lists, heard, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths, arena,
+            state_pass,
         )  # fmt: skip
         return made
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
-from outrider.runtime.ops import Code, Op, Program, Source, Value
+from outrider.runtime.ops import RECURRENT, Code, Op, Program, Source, Value
 
 ALIGNMENT = 64  # bytes
 
@@ -19,6 +19,7 @@ class Kind(IntEnum):
     LINEARS = 1
     ATTENTIONS = 2
     EXPERTS = 3
+    RECURRENT = 4
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def schedule(program: Program) -> Schedule:
 
 
 def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
-    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention or one
-    product of experts."""
+    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention, one
+    product of experts or one recurrent operation."""
     waits, followers = _dependencies(ops)
     ready: dict[Kind, list[int]] = {kind: [] for kind in Kind}  # heaps of operations
     for index, count in enumerate(waits):
@@ -86,7 +87,7 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
 
 def _kind(op: Op) -> Kind:
     kinds = {Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS}
-    return kinds.get(op.code, Kind.TOKENWISE)
+    return Kind.RECURRENT if op.code in RECURRENT else kinds.get(op.code, Kind.TOKENWISE)
 
 
 def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:

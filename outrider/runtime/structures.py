@@ -31,7 +31,7 @@ class OperandStruct(ctypes.Structure):
 
 class OpStruct(ctypes.Structure):
     _fields_ = [
-        *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 3), ("numbers", Real * 2),
+        *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 5), ("numbers", Real * 2),
         *_numbers("format form group"), *_pointers("weight bias"), *_numbers("K N experts by_position layer is_value"),
         *_numbers("heads kv_heads size value_size window sees_all"), ("scale", Real), ("softcap", Real),
     ]  # fmt: skip
@@ -51,7 +51,9 @@ class ProgramStruct(ctypes.Structure):
 class PassStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("rows tokens capacity"),
-        *_pointers("ids positions starts depths paths keys values tables inputs signals columns"),
+        *_pointers("ids positions starts depths paths keys values tables inputs states records moves"),
+        *_numbers("num_records"),
+        *_pointers("signals columns"),
         *_numbers("num_columns rows_differ"),
         *_pointers("logits arena"),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from outrider.runtime.blocks import SIZES, Block, Complex, Index, Known, NotLoweredError
+from outrider.runtime.blocks import SIZES, Block, Complex, Folded, Index, Known, NotLoweredError
 from outrider.runtime.events import Event
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import Strided, dense, reshape
@@ -23,7 +23,10 @@ def view(low: Lowering, event: Event) -> list[Known]:
     found, (out,) = low.find(event.args[0]), event.outputs
     if isinstance(found, Index) and out.shape == event.args[0].shape:
         return [found]
-    block = low.block(event.args[0])
+    block = found.block if isinstance(found, Folded) else low.block(event.args[0])
+    folded = SIZES["N"] * block.own.count // out.shape[-1] if out.dim() == 2 and block.axes[:2] == ("B", "T") else 0
+    if folded > SIZES["N"] and out.shape[0] == folded:
+        return [Folded(block)]
     axes = _regrouped(block, tuple(out.shape))
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
     own = reshape(block.own, sizes)
@@ -89,7 +92,24 @@ def _picked(block: Block, order: Sequence[int]) -> Block:
     return Block(tuple(block.axes[dim] for dim in order), Strided(block.own.value, sizes, steps, block.own.offset))
 
 
+def _copies(low: Lowering, event: Event) -> list[Known] | None:
+    """Token ids or positions (copies, rows, tokens), all copies alike, of which an operation makes or takes some."""
+    tensor, found = event.args[0], low.find(event.args[0])
+    if not isinstance(found, Index):
+        return None
+    (out,) = event.outputs
+    if event.name == "expand":
+        leads = tensor.shape == out.shape[out.dim() - tensor.dim() :] or tensor.dim() > 2
+    else:
+        leads = event.args[1] % max(tensor.dim(), out.dim()) <= max(tensor.dim(), out.dim()) - 3
+    if not leads or tuple(out.shape[-2:]) != (SIZES["B"], SIZES["T"]):
+        raise NotLoweredError("a part of the token ids or positions")
+    return [found]
+
+
 def unsqueeze(low: Lowering, event: Event) -> list[Known]:
+    if (copies := _copies(low, event)) is not None:
+        return copies
     tensor, (out,) = event.args[0], event.outputs
     dim, found = event.args[1] % out.dim(), low.find(tensor)
     if isinstance(found, Complex):
@@ -112,6 +132,8 @@ def expand(low: Lowering, event: Event) -> list[Known]:
     found = low.find(tensor)
     if tensor.shape == out.shape:
         return [found]
+    if (copies := _copies(low, event)) is not None:
+        return copies
     block = low.block(tensor)
     missing = out.dim() - tensor.dim()
     axes = ("",) * missing + block.axes
@@ -137,6 +159,8 @@ def cut(low: Lowering, event: Event) -> list[Known]:
     dim %= tensor.dim()
     if tensor.shape == event.outputs[0].shape:
         return [found]
+    if (copies := _copies(low, event)) is not None:
+        return copies
     return [_part(low.block(tensor), dim, (start or 0) % max(tensor.shape[dim], 1), event.outputs[0].shape[dim], step)]
 
 
@@ -151,6 +175,8 @@ def _part(block: Block, dim: int, start: int, count: int, step: int = 1) -> Bloc
 
 
 def select(low: Lowering, event: Event) -> list[Known]:
+    if (copies := _copies(low, event)) is not None:
+        return copies
     tensor, dim, index = event.args
     dim %= tensor.dim()
     block = _part(low.block(tensor), dim, index % tensor.shape[dim], 1)

@@ -12,6 +12,7 @@
 #include "linear.h"
 #include "pool.h"
 #include "program.h"
+#include "recurrent.h"
 #include "tokenwise.h"
 
 namespace {
@@ -45,6 +46,7 @@ class Execution {
       const int64_t count = phase.is_head ? outputs_ : tokens_;
       if (phase.kind == LINEARS) linears(phase, count);
       else if (phase.kind == ATTENTIONS) attention(program_.ops[phase.begin]);
+      else if (phase.kind == RECURRENT) recurrent(program_.ops[phase.begin]);
       else if (phase.kind == EXPERT_LINEARS) expert_linear(program_.ops[phase.begin], count);
       else tokenwise(phase, count);
     }
@@ -112,6 +114,12 @@ class Execution {
     const char *queries = block(op.in[0], 0), *sinks = block(op.in[1], 0);
     if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, sinks, block(op.out, 0), pool_, room_.attention);
     else attend::run<float>(op, pass_, queries, sinks, block(op.out, 0), pool_, room_.attention);
+  }
+
+  void recurrent(const Op& op) const {
+    const auto at = [&](const Operand& o, int64_t m) { return block(o, m); };
+    if (op.code == CONVOLUTION) recurrent::convolve(op, pass_, at, pool_);
+    else recurrent::delta_rule(op, pass_, at, pool_);
   }
 
   void expert_linear(const Op& op, int64_t count) const {

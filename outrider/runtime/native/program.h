@@ -7,7 +7,7 @@
 #include "lanes.h"
 
 enum Code : int64_t {  // as in outrider/runtime/ops.py
-  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL, EXPERTS,
+  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL, EXPERTS, CONVOLUTION, DELTA_RULE,
   COPY = 10, ADD, SUB, MUL, DIV, NEG, SQUARE, RSQRT, SQRT, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU, RECIPROCAL, CLAMP,
   EXP, LOG, SOFTPLUS, WHERE, GREATER, AT_LEAST, EQUAL, NOT, LARGER, SMALLER, EXPM1, LOG1P,
   MEAN = 40, SUM, LAYER_NORM, RMS_NORM, SOFTMAX,
@@ -30,7 +30,7 @@ enum Format : int64_t { PANELS_BF16, PANELS_FP32, BLOCKS, TABLE };  // of a weig
 struct Op {
   Code code;
   int64_t rows, cols;
-  Operand out, in[3];
+  Operand out, in[5];
   double numbers[2];
   // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS alone have a form, and inputs that share a scale.
   // ATTENTION: `weight` is null, or ALiBi's slope of each head, fp32
@@ -41,7 +41,7 @@ struct Op {
   // EMBED: `weight` is the table, N its rows, K their length; the index is `by_position` or by id, `layer` is added to it;
   // one that is not below numbers[0], where that is not 0, counts as 0
   int64_t by_position;
-  // STORE, ATTENTION: of this layer; SIGNAL: which one
+  // STORE, ATTENTION: of this layer; SIGNAL: which one; CONVOLUTION, DELTA_RULE: the state
   int64_t layer;
   int64_t is_value;
   int64_t heads, kv_heads, size, value_size, window;
@@ -49,7 +49,7 @@ struct Op {
   double scale, softcap;
 };
 
-enum Kind : int64_t { TOKENWISE, LINEARS, ATTENTIONS, EXPERT_LINEARS };  // how a phase is split among threads
+enum Kind : int64_t { TOKENWISE, LINEARS, ATTENTIONS, EXPERT_LINEARS, RECURRENT };  // how a phase is split among threads
 
 struct Phase {
   Kind kind;
@@ -66,6 +66,13 @@ struct Program {
   int64_t vocab_size, hidden_bytes, is_bf16;
 };
 
+// What a pass does to the running states of one row, which have two buffers: `outrider/kv/state_slots.py`.
+struct Move {
+  int64_t base, begin, end;  // this buffer is brought from the first `begin` tokens forward to the first `end`, by their records
+  int64_t source, target;    // the buffers that the pass goes on from, and leaves the state behind its last token in
+  int64_t is_recorded;       // whether its tokens leave records
+};
+
 struct Pass {
   int64_t rows, tokens, capacity;      // B, T, positions of a slot
   const int64_t *ids, *positions;      // (B, T)
@@ -75,6 +82,10 @@ struct Pass {
   void* const* values;
   const void* const* tables;           // rotary, by position
   const void* const* inputs;           // (B, T) blocks each, that are given with the pass
+  void* const* states;                 // of each recurrent operation: (slots, 2, its size) fp32
+  void* const* records;                // (slots, num_records, its bytes), of position p at p % num_records
+  const Move* moves;                   // (B,)
+  int64_t num_records;
   void* const* signals;                // where hidden states go, null where nobody wants them
   const int64_t* columns;              // (K,) tokens of each row whose logits are asked for; (B, K) where rows differ
   int64_t num_columns, rows_differ;

@@ -81,10 +81,11 @@ def engine_of(models: Models) -> Iterator[MakeEngine]:
     made: list[Engine] = []
 
     def make(*, extra: tuple[str, ...] = (), lossy: tuple[str, ...] = (), start: bool = True, observer: Any = None,
-             drafter: str = "draft-model", draft: bool = True, num_draft_tokens: Any = 4, **settings: Any) -> Engine:  # fmt: skip
+             drafter: str = "draft-model", draft: bool = True, num_draft_tokens: Any = 4,
+             runtime: str = "eager", **settings: Any) -> Engine:  # fmt: skip
         options = Options(
             target=str(models.target), draft=str(models.draft) if draft else None, drafter=drafter,
-            num_draft_tokens=num_draft_tokens, runtime="eager",
+            num_draft_tokens=num_draft_tokens, runtime=runtime,
         )  # fmt: skip
         settings.setdefault("kv_memory", 64 << 20)
         engine = make_engine(options, EngineSettings(**settings), extra_drafters=extra, allow_lossy=lossy, observer=observer)

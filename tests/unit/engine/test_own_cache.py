@@ -1,4 +1,7 @@
-"""A target on transformers' own cache in the engine: prompts in chunks, preemption, prefixes, a draft of its own kind."""
+"""A target with running states in the engine: prompts in chunks, preemption, prefixes, a draft of its own kind.
+
+On the native runtime its states are in our cache, on torch's modules in transformers'.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 250, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.fixture(scope="module")
-def plain(models: Models) -> LLM:
-    return LLM(models.target, drafter="none", threads=1)
+@pytest.fixture(scope="module", params=["native", "eager"])
+def plain(models: Models, request: pytest.FixtureRequest) -> LLM:
+    return LLM(models.target, drafter="none", threads=1, runtime=request.param)
 
 
 def alone(plain: LLM, tokens: list[int], count: int) -> list[int]:
@@ -53,7 +56,7 @@ def alone(plain: LLM, tokens: list[int], count: int) -> list[int]:
 
 def test_a_preempted_row_takes_its_state_along(engine_of: MakeEngine, plain: LLM) -> None:
     """Three rows drafted for by a hybrid, an urgent one that takes a place."""
-    engine = engine_of(max_num_seqs=2)
+    engine = engine_of(max_num_seqs=2, runtime=plain.config["runtime"])
     slow = ask(engine, *(request(prompt(40, seed), max_tokens=60, priority=1) for seed in (1, 2)))
     assert all(answer.begun.wait(60) for answer in slow)
     urgent = ask(engine, request(prompt(12, 3), max_tokens=12, priority=0))[0]
@@ -65,7 +68,7 @@ def test_a_preempted_row_takes_its_state_along(engine_of: MakeEngine, plain: LLM
 
 def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LLM) -> None:
     """Its state is kept at the boundary of a chunk, and serves whoever begins like it."""
-    engine = engine_of(drafter="ngram", draft=False)
+    engine = engine_of(drafter="ngram", draft=False, runtime=plain.config["runtime"])
     first = prompt(300, 4)
     assert ask(engine, request(first))[0].finish.cached_tokens == 0
     for seed in (5, 6):
@@ -80,19 +83,40 @@ def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LL
     ("options", "said"), [
         ({"drafter": "early-exit"}, "drafts on the target's own keys and values"),
         ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "drafts trees, and states cannot branch"),
-        ({"drafter": "none", "runtime": "native"}, "does not run on runtime 'native', which needs keys and values in Outrider's"),
     ],
 )  # fmt: skip
-def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], said: str, models: Models) -> None:
+@pytest.mark.parametrize("runtime", ["native", "eager"])
+def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], said: str, models: Models, runtime: str) -> None:
+    which = {"native": "some of its layers keep one running state", "eager": "1 of 2 layers (first: layer 0, conv) keep one"}
     with pytest.raises(CapabilityError) as caught:
-        LLM(models.target, threads=1, **options)
+        LLM(models.target, threads=1, runtime=runtime, **options)
     assert said in str(caught.value)
-    assert "1 of 2 layers (first: layer 0, conv) keep one running state" in str(caught.value)
+    assert which[runtime] in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "mamba", make("mamba2", vocab_size=257), byte_tokenizer())
+    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native' \(torch's '\w+'\): 2 of 2 layers"):
+        LLM(folder, threads=1, runtime="native", drafter="none")
+    said = LLM(folder, threads=1, drafter="none").notes[0]
+    assert "keep one running state" in said
+    assert "; the native runtime does not run it: torch's '" in said
+
+
 def test_it_is_said_once(models: Models) -> None:
-    llm = LLM(Path(models.target), drafter="ngram", threads=1)
+    llm = LLM(Path(models.target), drafter="ngram", threads=1, runtime="eager")
     assert [note for note in llm.notes if "runs on transformers' own cache, which is slower" in note] == llm.notes[:1]
     assert llm.config["exact"] is False
-    assert llm.config["runtime"] == "eager"
+
+
+def test_it_is_exact_on_the_native_runtime_and_starts_again_as_it_was(models: Models) -> None:
+    """The second start takes what the first one found and kept."""
+    texts = []
+    for drafter in ("none", "ngram"):
+        llm = LLM(Path(models.target), drafter=drafter, threads=1)
+        assert llm.notes == []
+        assert llm.config["exact"] is True
+        assert llm.config["runtime"] == "native"
+        texts.append(alone(llm, prompt(30), 40))
+    assert texts[0] == texts[1]

@@ -37,6 +37,9 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
     "cohere2_moe": EXPERTS,
+    "cohere_compass_text": {
+        **HALF_WINDOWED, "head_dim": 16, "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}},
     "cwm": {"bos_token_id": 0, "pad_token_id": 0},
     "deepseek_v2": {**GROUPS, **LATENT},
     "deepseek_v3": {**GROUPS, **LATENT},
@@ -122,9 +125,6 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "youtu": LATENT,
 }
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
-    "cohere_compass_text": ("rotary embeddings of something else", {
-        **HALF_WINDOWED, "head_dim": 16, "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}}),
     "gpt_neox_japanese": ("combined with another's", {}),
     "jetmoe": ("'index_add'", EXPERTS),
     "longcat_flash": ("'index_add_'", {**EXPERTS, **LATENT, "head_dim": 8}),

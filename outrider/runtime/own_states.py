@@ -1,0 +1,85 @@
+"""Models with running states on the native runtime: their states move from transformers' cache to ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import CapabilityError
+from outrider.kv import LayerShape
+from outrider.lazy import transformers
+from outrider.models.lm import LM
+from outrider.models.probe import check_same_logits, probe_logits
+from outrider.models.stateful.lm import StateLM
+from outrider.runtime import library
+from outrider.runtime.blocks import DTYPES, NotLoweredError
+from outrider.runtime.checked import one_thread
+from outrider.runtime.lower import lower
+from outrider.runtime.ops import Code, Program
+from outrider.runtime.run import NativeRun
+
+NO_KEYS = LayerShape(0, 0, 0)  # of a layer that keeps a running state
+RECURRENT_LAYER = "LinearAttentionLayer"  # in transformers' cache
+LAYERS_OF_KEYS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+
+
+def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
+    """The model of `lm` on the executor, with its states in our cache. Raises CapabilityError where that cannot be; `lm` still
+    runs then."""
+    if lm.device.type != "cpu" or lm.dtype not in DTYPES:
+        dtype = str(lm.dtype).removeprefix("torch.")
+        raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
+    _refuse_other_layers(module)
+    path, own_attention = library.find(cache), module.config._attn_implementation
+    with one_thread(lm.shape.num_parameters):
+        expected = probe_logits(lm)
+        try:
+            program = lower(module)
+        except (CapabilityError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # foreign code: whatever it raises is told
+            raise NotLoweredError(f"its code fails when a pass is recorded ({type(error).__name__}: {error})") from error
+        finally:
+            module.set_attn_implementation(own_attention)
+    if program.matrices and lm.dtype != torch.bfloat16:
+        raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
+    layers = _layers(program, len(lm.shape.layers))
+    made = LM(lm.run, replace(lm.shape, layers=layers, states=tuple(program.states)), lm.dtype, lm.device)
+    run = made.run = NativeRun(made, module, program, path)
+    check_same_logits(made, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+    made.kernels = run.executor.library
+    return made
+
+
+def _refuse_other_layers(module: Any) -> None:
+    """Raises NotLoweredError for layers whose contents only longer texts would show: picked keys, compressed ones."""
+    config = module.config.get_text_config(decoder=True)
+    try:
+        layers = transformers.DynamicCache(config=config).layers
+    except Exception as error:  # foreign code: whatever it raises is told
+        raise NotLoweredError(f"its config describes no cache ({type(error).__name__})") from error
+    kinds = {type(layer).__name__ for layer in layers}
+    others = sorted(kinds - {RECURRENT_LAYER, *LAYERS_OF_KEYS}) or ["an indexer"] * bool(getattr(config, "index_topk", None))
+    if others:
+        raise NotLoweredError(f"it keeps other things of a text ({', '.join(others)})")
+    if RECURRENT_LAYER not in kinds:
+        raise NotLoweredError("no layer keeps a running state")
+
+
+def _layers(program: Program, num_layers: int) -> tuple[LayerShape, ...]:
+    """Heads and sizes of keys and values, by what the program stores. Raises NotLoweredError for a layer without any state."""
+    shapes: list[LayerShape] = [NO_KEYS] * num_layers
+    for op in program.body:
+        if op.code == Code.STORE:
+            heads, size = op.inputs[0].rows, op.inputs[0].cols
+            before = shapes[op.layer]
+            shapes[op.layer] = (
+                replace(before, num_kv_heads=heads, value_size=size) if op.is_value
+                else replace(before, num_kv_heads=heads, key_size=size)
+            )  # fmt: skip
+    if not program.states:
+        raise NotLoweredError("no operation that keeps a running state was found")
+    return tuple(shapes)

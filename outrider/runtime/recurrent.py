@@ -1,0 +1,76 @@
+"""Recurrent layers in a recorded pass: transformers' functions for short convolutions and delta rules, one event each."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+from outrider.runtime.events import Event, Recorder
+
+CONVOLUTION = "causal_conv1d_fn"
+DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
+GATED_NORM = "RMSNormGated"  # the end of such classes' names
+
+
+@contextmanager
+def recurrent_by_event(module: nn.Module, recorder: Recorder, rows: int, tokens: int) -> Iterator[None]:
+    """Inside, these functions write down that they were called with rows x tokens, and return tensors of the right shape."""
+    with ExitStack() as stack:
+        for home in {type(part).__module__ for part in module.modules()}:
+            code = sys.modules[home]
+            if hasattr(code, CONVOLUTION):
+                _instead(stack, code, CONVOLUTION, partial(_convolution, recorder))
+            for name in DELTA_RULES:
+                if hasattr(code, name):
+                    _instead(stack, code, name, partial(_delta_rule, recorder))
+        for part in module.modules():
+            if type(part).__name__.endswith(GATED_NORM):
+                stack.enter_context(patch.object(part, "forward", partial(_by_token, part.forward, (rows, tokens))))
+        yield
+
+
+def _instead(stack: ExitStack, code: ModuleType, name: str, function: Callable[..., Any]) -> None:
+    names = tuple(inspect.signature(getattr(code, name)).parameters)
+    stack.enter_context(patch.object(code, name, partial(_called_by_name, names, function)))
+
+
+def _called_by_name(names: tuple[str, ...], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(**dict(zip(names, args, strict=False)), **kwargs)
+
+
+def _convolution(
+    recorder: Recorder, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
+    **unused: object,
+) -> Tensor:  # fmt: skip
+    """(B, channels, T), as it came."""
+    with recorder.paused():
+        out = hidden_states.clone()
+    recorder.events.append(Event("short_convolution", (hidden_states, weight, bias), {"activation": activation}, (out,)))
+    return out
+
+
+def _delta_rule(
+    recorder: Recorder, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False, **unused: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
+    with recorder.paused():
+        out = value.clone()
+    recorder.events.append(Event("delta_rule", (query, key, value, g, beta), {"norms": use_qk_l2norm_in_kernel}, (out,)))
+    return out, None
+
+
+def _by_token(forward: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, int], hidden_states: Tensor, gate: Tensor) -> Tensor:
+    """The norm of numbers (rows * tokens * heads, size), token by token: some models put heads and tokens into one dimension."""
+    if hidden_states.dim() != 2:
+        return forward(hidden_states, gate)
+    apart = (*shape, -1, hidden_states.shape[-1])
+    return forward(hidden_states.view(apart), gate.view(apart)).reshape(hidden_states.shape)

@@ -1,0 +1,80 @@
+"""Rules of lowering for recurrent operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.kv.state_slots import StateShape
+from outrider.runtime.blocks import Block, Known, NotLoweredError
+from outrider.runtime.events import Event
+from outrider.runtime.ops import Code, Op, View
+from outrider.runtime.strides import Strided, dense
+
+if TYPE_CHECKING:
+    from outrider.runtime.lower import Lowering
+
+MAX_WIDTH = 8  # of a convolution (`native/recurrent.h`)
+EPSILON = 1e-6  # transformers', of the norms of queries and keys
+SILU = ("silu", "swish")
+
+
+def convolution(low: Lowering, event: Event) -> list[Known]:
+    """Each channel of a token with those of the tokens before it."""
+    x, weight, bias = event.args
+    (out,), block, (channels, width) = event.outputs, low.block(x), weight.shape
+    activation = event.kwargs["activation"]
+    if block.axes != ("B", "", "T") or block.own.sizes != (channels,) or width > MAX_WIDTH:
+        raise NotLoweredError("a convolution of an unusual shape")
+    if activation not in (None, *SILU):
+        raise NotLoweredError(f"a convolution with '{activation}' behind it")
+    made = low.value((channels,), out.dtype)
+    state = low.state(StateShape((width - 1) * channels, channels * low.dtype(low.flat(block).value).itemsize))
+    low.add(
+        Op(
+            Code.CONVOLUTION, (low.flat(block),), View(made.value, 1, channels, 0, channels),
+            (float(activation in SILU),), weight=low.name(weight), bias=low.name(bias), layer=state,
+        )
+    )  # fmt: skip
+    return [Block(("B", "", "T"), made)]
+
+
+def delta_rule(low: Lowering, event: Event) -> list[Known]:
+    """Queries read what keys and values left in a state that decays."""
+    query, key, value, decay, beta = (low.block(tensor) for tensor in event.args)
+    if any(block.axes[:2] != ("B", "T") or any(block.axes[2:]) for block in (query, key, value, decay, beta)):
+        raise NotLoweredError("a delta rule over another order of dimensions")
+    (key_heads, size), (heads, value_size) = key.own.sizes, value.own.sizes
+    decays = 1 if len(decay.own.sizes) == 1 else decay.own.sizes[1]
+    if query.own.sizes != key.own.sizes or heads % key_heads or decays not in (1, size) or beta.own.sizes != (heads,):
+        raise NotLoweredError("a delta rule of an unusual shape")
+    types = {low.dtype(block.own.value) for block in (query, key, value)}
+    if len(types) > 1:
+        raise NotLoweredError("a delta rule of mixed types")
+    width = types.pop().itemsize
+    record = (key_heads * size + heads * value_size) * width + heads * (decays + 1) * torch.float32.itemsize
+    state = low.state(StateShape(heads * size * value_size, record))
+    made = low.value((heads, value_size), event.outputs[0].dtype)
+    parts = [(query, (key_heads, size)), (key, (key_heads, size)), (value, (heads, value_size)), (decay, (heads, decays)),
+             (beta, (heads, 1))]  # fmt: skip
+    low.add(
+        Op(
+            Code.DELTA_RULE, tuple(_rows(low, block, sizes) for block, sizes in parts),
+            View(made.value, heads, value_size, 0, value_size), (EPSILON if event.kwargs["norms"] else 0.0,),
+            layer=state, heads=heads, scale=size**-0.5,
+        )
+    )  # fmt: skip
+    return [Block(("B", "T", "", ""), made)]
+
+
+def _rows(low: Lowering, block: Block, sizes: tuple[int, int]) -> View:
+    """(rows, numbers) of a value that an operation makes."""
+    own: Strided = block.own
+    if not low.is_made(own.value) or (len(own.sizes) == 2 and own.steps[1] != 1):
+        own = dense(low.copied(own).value, own.sizes)
+    return View(own.value, *sizes, own.offset, own.steps[0], 1)
+
+
+RECURRENT: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {"short_convolution": convolution, "delta_rule": delta_rule}

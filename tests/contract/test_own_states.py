@@ -1,0 +1,344 @@
+"""One suite for every family whose running states are in our cache, on the native runtime.
+
+Its logits are transformers' up to rounding, and each token's bits are those of plain decoding: in batches of ragged rows, in
+prompts cut anywhere, after rejections at every depth, steps without drafts, rows that leave and come back. One family of each
+kind runs always, all of them at night. At the end: bugs of rolling back, which must be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.cache import cache_folder
+from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
+from outrider.drafters.base import Drafter
+from outrider.drafters.none import NoDrafter
+from outrider.errors import CapabilityError
+from outrider.kv import state_slots
+from outrider.kv.state_slots import HELD_BACK, LAG, StatePass, StateSlots
+from outrider.models.lm import LM
+from outrider.models.load import build_lm
+from outrider.models.stateful.lm import StateLM
+from outrider.runtime.limits import find_native_limits
+from outrider.runtime.own_states import native_states
+from outrider.sampling.params import SamplingParams
+from outrider.verifiers import VERIFIERS
+from tests.contract.own_cache_families import NATIVE, VOCAB, make
+from tests.helpers import OracleThatErrs, make_row, run_to_end
+
+KINDS = ("qwen3_5_text", "kimi_linear", "lfm2")  # delta rules with a decay for a head and for each number, a convolution alone
+EACH = [pytest.param(name, marks=() if name in KINDS else pytest.mark.nightly) for name in NATIVE]
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = 2e-4
+TEXTS = (3, 11, 26)  # tokens of the ragged rows
+GAMMA = 4
+Bug = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
+def subject(name: str, dtype: torch.dtype = torch.float32) -> LM:
+    """A family's model as it is loaded."""
+    return _loaded(name, dtype)
+
+
+@cache
+def _loaded(name: str, dtype: torch.dtype) -> LM:
+    module = make(name, dtype)
+    lm = build_lm(module, name, dtype, torch.device("cpu"))
+    assert isinstance(lm, StateLM)
+    made = native_states(lm, module, cache_folder())
+    made.limits = find_native_limits(made)
+    return made
+
+
+@cache
+def untouched(name: str) -> Any:
+    """The same model, as transformers runs it."""
+    return make(name)
+
+
+def text_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def compare(name: str, ours: Tensor, text: list[int]) -> None:
+    """Our logits of the last tokens of `text` with transformers'."""
+    theirs = untouched(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0, -len(ours) :]
+    worst = (ours - theirs).abs().max() / theirs.abs().max()
+    assert worst <= TOLERANCE, f"off by {worst:.1e} of the logits' range"
+
+
+def begin(lm: LM, *texts: list[int]) -> None:
+    """Rows that hold all of each text but its last token."""
+    lm.kv.clear()
+    for _ in texts:
+        lm.kv.add_row()
+    lm.catch_up(texts)
+
+
+def score(lm: LM, *rows: list[int], first_row: int = 0) -> Tensor:
+    """Logits (B, T, V) of one pass; rows begin with their pending tokens."""
+    return lm.forward(torch.tensor(rows), first_row=first_row)
+
+
+def plain(lm: LM, text: list[int], count: int) -> Tensor:
+    """Logits (count, V) of a text's last tokens, one pass each, in a cache of their own."""
+    own = lm.twin()
+    begin(own, text[: len(text) - count + 1])
+    found = []
+    for token in text[len(text) - count :]:
+        found.append(score(own, [token])[0, 0])
+        own.kv.advance(0, 1)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EACH)
+def test_it_is_found_exact_when_it_is_loaded(name: str, dtype: torch.dtype) -> None:
+    lm = subject(name, dtype)
+    assert lm.limits.exact_rows
+    assert lm.why_own_cache is None
+    assert lm.why_chains
+    assert isinstance(lm.kv, StateSlots)
+    assert lm.kv.bytes_per_token > 0
+    with pytest.raises(CapabilityError, match="keep one running state"):
+        lm.forward(torch.tensor([[5, 6]]), parents=torch.tensor([[-1]]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EACH)
+def test_chunks(name: str, dtype: torch.dtype) -> None:
+    """Catches a chunk that begins with another state than the last one left, or at another position."""
+    lm, text, parts = subject(name, dtype), text_of(90, seed=1), []
+    begin(lm, text[:1])
+    for start, end in ((0, 16), (16, 17), (17, 18), (18, 80), (80, 90)):
+        parts.append(score(lm, text[start:end])[0])
+        lm.kv.advance(0, end - start)
+    if dtype == torch.float32:
+        compare(name, torch.cat(parts), text)
+    assert torch.equal(torch.cat(parts), plain(lm, text, len(text)))
+
+
+def rejections(name: str, dtype: torch.dtype) -> None:
+    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in between; compares all logits."""
+    lm = subject(name, dtype)
+    texts = [text_of(length, seed=length) for length in TEXTS]
+    begin(lm, *texts)
+
+    def check(logits: Tensor, text: list[int]) -> None:
+        if dtype == torch.float32:
+            compare(name, logits, text)
+        assert torch.equal(logits, plain(lm, text, len(logits)))
+
+    for step, depth in enumerate((0, 2, 4, 1, 0, 3, 4, 0)):
+        drafts = [text_of(GAMMA, seed=100 * step + row) for row in range(len(texts))]
+        logits = score(lm, *[[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            check(logits[row], text + draft)
+            kept = (depth + row) % (GAMMA + 1)  # of the draft
+            lm.kv.keep(row, range(kept + 1))
+            text += [*draft[:kept], 7 + row]
+        lm.kv.check_integrity()
+        if step % 3 == 0:
+            logits = score(lm, *[[text[-1]] for text in texts])
+            for row, text in enumerate(texts):
+                check(logits[row], text)
+                lm.kv.keep(row, [0])
+                text.append(30 + step)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EACH)
+def test_rejections_at_every_depth(name: str, dtype: torch.dtype) -> None:
+    """Catches states that still hold what was rejected, that lack what was kept, or that rows share."""
+    rejections(name, dtype)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rows_move(name: str) -> None:
+    """Catches a state that stays behind when its row takes another's place, leaves, comes back, or serves as a prefix twice."""
+    lm = subject(name)
+    texts = [text_of(length, seed=50 + length) for length in TEXTS]
+    draft = text_of(GAMMA, seed=9)
+    begin(lm, *texts)
+    score(lm, *[[text[-1], *draft] for text in texts])
+    for row, text in enumerate(texts):
+        lm.kv.keep(row, [0, 1])  # one draft token is kept
+        text += [draft[0], 40 + row]
+    away, whole = lm.kv.pack(0), lm.twin()
+    lm.kv.swap_remove(0)  # rows are now texts 2 and 1
+    assert torch.equal(score(lm, [texts[2][-1], 5])[0], plain(lm, [*texts[2], 5], 2))
+    begin(whole, texts[0])
+    for packed in (away, whole.kv.pack(0)):  # in front of its records, and at its tip
+        lm.kv.unpack(lm.kv.add_row(), packed)
+    logits = score(lm, [texts[0][-1], 8], [texts[0][-1], 9], first_row=2)
+    for row, token in enumerate((8, 9)):
+        assert torch.equal(logits[row], plain(lm, [*texts[0], token], 2))
+    lm.kv.check_integrity()
+
+
+@pytest.mark.parametrize("length", [HELD_BACK - 2, LAG + 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_draft_of_many_passes_is_taken_back(name: str, length: int) -> None:
+    """Catches a draft model that goes on from its rejected tokens, or that does not read again what its states have lost."""
+    lm, text = subject(name), text_of(9)
+    begin(lm, text)
+    for token in [text[-1], *text_of(length, seed=3)]:
+        score(lm, [token])
+        lm.kv.advance(0, 1)
+    lm.kv.truncate(0, len(text) + 1)  # a draft token is kept
+    held = lm.kv.lengths[0]
+    assert held == (len(text) + 1 if length < HELD_BACK else 0)
+    text += [text_of(length, seed=3)[0], 20]
+    lm.catch_up([text])
+    assert torch.equal(score(lm, [text[-1], 6])[0], plain(lm, [*text, 6], 2))
+
+
+def test_some_of_a_long_prompt_cannot_be_committed() -> None:
+    """Catches a state that is said to be there: passes that read a text leave it in front of them and behind them alone."""
+    lm, text = subject("lfm2").twin(), text_of(80)
+    begin(lm, text[:2])
+    lm.forward(torch.tensor([text[1:]]), columns=torch.tensor([0]))
+    with pytest.raises(ValueError, match="not at 41"):
+        lm.kv.advance(0, 40)
+    lm.kv.truncate(0, 1)
+    assert torch.equal(score(lm, text[1:5])[0], plain(lm, text[:5], 4))
+
+
+# ---------------------------------------------------------------- whole texts
+
+PROMPTS = [text_of(length, seed=70 + length) for length in (1, 7, 19)]
+
+
+def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
+    """What greedy rows of one batch write."""
+    lm, params = subject(name), SamplingParams(max_tokens=100, ignore_eos=True)
+    decoder = Decoder(lm, drafter, VERIFIERS.load("block")(), FixedLength(gamma))
+    lm.kv.clear()
+    for number, prompt in enumerate(PROMPTS):
+        decoder.add(make_row(prompt, params, number=number))
+    return [row.output for row in run_to_end(decoder)]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_greedy_texts(name: str) -> None:
+    """Catches any of the above that a few passes do not show: a state that drifts."""
+    said = written(name, NoDrafter(), 0)
+    assert written(name, OracleThatErrs(said), GAMMA) == said
+    theirs = make(name).generate(
+        torch.tensor([PROMPTS[1]]), max_new_tokens=100, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert said[1] == theirs[0, len(PROMPTS[1]) :].tolist()
+
+
+# ---------------------------------------------------------------- bugs that must be found
+
+
+def changed(patch: pytest.MonkeyPatch, change: Callable[[np.ndarray], None]) -> None:
+    """All passes move their states otherwise."""
+    begun = StateSlots.begin
+
+    def begin_otherwise(self: StateSlots, *args: Any, **kwargs: Any) -> StatePass:
+        found = begun(self, *args, **kwargs)
+        change(found.moves)
+        return found
+
+    patch.setattr(StateSlots, "begin", begin_otherwise)
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    """BUG: a step after a rejection goes on from the state that the rejected tokens left."""
+
+    def from_tip(moves: np.ndarray) -> None:
+        rolled_back = moves[:, 0] == moves[:, 3]
+        moves[rolled_back, 3] = 1 - moves[rolled_back, 3]
+
+    changed(patch, from_tip)
+
+
+def not_replayed(patch: pytest.MonkeyPatch) -> None:
+    """BUG: the state goes back, and what was kept of the draft is not brought into it."""
+
+    def nothing(moves: np.ndarray) -> None:
+        moves[:, 1] = moves[:, 2]
+
+    changed(patch, nothing)
+
+
+def off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """BUG: the last token that was kept is not brought into the state."""
+
+    def one_less(moves: np.ndarray) -> None:
+        moves[:, 2] = np.maximum(moves[:, 1], moves[:, 2] - 1)
+
+    changed(patch, one_less)
+
+
+def not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """BUG: a pass does not write down what its tokens gave."""
+
+    def silent(moves: np.ndarray) -> None:
+        moves[:, 5] = 0
+
+    changed(patch, silent)
+
+
+def base_is_overwritten(patch: pytest.MonkeyPatch) -> None:
+    """BUG: a pass leaves its state in the buffer that it is to be undone by."""
+
+    def onto_base(moves: np.ndarray) -> None:
+        moves[:, 4] = moves[:, 3]
+
+    changed(patch, onto_base)
+
+
+def shared_by_rows(patch: pytest.MonkeyPatch) -> None:
+    """BUG: all rows move as the first one does."""
+
+    def alike(moves: np.ndarray) -> None:
+        moves[:] = moves[0]
+
+    changed(patch, alike)
+
+
+def too_few_records(patch: pytest.MonkeyPatch) -> None:
+    """BUG: records of a pass lie on those that it brings into the base."""
+    patch.setattr(state_slots, "NUM_RECORDS", GAMMA + 1)
+    patch.setattr(StateSlots, "_make_records", lambda self, count: None)
+    moved = state_slots._moved
+    patch.setattr(state_slots, "_moved", lambda line, start, width, n: _all_recorded(*moved(line, start, width, 1 << 30)))
+
+
+def _all_recorded(line: Any, move: Any) -> tuple[Any, Any]:
+    return line, replace(move, is_recorded=1)
+
+
+BUGS = [stale, not_replayed, off_by_one, not_recorded, base_is_overwritten, shared_by_rows]
+
+
+@pytest.mark.parametrize(("name", "bug"), [
+    *((name, bug) for name in ("qwen3_5_text", "lfm2") for bug in BUGS), ("qwen3_5_text", too_few_records)
+])  # fmt: skip
+def test_bugs_of_rolling_back_are_found(name: str, bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = subject(name)
+    bug(monkeypatch)
+    monkeypatch.setattr(lm, "kv", lm.twin().kv)
+    with pytest.raises(AssertionError):
+        rejections(name, torch.float32)
