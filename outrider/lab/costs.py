@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from outrider.lab.runner import Contender, Trace
+from outrider.lab.runner import Contender
 from outrider.models.lm import LM
 from outrider.rows import Rows
 from outrider.step import StepFacts
@@ -52,21 +52,6 @@ def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[Sweep]:
         yield sweep
     finally:
         decoder.control = own
-
-
-def step_seconds(traces: Sequence[Trace], rows: int = 1) -> dict[int, float]:
-    """Nodes drafted in the widest row -> median seconds, of the steps with `rows` rows. First steps of a run are left out."""
-    widest: dict[float, int] = {}
-    seconds: dict[float, float] = {}
-    for trace in traces:
-        for step in trace.steps[SKIPPED:]:
-            if step.rows == rows:  # rows of one step have the same end
-                widest[step.at_s] = max(widest.get(step.at_s, 0), len(step.tokens))
-                seconds[step.at_s] = step.seconds
-    by_size: dict[int, list[float]] = {}
-    for at, size in widest.items():
-        by_size.setdefault(size, []).append(seconds[at])
-    return {size: median(values) for size, values in sorted(by_size.items())}
 
 
 @torch.inference_mode()

@@ -29,6 +29,7 @@ class Step:
     seconds: float  # of the step, feeding new prompts excluded
     at_s: float  # its end, on `time.perf_counter`'s clock
     draft_s: float = 0.0  # of `seconds`, those in the drafter
+    replacement: bool = False  # drawn siblings may repeat
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Recorder:
                     start, facts.asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
                     None if sampled is None else sampled[index][:length], paths[index][: counts[index]], next_tokens[index],
                     complete[index], len(row.tokens) - row.num_prompt - start, len(rows), facts.seconds, now, facts.draft_s,
+                    facts.draft.replacement,
                 )
             )  # fmt: skip
 

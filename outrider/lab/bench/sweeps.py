@@ -140,8 +140,8 @@ def _in_turn(lengths: Sequence[int]) -> list[int]:
 
 
 def _seconds_by_shape(traces: Sequence[Trace], asked: Sequence[int], rows: int) -> dict[str, list[float]]:
-    """Nodes of the widest row (of a tree: and its depth) -> seconds from step to step, as the runs are timed:
-    `costs.step_seconds`, and the loop around steps. Steps with fewer rows do not count, nor those behind another length.
+    """Nodes of the widest row (of a tree: and its depth) -> seconds from step to step, the loop around steps included, as the
+    runs are timed. Steps with fewer rows do not count, nor those behind another length.
     `asked`: for, by all steps in the order of the clock."""
     clock = sorted({step.at_s for trace in traces for step in trace.steps})  # rows of one step have the same end
     held = {at for at, now, before in zip(clock[1:], asked[1:], asked, strict=False) if now == before}

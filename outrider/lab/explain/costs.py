@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -12,28 +12,8 @@ from outrider.lab.costs import measure_passes
 from outrider.lab.explain.result import Times
 from outrider.lab.recording import Step
 from outrider.models.lm import LM
-from outrider.step import StepFacts
 
 PASS_REPEATS = 5
-
-
-@dataclass
-class Witness:
-    """Observes steps: notes the time spent drafting, and how siblings were drawn, which a `Step` does not say."""
-
-    draft_s: list[float] = field(default_factory=list)  # per step
-    replacement: list[bool] = field(default_factory=list)
-
-    def observe(self, facts: StepFacts) -> None:
-        """A step is over."""
-        self.draft_s.append(facts.draft_s)
-        self.replacement.append(facts.draft.replacement)
-
-    def take(self) -> tuple[list[float], bool]:
-        """Costs of the one row that ran since the last call: seconds of drafting per step, and whether siblings may repeat."""
-        found = self.draft_s, any(self.replacement)
-        self.draft_s, self.replacement = [], []
-        return found
 
 
 @dataclass
@@ -46,11 +26,11 @@ class Clock:
     levels: int = 0
     steps: int = 0
 
-    def add(self, steps: Sequence[Step], draft_s: Sequence[float]) -> None:
+    def add(self, steps: Sequence[Step]) -> None:
         """One text. Its first step also reads the prompt into the draft, so it says nothing about the others."""
-        for step, drafting in list(zip(steps, draft_s, strict=True))[1:]:
+        for step in steps[1:]:
             self.seconds += step.seconds / step.rows
-            self.draft_s += drafting / step.rows
+            self.draft_s += step.draft_s / step.rows
             self.drafted += len(step.tokens)
             self.levels += num_levels(step)
             self.steps += 1

@@ -7,64 +7,24 @@ pays for its draft tokens what one cost here, everything else costs what it did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.errors import OutriderError
-from outrider.lab.configuration import Configuration
 from outrider.lab.explain.costs import chain_rate, rest_at
-from outrider.lab.explain.forecast import Mode, TextWalk, favourites_walk, overlap_walk, total_steps, walk_of
-from outrider.lab.explain.labelled import Labelled
-from outrider.lab.explain.result import Counterfactual, Times
+from outrider.lab.explain.explained import Explained
+from outrider.lab.explain.forecast import TextWalk, favourites_walk, overlap_walk, total_steps
+from outrider.lab.explain.result import Counterfactual
 from outrider.lab.progress import Progress
 from outrider.lab.replay import Text, default_configurations, replay, text_target
-from outrider.sampling.confidence import ConfidenceSettings
 
 Family = Literal["length", "stop rule", "temperature", "drafter"]
-LONGEST = 12  # chains that are looked at, beyond the present one by
-BEYOND = 4
 TIMES_LIMIT = "times are estimated: a level of draft costs what it did here, a target pass what one of that width took afterwards"
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What ran, and everything known about it."""
-
-    texts: Sequence[Labelled]
-    mode: Mode | None  # None: there is no law behind the draft
-    length: int  # most draft tokens of a step
-    is_chain: bool  # of a fixed length, of one drafter
-    is_mixed: bool  # several drafters share a step
-    is_sure: bool  # at every position the law is what a draft of any length would meet there
-    is_greedy: bool
-    coupled: bool
-    stop: ConfidenceSettings | None  # a stop rule at work
-    configuration: Configuration
-    times: Times | None
-    steps: int
-    emitted: int
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether texts and guesses leave nothing to chance."""
-        return (self.is_greedy or self.coupled) and self.is_sure
-
-    @property
-    def longest(self) -> int:
-        """Draft tokens that counterfactuals look at."""
-        return max(LONGEST, self.length + BEYOND)
-
-    def walks(self) -> list[TextWalk]:
-        """With the draft's own guesses or draws."""
-        assert self.mode is not None
-        mode = self.mode
-        return [walk_of(one.annotated.positions, mode, one.annotated.text.limit, self.stop) for one in self.texts]
-
-
-def counterfactuals(run: Recorded, tokenizer: Any, vocab_size: int, progress: Progress) -> list[Counterfactual]:
+def counterfactuals(run: Explained, tokenizer: Any, vocab_size: int, progress: Progress) -> list[Counterfactual]:
     """In the order in which they are shown: chain lengths, the stop rule, temperatures, other drafters."""
     found = []
-    if run.mode is not None:
+    if run.has_law:
         walks = run.walks()
         found += list(_lengths(run, walks))
         if run.stop is not None:
@@ -73,8 +33,8 @@ def counterfactuals(run: Recorded, tokenizer: Any, vocab_size: int, progress: Pr
     return found + list(_replays(run, tokenizer, vocab_size, progress))
 
 
-def _lengths(run: Recorded, walks: Sequence[TextWalk]) -> Iterator[Counterfactual]:
-    if run.is_greedy or run.coupled:
+def _lengths(run: Explained, walks: Sequence[TextWalk]) -> Iterator[Counterfactual]:
+    if run.is_guessed:
         method = "the draft's own guess at every position of these texts, compared with the text"
     else:
         method = "the expectation over the draft's draws and the verifier's coins, given these texts"
@@ -82,9 +42,9 @@ def _lengths(run: Recorded, walks: Sequence[TextWalk]) -> Iterator[Counterfactua
     alone = "" if run.is_chain else " instead of what was drafted"
     for length in range(run.longest + 1):
         steps, current = total_steps(walks, length, run.stop), run.is_chain and length == run.length
-        rate = chain_rate(run.times, run.emitted / steps, length)
+        rate = chain_rate(run.times, run.stats.emitted / steps, length)
         if run.stop is not None and length:  # how many tokens the rule would let through is not known
-            rate = run.emitted / run.steps / run.times.step_s if current and run.times else None
+            rate = run.stats.emitted / run.steps / run.times.step_s if current and run.times else None
         if run.is_mixed and length:  # nor what one part's share of the drafting is
             rate = None
         yield _row(
@@ -93,31 +53,31 @@ def _lengths(run: Recorded, walks: Sequence[TextWalk]) -> Iterator[Counterfactua
         )  # fmt: skip
 
 
-def _without_stop(run: Recorded, walks: Sequence[TextWalk]) -> Counterfactual:
+def _without_stop(run: Explained, walks: Sequence[TextWalk]) -> Counterfactual:
     steps = total_steps(walks, run.length)
-    rate = chain_rate(run.times, run.emitted / steps, run.length)
+    rate = chain_rate(run.times, run.stats.emitted / steps, run.length)
     return _row(
         run, "stop rule", f"chain of {run.length} without the stop rule", steps, rate, exact=run.is_decided,
         method="as above, every draft as long as was asked for", limits=TIMES_LIMIT,
     )  # fmt: skip
 
 
-def _temperature(run: Recorded) -> Counterfactual:
+def _temperature(run: Explained) -> Counterfactual:
     """Greedy runs at temperature 1, sampled ones at 0: at the same positions, which the other would not have visited."""
-    other: Callable[..., TextWalk] = overlap_walk if run.is_greedy else favourites_walk
+    other: Callable[..., TextWalk] = overlap_walk if run.params.is_greedy else favourites_walk
     walks = [other(one.annotated.positions, one.annotated.text.limit) for one in run.texts]
     steps = total_steps(walks, run.length)
-    how = "a draft token is kept with probability sum min(p, q) of the unfiltered distributions" if run.is_greedy else (
+    how = "a draft token is kept with probability sum min(p, q) of the unfiltered distributions" if run.params.is_greedy else (
         "each model emits its likeliest token; a draft token is kept where they agree"
     )  # fmt: skip
     return _row(
-        run, "temperature", f"temperature {1 if run.is_greedy else 0}, chain of {run.length}", steps,
-        chain_rate(run.times, run.emitted / steps, run.length), exact=False, method=how,
+        run, "temperature", f"temperature {1 if run.params.is_greedy else 0}, chain of {run.length}", steps,
+        chain_rate(run.times, run.stats.emitted / steps, run.length), exact=False, method=how,
         limits="at the positions of these texts; at the other temperature the text would have been another one",
     )  # fmt: skip
 
 
-def _replays(run: Recorded, tokenizer: Any, vocab_size: int, progress: Progress) -> Iterator[Counterfactual]:
+def _replays(run: Explained, tokenizer: Any, vocab_size: int, progress: Progress) -> Iterator[Counterfactual]:
     """Every drafter that needs only text."""
     texts = [
         Text(list(text.prompt), list(text.output), one.task, one.id, text.limit)
@@ -145,10 +105,10 @@ def _replays(run: Recorded, tokenizer: Any, vocab_size: int, progress: Progress)
 
 
 def _row(
-    run: Recorded, family: Family, name: str, steps: float, rate: float | None, *, exact: bool, method: str, limits: str,
+    run: Explained, family: Family, name: str, steps: float, rate: float | None, *, exact: bool, method: str, limits: str,
     length: int | None = None, current: bool = False,
 ) -> Counterfactual:  # fmt: skip
     return Counterfactual(
-        name=name, family=family, steps=steps, tokens_per_step=run.emitted / steps, tokens_per_s=rate,
+        name=name, family=family, steps=steps, tokens_per_step=run.stats.emitted / steps, tokens_per_s=rate,
         num_draft_tokens=length, current=current, exact=exact, method=method, limits=limits,
     )  # fmt: skip

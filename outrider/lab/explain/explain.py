@@ -20,13 +20,13 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.annotate import Annotated, annotate
 from outrider.lab.explain.causes import Drafting, Rule, rule_of
-from outrider.lab.explain.costs import Witness
-from outrider.lab.explain.forecast import Mode, placed_walk, walk_of
+from outrider.lab.explain.explained import Explained
+from outrider.lab.explain.forecast import placed_walk, walk_of
 from outrider.lab.explain.labelled import labelled
 from outrider.lab.explain.laws import forced_laws
 from outrider.lab.explain.recorded import Question, Recording, finished_text, params_of, record
 from outrider.lab.explain.result import ExplainResult
-from outrider.lab.explain.summary import Run, summarise
+from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.runner import Runner
@@ -51,7 +51,7 @@ def explain(
     check(configuration, params, lossy=options.lossy)
     if not params.is_greedy and params.seed is None:
         params = replace(params, seed=0)
-    analyst = Analyst(Runner(options, [configuration], status), configuration, params)
+    analyst = Analyst(Runner(options, [configuration], status), configuration, params, lossy=options.lossy)
     asked = questions(analyst.runner)
     if not asked:
         raise ConfigError("there is no prompt to explain")
@@ -97,14 +97,12 @@ def _identity(
 class Analyst:
     """One configuration, prompt by prompt. `found`: everything so far."""
 
-    def __init__(self, runner: Runner, configuration: Configuration, params: SamplingParams) -> None:
+    def __init__(self, runner: Runner, configuration: Configuration, params: SamplingParams, *, lossy: bool) -> None:
         self.runner = runner
         self._params = params
         self._contender = runner.open(configuration)
-        self._witness = Witness()
-        self._contender.built.decoder.observers.append(self._witness)
         self._rule = rule_of(self._contender.built.decoder.verifier.name, is_greedy=params.is_greedy)
-        self.found = Run(self._contender, configuration, params, is_race=self._rule is Rule.RACE)
+        self.found = Explained(self._contender, configuration, params, self._rule, lossy=lossy)
         self._check_children()
 
     def read(self, questions: Sequence[Question], journal: Journal, progress: Progress) -> None:
@@ -113,7 +111,7 @@ class Analyst:
         for number, question in enumerate(questions):
             params = params_of(self._params, question, number)
             if (key := str(number)) not in journal:
-                journal.add(key, record(self._contender, self._witness, question, params).as_json())
+                journal.add(key, record(self._contender, question, params).as_json())
             self.explain_one(question, Recording.from_json(journal[key]), params)
             progress.advance()
 
@@ -121,8 +119,9 @@ class Analyst:
         """Look at one recorded prompt."""
         built, text = self._contender.built, finished_text(self._contender, question, recording, params)
         drafting = Drafting(
-            self._rule, recording.replacement, seed=len(self.found.texts) << 20, draws=not params.is_greedy
-        )
+            self._rule, any(step.replacement for step in recording.steps), seed=len(self.found.texts) << 20,
+            draws=not params.is_greedy,
+        )  # fmt: skip
         found = annotate(text, recording.steps, forced_laws(built.target.lm, built.decoder.drafter, text), drafting)
         self._split_ends(found)
         one = labelled(found, self.runner.tokenizer, recording.origins, id=question.id, task=question.task)
@@ -132,7 +131,7 @@ class Analyst:
         """What a draft that went on would have brought: along the text, from the laws there."""
         if not found.positions.has_law:
             return
-        limit, mode = found.text.limit, self._mode
+        limit, mode = found.text.limit, self.found.mode
         walk, placed = walk_of(found.positions, mode, limit), placed_walk(found.positions, limit)
 
         def gain(position: int, levels: int, weight: float, drawn: bool) -> float:
@@ -140,13 +139,6 @@ class Analyst:
             return sum(chosen.survival(position, levels, weight))
 
         found.ledger.split_ends(gain)
-
-    @property
-    def _mode(self) -> Mode:
-        """How a walk over the text keeps draft tokens."""
-        if self._params.is_greedy or self._rule is Rule.RACE:
-            return "guessed"
-        return "block" if self._rule is Rule.PATHS else "token"
 
     def _check_children(self) -> None:
         """Raises CapabilityError for drafts whose laws cannot be had again."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outrider.lab.explain.costs import Witness
 from outrider.lab.explain.laws import FinishedText
 from outrider.lab.recording import Step
 from outrider.lab.runner import Contender
@@ -32,8 +31,6 @@ class Recording:
     origins: list[str]  # per token: "accepted", "correction", "bonus" or "plain"
     steps: list[Step]
     seed: int
-    draft_s: list[float] = field(default_factory=list)  # per step, seconds in the drafter
-    replacement: bool = False  # siblings may repeat
     other_cpu: float = 0.0  # share of the processors that others used meanwhile, 0..1
 
     def as_json(self) -> dict[str, Any]:
@@ -52,16 +49,11 @@ class Recording:
         return stats
 
 
-def record(contender: Contender, witness: Witness, question: Question, params: SamplingParams) -> Recording:
-    """Decode one prompt. `witness` must decorate the contender's control."""
-    try:
-        trace = contender.run([list(question.tokens)], params)[0]
-    finally:
-        draft_s, replacement = witness.take()
+def record(contender: Contender, question: Question, params: SamplingParams) -> Recording:
+    """Decode one prompt."""
+    trace = contender.run([list(question.tokens)], params)[0]
     done = trace.completion
-    return Recording(
-        list(done.token_ids), list(done.origins), trace.steps, done.seed, draft_s, replacement, trace.other_cpu
-    )
+    return Recording(list(done.token_ids), list(done.origins), trace.steps, done.seed, trace.other_cpu)
 
 
 def finished_text(contender: Contender, question: Question, recording: Recording, params: SamplingParams) -> FinishedText:

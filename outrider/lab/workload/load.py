@@ -1,22 +1,20 @@
 """`load_workload`: a name, a file, or several of them with + between, as one workload of requests.
 
-    load_workload("gsm8k", limit=50, seed=0, data=Path("data"))
+    load_workload("gsm8k", limit=50, data=Path("data"))
     load_workload("traffic.jsonl", on_bad="skip")
     load_workload("gsm8k+humaneval+chats.json", limit=90)      # 30 of each
 
-`limit` takes the first requests and stops reading there; with `seed` the whole file is read and the order is drawn by lot, so the
-first 20 of a seed are the first 20 of its first 50. Several workloads take turns until one runs out; requests keep their tasks.
+`limit` takes the first requests and stops reading there. Several workloads take turns until one runs out; requests keep their
+tasks.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from random import Random
 
 from outrider.errors import ConfigError, did_you_mean
 from outrider.lab.workload.bad import BadLines, OnBad
@@ -27,16 +25,15 @@ from outrider.lab.workload.types import Request, Workload
 
 
 def load_workload(
-    spec: str, *, limit: int | None = None, seed: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None,
-    turns: Turns = "first",
-) -> Workload:  # fmt: skip
+    spec: str, *, limit: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None, turns: Turns = "first"
+) -> Workload:
     """Loads the prompts that a workload names. `data` is the folder of built-in benchmarks (`builtin.py`).
 
     `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises ConfigError: unknown names,
     unreadable or empty files, nothing usable, and with `on_bad="refuse"` any bad line that was met.
     """
     _check(limit, on_bad, turns)
-    parts = [_load(name, limit, seed, on_bad, data, turns) for name in _names(spec)]
+    parts = [_load(name, limit, on_bad, data, turns) for name in _names(spec)]
     chosen = list(islice(_in_turn([part.requests for part in parts]), limit))
     requests, renamed = _with_own_ids(chosen)
     skipped = [line for part in parts for line in part.bad.lines_of(part.name if len(parts) > 1 else None)]
@@ -54,17 +51,16 @@ class _Part:
     located: Located
     requests: list[Request]
     bad: BadLines
-    order: str  # how they were chosen, where it was not from the beginning
 
     def note(self, chosen: Sequence[Request]) -> str:
         """A note on the origin of the prompts; `chosen` are those of all parts that are used."""
         own = set(map(id, self.requests))
-        facts = [f"{sum(id(request) in own for request in chosen)} prompts", self.order]
+        facts = [f"{sum(id(request) in own for request in chosen)} prompts"]
         if any(source.is_text for source in self.located.sources):
             facts.append("plain text with blank lines between prompts")
         if self.bad.count:
             facts.append(f"{self.bad.count} bad lines skipped")
-        return f"{self.located.note} ({', '.join(filter(None, facts))})"
+        return f"{self.located.note} ({', '.join(facts)})"
 
 
 def _check(limit: int | None, on_bad: str, turns: str) -> None:
@@ -87,18 +83,17 @@ def _names(spec: str) -> list[str]:
     return names
 
 
-def _load(name: str, limit: int | None, seed: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _Part:
-    """The first `limit` requests of a part, or as many by lot: all that a mix can need of it."""
+def _load(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _Part:
+    """The first `limit` requests of a part: all that a mix can need of it."""
     located = _locate(name, data, turns)
     bad = BadLines(keep_all=on_bad == "skip")
     good = _in_turn([bad.sorted_out(source.requests()) for source in located.sources])
-    lot = None if seed is None else Random(f"{seed}/{name}")
-    requests = list(islice(good, limit)) if lot is None else _by_lot(good, limit, lot)
+    requests = list(islice(good, limit))
     if bad.count and (on_bad == "refuse" or not requests):
         raise ConfigError(bad.message(name, len(requests)))
     if not requests:
         raise ConfigError(f"{located.note} has no prompts for '{name}'")
-    return _Part(name, located, requests, bad, "" if lot is None else f"drawn by lot with seed {seed}")
+    return _Part(name, located, requests, bad)
 
 
 def _locate(name: str, data: Path | None, turns: Turns) -> Located:
@@ -123,18 +118,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # too long for a name, no right to look, a NUL in it
         return False
-
-
-def _by_lot(requests: Iterable[Request], limit: int | None, lot: Random) -> list[Request]:
-    """All in an order drawn by lot, or the first `limit` of that order, holding no more of them than that."""
-    drawn = ((lot.random(), place, request) for place, request in enumerate(requests))
-    if limit is None:
-        return [request for _, _, request in sorted(drawn, key=_lot_of)]
-    return [request for _, _, request in heapq.nsmallest(limit, drawn, key=_lot_of)]
-
-
-def _lot_of(drawn: tuple[float, int, Request]) -> tuple[float, int]:
-    return drawn[:2]
 
 
 def _in_turn(parts: Sequence[Iterable[Request]]) -> Iterator[Request]:

@@ -254,22 +254,6 @@ def test_one_label_for_two_numbers_is_a_bug() -> None:
         comparables(sample(("a", 1.0), ("a", 2.0)))
 
 
-def test_without_the_method_every_interval_counts() -> None:
-    """Cells are recognised by what they are, not by their place."""
-    first = Cell(task="gsm8k", batch_size=1, speedup=within(1.5, 0.1), ttft_s=within(1, 0.1), odd=within(-1, 0.1))
-    second = Cell(task="gsm8k", batch_size=8, speedup=within(1.2, 0.1))
-    result = Plain(cells=[first, second], others=[within(1, 0.1)], by_task={"a_s": within(2, 0.1)})
-    found = comparables(result)
-    assert list(found) == [
-        "cells[gsm8k, 1].speedup", "cells[gsm8k, 1].ttft_s", "cells[gsm8k, 1].odd", "cells[gsm8k, 8].speedup", "others[0]",
-        "by_task[a_s]",
-    ]  # fmt: skip
-    assert [one.higher_is_better for one in found.values()] == [True, False, None, True, None, None]
-    assert found["cells[gsm8k, 1].odd"].scale == "difference"
-    swapped = Plain(cells=[second, first], machine=result.machine)
-    assert set(verdicts(compare(result, swapped)).values()) == {"no evidence"}
-
-
 def test_the_report_says_machines_first_and_counts_verdicts() -> None:
     numbers = [("a", within(1, 0.01), True, "x"), ("b", within(1, 0.01), True)]
     old, new = sample(*numbers), sample(("a", within(0.9, 0.01), True, "x"), numbers[1], machine=MACHINE | {"cpu": "B"})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from outrider.lab.explain.advice import Findings, advise
+from outrider.lab.explain.advice import advise
 from outrider.lab.explain.causes import CAUSES, DRAFT, FILTERS, LUCK, STOPPED, TREE_BUDGET, VERIFIER, VOCABULARY
 from outrider.lab.explain.costs import chain_rate, rest_at
-from outrider.lab.explain.result import CauseRow, Counterfactual, GroupRow, RankRow, Times
+from outrider.lab.explain.result import CauseRow, Counterfactual, ExplainResult, GroupRow, RankRow, Times
+from outrider.lab.result import Interval
+from tests.unit.report.results import explanation
 
 TIMES = Times(step_s=0.05, draft_s=0.01, draft_level_s=0.002, width=6, steps=100)
 
@@ -38,14 +40,20 @@ def other(family: str, name: str, tokens: float, rate: float | None, **extra: ob
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-BASE = Findings(
-    causes=causes(), by_kind=[], ranks=[], counterfactuals=[chain(0, 1.0), chain(5, 3.3, current=True)], times=TIMES,
-    emitted=1000, tested=900, alpha=0.6, tau=3.3, verifier="block", is_chain=True, has_law=True, is_greedy=False,
-)  # fmt: skip
+def result(**changes: Any) -> ExplainResult:
+    """300 steps that emitted 1000 tokens, as `changes` say; `alpha` sets accepted, `tau` the tokens per step."""
+    facts: dict[str, Any] = {
+        "causes": causes(), "by_kind": [], "ranks": [], "counterfactuals": [chain(0, 1.0), chain(5, 3.3, current=True)],
+        "times": TIMES, "emitted": 1000, "tested": 900, "alpha": 0.6, "tau": 3.3, "verifier": "block", "is_chain": True,
+        "has_law": True, "is_greedy": False, **changes,
+    }  # fmt: skip
+    alpha, tau, times = facts.pop("alpha"), facts["tau"], facts["times"]
+    facts |= {"accepted": round((alpha or 0) * facts["tested"]), "tau": Interval.unknown(tau)}
+    return explanation(**facts, tokens_per_s=None if times is None else tau / times.step_s)
 
 
-def titles(**changes: object) -> list[str]:
-    return [line.title for line in advise(replace(BASE, **changes))]  # type: ignore[arg-type]
+def titles(**changes: Any) -> list[str]:
+    return [line.title for line in advise(result(**changes))]
 
 
 def test_nothing_stands_out() -> None:
@@ -62,7 +70,7 @@ CASES = {
     "Longer drafts: --num-draft-tokens 8": {"counterfactuals": [chain(0, 1), chain(5, 3.3, current=True), chain(8, 4.5)]},
     "Shorter drafts: --num-draft-tokens 2": {"counterfactuals": [chain(0, 1), chain(2, 3.2), chain(5, 3.3, current=True)]},
     "Another drafter: --drafter suffix": {
-        "counterfactuals": [*BASE.counterfactuals, other("drafter", "drafter suffix", 3.3, 100.0)]
+        "counterfactuals": [*result().counterfactuals, other("drafter", "drafter suffix", 3.3, 100.0)]
     },
     "This draft does not pay: decode plainly": {"counterfactuals": [chain(0, 1), chain(2, 1.05), chain(5, 1.1, current=True)]},
     "Acceptance is fine: the cost of drafting is the problem": {
@@ -86,7 +94,7 @@ CASES = {
     },
     "Much of the disagreement is temperature": {
         "causes": causes({DRAFT: 100}),
-        "counterfactuals": [*BASE.counterfactuals, other("temperature", "temperature 0", 4.5, 90.0)],
+        "counterfactuals": [*result().counterfactuals, other("temperature", "temperature 0", 4.5, 90.0)],
     },
     "This run had bad luck": {"causes": causes({LUCK: 25})},
     "This run had good luck": {"causes": causes({LUCK: -25})},
@@ -97,7 +105,7 @@ CASES = {
 
 @pytest.mark.parametrize("title", CASES)
 def test_every_rule_has_its_case(title: str) -> None:
-    found = advise(replace(BASE, **CASES[title]))  # type: ignore[arg-type]
+    found = advise(result(**CASES[title]))  # type: ignore[arg-type]
     line = next(one for one in found if one.title == title)
     assert any(char.isdigit() for char in line.evidence), "evidence without a number"
 

@@ -104,11 +104,11 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
     whole = explained(pair, "draft-model k=4", WARM, tmp_path)
     decoded: list[str] = []
 
-    def counted(contender: object, witness: object, question: Question, params: SamplingParams) -> Recording:
+    def counted(contender: object, question: Question, params: SamplingParams) -> Recording:
         if len(decoded) == 2:
             raise KeyboardInterrupt
         decoded.append(question.id)
-        return record(contender, witness, question, params)  # type: ignore[arg-type]
+        return record(contender, question, params)  # type: ignore[arg-type]
 
     monkeypatch.setattr(explain_module, "record", counted)
     options = Options(pair[0], draft=pair[1], dtype="float32", runtime="eager", threads=1)
@@ -117,7 +117,7 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
     assert known.interrupted
     assert known.texts == whole.texts[:2], "what was finished before Ctrl-C is explained"
     assert "the run was stopped: 2 of 3 prompts were explained" in known.notes
-    monkeypatch.setattr(explain_module, "record", lambda *a: decoded.append(a[2].id) or record(*a))
+    monkeypatch.setattr(explain_module, "record", lambda *a: decoded.append(a[1].id) or record(*a))
     with pytest.raises(ConfigError, match="another plan"):
         explained(pair, "draft-model k=3", WARM, tmp_path, resume=True)
     result = explained(pair, "draft-model k=4", WARM, tmp_path, resume=True)
@@ -138,17 +138,13 @@ def test_ctrl_c_in_the_first_prompt_is_passed_on(
 
 
 def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
-    from outrider.lab.explain.costs import Witness
     from tests.unit.lab.explain.pairs import contender_of
 
     contender = contender_of(pair, "draft-model k=6 tree=parallel:2")
-    witness = Witness()
-    contender.built.decoder.observers.append(witness)
-    recording = record(contender, witness, Question(PROMPTS[0]), replace(WARM, seed=1))
+    recording = record(contender, Question(PROMPTS[0]), replace(WARM, seed=1))
     assert Recording.from_json(recording.as_json()) == recording
-    assert recording.replacement
-    assert len(recording.draft_s) == len(recording.steps)
-    assert all(0 < drafting < step.seconds for drafting, step in list(zip(recording.draft_s, recording.steps, strict=True))[1:])
+    assert any(step.replacement for step in recording.steps)
+    assert all(0 < step.draft_s < step.seconds for step in recording.steps[1:])
     assert recording.stats.emitted == len(recording.output)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
@@ -55,35 +55,6 @@ def test_limit_counts_requests_not_lines(tmp_path: Path) -> None:
     workload = load_workload(spec, limit=2, on_bad="skip")
     assert [r.prompt for r in workload.requests] == ["1", "2"]
     assert [line.number for line in workload.skipped] == [2]  # line 5 was not read
-
-
-@settings(max_examples=40, deadline=None)
-@given(count=st.integers(1, 30), first=st.integers(1, 30), second=st.integers(1, 30), seed=st.integers(0, 5))
-def test_a_larger_sample_begins_with_the_smaller_one(
-    count: int, first: int, second: int, seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    spec = numbered(tmp_path_factory.mktemp("draw") / "a.jsonl", count)
-    small, large = sorted([first, second])
-    drawn = prompts(spec, limit=large, seed=seed)
-    assert drawn[:small] == prompts(spec, limit=small, seed=seed)
-    assert drawn == prompts(spec, seed=seed)[:large]
-    assert len(set(drawn)) == min(large, count)
-
-
-def test_a_sample_is_drawn_from_the_whole_file(tmp_path: Path) -> None:
-    """Each of 20 has the same chance of 1/4; the chance that some 500 seeds miss one of them is below 1e-60."""
-    spec = numbered(tmp_path / "a.jsonl", 20)
-    drawn = [prompt for seed in range(500) for prompt in prompts(spec, limit=5, seed=seed)]
-    counts = [drawn.count(f"a{n}") for n in range(1, 21)]
-    assert all(75 < count < 180 for count in counts)  # mean 125, standard deviation 9.7
-    assert prompts(spec, limit=5, seed=1) == prompts(spec, limit=5, seed=1)
-
-
-def test_a_sample_knows_about_bad_lines_anywhere(tmp_path: Path) -> None:
-    spec = lines(tmp_path / "a.jsonl", *({"prompt": str(n)} for n in range(50)), "{bad")
-    assert len(prompts(spec, limit=3)) == 3
-    with pytest.raises(ConfigError, match="line 51"):
-        load_workload(spec, limit=3, seed=0)
 
 
 # ---------------------------------------------------------------- bad lines
@@ -167,13 +138,6 @@ def test_bad_lines_of_a_mix_say_where(tmp_path: Path) -> None:
 
 def test_a_file_with_a_plus_in_its_name_is_one_file(tmp_path: Path) -> None:
     assert prompts(numbered(tmp_path / "a+b.jsonl", 1)) == ["a+b1"]
-
-
-def test_samples_of_a_mix_differ_by_part(tmp_path: Path) -> None:
-    """With one stream for all parts, two files of equal length would be drawn at equal places."""
-    a, b = numbered(tmp_path / "a.jsonl", 30), numbered(tmp_path / "b.jsonl", 30)
-    drawn = [int((prompt or "")[1:]) for prompt in prompts(f"{a}+{b}", seed=0)]
-    assert drawn[0::2] != drawn[1::2]
 
 
 # ---------------------------------------------------------------- names

@@ -1,0 +1,111 @@
+"""What was run, and everything known about it: what the summary counts and counterfactuals replay."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.composite import CompositeDrafter
+from outrider.lab.configuration import Configuration
+from outrider.lab.explain.causes import Rule
+from outrider.lab.explain.costs import Clock
+from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
+from outrider.lab.explain.labelled import Labelled
+from outrider.lab.explain.recorded import Recording
+from outrider.lab.explain.result import Times
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.replay.replay import sum_stats
+from outrider.lab.result import Interval
+from outrider.lab.runner import Contender
+from outrider.sampling.confidence import ConfidenceSettings
+from outrider.sampling.params import SamplingParams
+from outrider.stats import DecodeStats
+
+LONGEST = 12  # chains that are looked at, beyond the present one by
+BEYOND = 4
+
+
+class Explained:
+    """One configuration on all prompts so far. `times`: of its steps, once they are known."""
+
+    def __init__(
+        self, contender: Contender, configuration: Configuration, params: SamplingParams, rule: Rule, *, lossy: bool
+    ) -> None:
+        self.contender, self.configuration, self.params, self.rule = contender, configuration, params, rule
+        self.texts: list[Labelled] = []
+        self.clock = Clock()
+        self.per_text: list[DecodeStats] = []
+        self.other_cpu = 0.0
+        self.times: Times | None = None
+        parts, drafter = configuration.parts(lossy=lossy), contender.built.decoder.drafter
+        settings = parts.drafter_settings
+        self.length = parts.length.most  # draft tokens of a step, at most
+        self.is_mixed = isinstance(drafter, CompositeDrafter)  # several drafters share a step
+        self.is_chain = not (parts.draws_trees or parts.length.is_auto or self.is_mixed)  # of a fixed length, of one drafter
+        self.is_sure = _follows_its_law(drafter, settings)  # the law is what a draft of any length would meet there
+        has_rule = isinstance(settings, ConfidenceSettings) and settings.stop != "none"
+        self.stop: ConfidenceSettings | None = settings if has_rule else None  # a stop rule at work
+
+    def add(self, text: Labelled, recording: Recording) -> None:
+        """One finished prompt."""
+        self.texts.append(text)
+        self.clock.add(recording.steps)
+        self.per_text.append(recording.stats)
+        self.other_cpu = max(self.other_cpu, recording.other_cpu)
+
+    @cached_property
+    def stats(self) -> DecodeStats:
+        """Counters of all texts."""
+        return sum_stats(self.per_text)
+
+    @property
+    def tau(self) -> Interval:
+        return ratio_of_sums([one.emitted for one in self.per_text], [one.steps for one in self.per_text])
+
+    @property
+    def alpha(self) -> Interval | None:
+        """None where nothing was tested."""
+        tested = [one.tested for one in self.per_text]
+        return ratio_of_sums([one.accepted for one in self.per_text], tested) if all(tested) else None
+
+    @property
+    def has_law(self) -> bool:
+        """A model stands behind the draft, whose law is known at the positions of the texts."""
+        return any(one.annotated.positions.has_law for one in self.texts)
+
+    @property
+    def steps(self) -> int:
+        return sum(len(one.annotated.steps) for one in self.texts)
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the draft's token at a position is known: greedy text, or noise shared with the target."""
+        return self.params.is_greedy or self.rule is Rule.RACE
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether texts and guesses leave nothing to chance."""
+        return self.is_guessed and self.is_sure
+
+    @property
+    def mode(self) -> Mode:
+        """How a walk over the text keeps draft tokens."""
+        if self.is_guessed:
+            return "guessed"
+        return "block" if self.rule is Rule.PATHS else "token"
+
+    @property
+    def longest(self) -> int:
+        """Draft tokens that counterfactuals look at."""
+        return max(LONGEST, self.length + BEYOND)
+
+    def walks(self) -> list[TextWalk]:
+        """With the draft's own guesses or draws."""
+        return [walk_of(one.annotated.positions, self.mode, one.annotated.text.limit, self.stop) for one in self.texts]
+
+
+def _follows_its_law(drafter: Drafter, settings: Any) -> bool:
+    """Whether what it drafts is known from its model's laws alone: neither other layers nor a trained rule decide."""
+    whole = not getattr(settings, "skip_layers", "") and getattr(settings, "stop", "none") != "acceptance"
+    return drafter.model is not None and whole
