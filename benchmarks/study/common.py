@@ -32,9 +32,9 @@ from outrider.train.kinds import KINDS
 from outrider.train.measure import MeasurePlan, measure
 from outrider.train.recipe import RecipeSetup
 from outrider.train.responses import read_responses
-from outrider.train.result import TrainResult
 from outrider.train.run import save_drafter
 from outrider.train.texts import Text, fitting, split, token_counts
+from outrider.train.train_result import TrainResult
 
 WORK = REPOSITORY / "runs" / "studies"
 DEMO = demo_paths().draft.parent  # asked for, so that the target's weights are unpacked

@@ -26,13 +26,13 @@ import numpy as np
 
 from outrider.build import Options
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE
+from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.plan import Plan
-from outrider.lab.bench.result import BenchResult
 from outrider.lab.bench.run import run_bench
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.explain import explain
+from outrider.lab.explain.explain_result import LETTERS, ExplainResult, TextColumns
 from outrider.lab.explain.recorded import Question
-from outrider.lab.explain.result import LETTERS, ExplainResult, TextColumns
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.runner import Runner
 from outrider.lab.workload.load import load_workload

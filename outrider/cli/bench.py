@@ -20,7 +20,7 @@ from outrider.cli.server_study import endpoints_for, is_server, measure_server, 
 from outrider.cli.verbs import changed, with_groups
 
 if TYPE_CHECKING:
-    from outrider.lab.bench.result import BenchResult
+    from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.journal import Journal
     from outrider.lab.progress import Progress
 

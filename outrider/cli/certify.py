@@ -18,7 +18,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.grammar import Spec
     from outrider.lab.certify.certify import CertifyPlan
-    from outrider.lab.certify.result import CertifyResult
+    from outrider.lab.certify.certify_result import CertifyResult
     from outrider.lab.journal import Journal
     from outrider.lab.progress import Progress
 

@@ -21,7 +21,7 @@ from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line, to_json
 
 if TYPE_CHECKING:
-    from outrider.lab.bench.result import BenchResult
+    from outrider.lab.bench.bench_result import BenchResult
     from outrider.llm import LLM, Completion
 
 MAX_NEW_TOKENS = 160

@@ -12,8 +12,8 @@ from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.lab.estimate.estimate_result import EstimateInput
     from outrider.lab.estimate.measured import Known
-    from outrider.lab.estimate.result import EstimateInput
     from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize
 
 ACCEPTANCE = "How often draft tokens are kept (one of these)"
@@ -192,7 +192,7 @@ def asked(
 ) -> EstimateInput:  # fmt: skip
     """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
     from outrider.lab.estimate.curves import read_costs
-    from outrider.lab.estimate.result import EstimateInput
+    from outrider.lab.estimate.estimate_result import EstimateInput
 
     dtype = sizes.dtype or DEFAULT_DTYPE
     target, draft = sizes.model("target", dtype), sizes.model("draft", sizes.draft_dtype or dtype)

@@ -18,8 +18,8 @@ from outrider.errors import CapabilityError, ConfigError
 if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.configuration import Configuration
+    from outrider.lab.explain.explain_result import ExplainResult
     from outrider.lab.explain.recorded import Question
-    from outrider.lab.explain.result import ExplainResult
     from outrider.lab.journal import Journal
     from outrider.lab.progress import Progress
     from outrider.lab.runner import Runner

@@ -15,7 +15,7 @@ from outrider.cli.verbs import option, with_groups
 if TYPE_CHECKING:
     from outrider.lab.journal import Journal
     from outrider.lab.progress import Progress
-    from outrider.lab.replay.result import ReplayResult
+    from outrider.lab.replay.replay_result import ReplayResult
     from outrider.lab.replay.run import ReplayPlan
 
 LOG, DRAFTERS = "Log", "What is replayed"

@@ -12,10 +12,10 @@ from outrider.cli.verbs import changed, refuse_unused
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.lab.bench.result import BenchResult
+    from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.progress import Progress
     from outrider.lab.server import Endpoint
-    from outrider.lab.server.result import ServerResult
+    from outrider.lab.server.server_result import ServerResult
     from outrider.sampling.params import SamplingParams
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from outrider.lab.journal import Journal
     from outrider.lab.progress import Progress
     from outrider.lab.tune.remote import Line
-    from outrider.lab.tune.result import TuneResult
     from outrider.lab.tune.run import TuneRequest
+    from outrider.lab.tune.tune_result import TuneResult
     from outrider.sampling.params import SamplingParams
 
 SENT = [written(name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "ignore_eos", "seed")]  # to servers, too

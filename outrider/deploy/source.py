@@ -10,7 +10,7 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.result import read_result
 from outrider.lab.tune.export.choice import Advice, Tuned
 from outrider.lab.tune.export.stated import Stated
-from outrider.lab.tune.result import TuneResult
+from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import SettingsFile, read_settings
 from outrider.wellformed import read_json
 

@@ -77,7 +77,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Run:
+class Origin:
     """The origin of one side of a comparison."""
 
     created: datetime
@@ -90,8 +90,8 @@ class Comparison:
     """Two results of one kind beside each other."""
 
     kind: str
-    old: Run
-    new: Run
+    old: Origin
+    new: Origin
     machines: tuple[Difference, ...]
     versions: tuple[Difference, ...]
     settings: tuple[Difference, ...]  # what was asked for, and measured on
@@ -228,8 +228,8 @@ def _verdict(change: Interval, no_change: float, higher_is_better: bool | None, 
     return "better" if grown == higher_is_better else "worse"
 
 
-def _run(result: Result) -> Run:
-    return Run(result.created, result.command, result.versions.get("outrider", "unknown"))
+def _run(result: Result) -> Origin:
+    return Origin(result.created, result.command, result.versions.get("outrider", "unknown"))
 
 
 def _machines(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Difference, ...]:

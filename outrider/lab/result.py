@@ -27,14 +27,14 @@ from outrider.wellformed import read_json
 
 SCHEMA_VERSION: Literal[1] = 1
 KINDS = {
-    "bench": "outrider.lab.bench.result:BenchResult",
-    "tune": "outrider.lab.tune.result:TuneResult",
-    "explain": "outrider.lab.explain.result:ExplainResult",
-    "certify": "outrider.lab.certify.result:CertifyResult",
-    "estimate": "outrider.lab.estimate.result:EstimateResult",
-    "replay": "outrider.lab.replay.result:ReplayResult",
-    "server": "outrider.lab.server.result:ServerResult",
-    "train": "outrider.train.result:TrainResult",
+    "bench": "outrider.lab.bench.bench_result:BenchResult",
+    "tune": "outrider.lab.tune.tune_result:TuneResult",
+    "explain": "outrider.lab.explain.explain_result:ExplainResult",
+    "certify": "outrider.lab.certify.certify_result:CertifyResult",
+    "estimate": "outrider.lab.estimate.estimate_result:EstimateResult",
+    "replay": "outrider.lab.replay.replay_result:ReplayResult",
+    "server": "outrider.lab.server.server_result:ServerResult",
+    "train": "outrider.train.train_result:TrainResult",
     "export": "outrider.train.export_result:ExportResult",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outrider.lab.bench.result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
+from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
 from outrider.report import server
 from outrider.report.bench_grid import grids
 from outrider.report.bench_plots import main_cells, plots

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from outrider.lab.bench.result import BenchResult, Cell, Speedup
+from outrider.lab.bench.bench_result import BenchResult, Cell, Speedup
 from outrider.report.bench_plots import MOST_CELLS, compared, main_cells, speedups_of
 from outrider.report.document import Block, Column, Heading, Plot, Table
 

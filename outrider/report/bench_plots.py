@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from outrider.lab.bench.result import Acceptance, BenchResult, Cell, Measured
+from outrider.lab.bench.bench_result import Acceptance, BenchResult, Cell, Measured
 from outrider.report.document import Block, Heading, Plot, Series
 
 MOST_CELLS = 4  # whose acceptance and time are plotted; the tables have all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from outrider.lab.bench.result import Accuracy, BenchResult, Cell, Measured, Speedup
+from outrider.lab.bench.bench_result import Accuracy, BenchResult, Cell, Measured, Speedup
 from outrider.lab.server.types import Percentiles
 from outrider.report.document import Block, Column, Heading, Paragraph, Table
 from outrider.report.text import amount, number

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.lab.certify.result import (
+from outrider.lab.certify.certify_result import (
     CertifyResult,
     Difference,
     ExactLaw,
     FirstTokenLaw,
     Greedy,
     Invariance,
-    Run,
     SampledLaw,
     Section,
     Status,
+    TextRun,
     Verdict,
 )
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table, Tone
@@ -129,7 +129,7 @@ def _texts(title: str, about: str, found: Greedy | Invariance) -> list[Block]:
     return blocks
 
 
-def _runs(runs: Sequence[Run]) -> Table:
+def _runs(runs: Sequence[TextRun]) -> Table:
     columns = [Column("Decoded", "left"), Column("Identical texts"), Column("Tokens")]
     return Table(columns, [[run.name, f"{run.num_identical} of {run.num_prompts}", str(run.num_tokens)] for run in runs])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from outrider.lab.compare import Change, Comparison, Difference, Gate, Run
+from outrider.lab.compare import Change, Comparison, Difference, Gate, Origin
 from outrider.lab.result import Interval
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.plotted import figure, with_interval
@@ -34,7 +34,7 @@ def document(comparison: Comparison, gate: Gate | None = None) -> Document:
     return Document(title, f"old: {_run(comparison.old)}; new: {_run(comparison.new)}", blocks)
 
 
-def _run(run: Run) -> str:
+def _run(run: Origin) -> str:
     return f"{run.created:%Y-%m-%d %H:%M}, outrider {run.outrider}"
 
 

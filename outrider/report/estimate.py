@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.lab.estimate.result import EstimateResult, ModelEstimate
+from outrider.lab.estimate.estimate_result import EstimateResult, ModelEstimate
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table, Tone
 from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.remote import remote

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from outrider.lab.explain.result import CauseRow, Counterfactual, ExplainResult, GroupRow
+from outrider.lab.explain.explain_result import CauseRow, Counterfactual, ExplainResult, GroupRow
 from outrider.lab.result import Interval
 from outrider.report.document import (
     Block,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from outrider.lab.explain.result import LETTERS, TextColumns
+from outrider.lab.explain.explain_result import LETTERS, TextColumns
 from outrider.report.document import Token
 
 Fate = Literal["prompt", "accepted", "correction", "bonus", "plain"]

@@ -65,7 +65,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Run:
+class Span:
     """One token, or several that share a fate and say nothing more."""
 
     fate: str
@@ -94,7 +94,7 @@ def _part(block: Block, number: int) -> Part:
     return Part(kind, block, id=f"s{number}" if isinstance(block, Heading) else "")
 
 
-def _runs(tokens: Sequence[Token]) -> Iterator[Run]:
+def _runs(tokens: Sequence[Token]) -> Iterator[Span]:
     def alone(place_and_token: tuple[int, Token]) -> Any:
         place, token = place_and_token
         return token.fate if token.fate in ("prompt", "plain") and not token.hover else place
@@ -103,7 +103,7 @@ def _runs(tokens: Sequence[Token]) -> Iterator[Run]:
         together = [token for _, token in group]
         first = together[0]
         text = clean("".join(token.text for token in together)).replace("\n", NEWLINE)
-        yield Run(first.fate, text, _inline(clean(first.rejected)), clean(first.hover))
+        yield Span(first.fate, text, _inline(clean(first.rejected)), clean(first.hover))
 
 
 def _inline(text: str) -> str:

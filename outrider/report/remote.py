@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.lab.estimate.result import RemoteEstimate, RemoteLength
+from outrider.lab.estimate.estimate_result import RemoteEstimate, RemoteLength
 from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Table, Tone
 from outrider.report.text import number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.lab.configuration import PLAIN
-from outrider.lab.replay.result import Acceptance, ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.replay.replay_result import Acceptance, ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval
 from outrider.report.document import (
     Block,

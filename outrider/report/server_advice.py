@@ -9,7 +9,7 @@ from typing import Any
 from outrider.lab.result import Result
 from outrider.lab.server.lengths import LevelAdvice
 from outrider.lab.server.positions import positions
-from outrider.lab.server.result import ServerResult, Standing
+from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.tune.export.vllm import batch_size_table
 from outrider.report import server
 from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Table

@@ -8,7 +8,7 @@ from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.heading import origin
 from outrider.report.text import amount, number
-from outrider.train.result import Measured, TrainResult
+from outrider.train.train_result import Measured, TrainResult
 
 
 def document(result: Result) -> Document:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import MAX_OTHER_CPU
-from outrider.lab.tune.result import Recommendation, TuneResult
+from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.remote import remote_lengths
 from outrider.report.text import number

@@ -17,8 +17,8 @@ from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.sampling.params import SamplingParams, usable_temperature
 from outrider.stats import DecodeStats
-from outrider.train.result import Measured
 from outrider.train.texts import Text
+from outrider.train.train_result import Measured
 
 
 @dataclass(frozen=True)

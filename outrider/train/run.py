@@ -38,8 +38,8 @@ from outrider.train.material import RESPONSES, Material, gather
 from outrider.train.measure import MeasurePlan, measure
 from outrider.train.recipe import Calibrates, Recipe, RecipeSetup
 from outrider.train.responses import ResponsePlan
-from outrider.train.result import CurvePoint, TrainingLoss, TrainResult
 from outrider.train.texts import Text, fitting, split, token_counts
+from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
 
 DRAFTER, BEFORE, FEATURES, CONFIG, RESULT = "drafter", "before", "features", "config.json", "result.json"
 

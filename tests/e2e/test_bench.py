@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli import app
-from outrider.lab.bench.result import BenchResult
+from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.result import read_result
 
 SMALL = (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from outrider.cli import app
-from outrider.lab.bench.result import BenchResult
+from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.result import read_result
-from outrider.lab.server.result import ServerResult
+from outrider.lab.server.server_result import ServerResult
 from tests.live_server import KEY, live_server
 
 SMALL = ("--limit", "2", "--max-new-tokens", "16", "--concurrency", "1,2", "--set", "api_key_env=BENCH_KEY")

@@ -10,7 +10,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.cli.app import run
 from outrider.lab.result import read_result
-from outrider.lab.tune.result import TuneResult
+from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
+from outrider.lab.bench.bench_result import Acceptance
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.result import Acceptance
 
 
 def acceptance(notes: Sequence[RunNote]) -> Acceptance | None:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from outrider.lab.bench.bench_result import Predicted
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.result import Predicted
 from outrider.lab.bench.sweeps import PLAIN_KEY, Times, Timings, width_depth
 from outrider.lab.estimate.curves import CostPoints, StepCosts
 

@@ -17,7 +17,7 @@ import torch
 from outrider.build import Models
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.quantised import QuantisedDrafter
-from outrider.lab.bench.result import TargetInfo
+from outrider.lab.bench.bench_result import TargetInfo
 from outrider.lab.estimate.sizes import EXPERTS
 from outrider.lab.runner import Contender
 from outrider.machine import memory_bandwidth

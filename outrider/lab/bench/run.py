@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
+from outrider.lab.bench.bench_result import BenchResult, Cell, ConfigurationInfo, Measured, TargetInfo, WorkloadInfo
 from outrider.lab.bench.machine import added_memory, describe_target
 from outrider.lab.bench.material import Material, digest, gather, places_that_can
 from outrider.lab.bench.plan import COUPLED, Place, Plan
-from outrider.lab.bench.result import BenchResult, Cell, ConfigurationInfo, Measured, TargetInfo, WorkloadInfo
 from outrider.lab.bench.stages import CellState, Rounds
 from outrider.lab.bench.summary import measured, others_during, run_line
 from outrider.lab.bench.turn import Field

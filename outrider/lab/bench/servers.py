@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
+from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.material import firsts
-from outrider.lab.bench.result import BenchResult, WorkloadInfo
 from outrider.lab.progress import Progress
 from outrider.lab.server import Endpoint, LoadOptions, measure_servers
 from outrider.lab.workload.types import Workload

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
+from outrider.lab.bench.bench_result import Speedup
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.result import Speedup
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
 

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
+from outrider.lab.bench.bench_result import Ending
 from outrider.lab.bench.material import Material, Prompt, groups
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import Place, Plan, baseline_of
-from outrider.lab.bench.result import Ending
 from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
 from outrider.lab.bench.sweeps import PASSES, Sweep, Times, time_steps, together
 from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach

@@ -9,10 +9,18 @@ from typing import Any
 from scipy.stats import binomtest, norm
 
 from outrider.lab.bench.acceptance import acceptance
+from outrider.lab.bench.bench_result import (
+    Accuracy,
+    Divergence,
+    Identity,
+    Measured,
+    OtherProcesses,
+    RunLine,
+    TargetInfo,
+)
 from outrider.lab.bench.forecast import predicted
 from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.result import Accuracy, Divergence, Identity, Measured, OtherProcesses, RunLine, TargetInfo
 from outrider.lab.bench.speedup import samples, speedup
 from outrider.lab.bench.sweeps import Times
 from outrider.lab.intervals import ratio_of_sums

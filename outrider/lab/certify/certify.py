@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.lab.certify.certify_result import LEFT_OUT, CertifyResult, FirstTokenLaw, Greedy, SampledLaw, verdict_of
 from outrider.lab.certify.exact import exact_law
 from outrider.lab.certify.first_token import first_token
 from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.invariance import invariance, not_claimed
 from outrider.lab.certify.law import FALSE_ALARMS, POWER, sampled_law
 from outrider.lab.certify.places import find_spots
-from outrider.lab.certify.result import LEFT_OUT, CertifyResult, FirstTokenLaw, Greedy, SampledLaw, verdict_of
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.workload.prompts import prepare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.lab.certify.bank import Case, bank, steps_in_a_row
-from outrider.lab.certify.result import CaseFound, ExactLaw, Status
+from outrider.lab.certify.certify_result import CaseFound, ExactLaw, Status
 from outrider.lab.progress import Progress
 from outrider.verifiers.base import Verifier
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from outrider.errors import OutriderError
+from outrider.lab.certify.certify_result import FirstToken, FirstTokenLaw, Status
 from outrider.lab.certify.places import Spot, first_draft
-from outrider.lab.certify.result import FirstToken, FirstTokenLaw, Status
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.lab.certify.units import Units
 from outrider.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.lab.certify.result import Greedy
+from outrider.lab.certify.certify_result import Greedy
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.texts import Texts, Way, batches, judge
 from outrider.lab.certify.units import Units

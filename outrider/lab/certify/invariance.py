@@ -13,8 +13,8 @@ import numpy as np
 from outrider.build import Models, assemble
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import OutriderError
+from outrider.lab.certify.certify_result import Invariance
 from outrider.lab.certify.greedy import TOGETHER
-from outrider.lab.certify.result import Invariance
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.texts import Texts, Way, batches, judge
 from outrider.lab.certify.units import Units

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from outrider.kv.view import KVView
+from outrider.lab.certify.certify_result import LawTest, SampledLaw, Sampler, Status, View
 from outrider.lab.certify.gtest import LawStatistic, Table, detectable, holm
 from outrider.lab.certify.places import Beginning, Spot, conditionals
-from outrider.lab.certify.result import LawTest, SampledLaw, Sampler, Status, View
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
 from outrider.lab.certify.units import Units
 from outrider.models.lm import LM

@@ -14,8 +14,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from outrider.lab.certify.certify_result import Place
 from outrider.lab.certify.gtest import as_laws
-from outrider.lab.certify.result import Place
 from outrider.lab.certify.subject import Seen, Subject, clear, share_prefix
 from outrider.lab.progress import Progress
 from outrider.models.lm import LM

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.lab.certify.result import Difference, Run, Status
+from outrider.lab.certify.certify_result import Difference, Status, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import Comparison, difference
 from outrider.lab.certify.units import Units
@@ -49,7 +49,7 @@ class Texts:
 
         return [self.units.get(f"{self.kind}/plain/{number}", text, number) for number in range(len(self.prompts))]
 
-    def compare(self, way: Way, expected: list[list[int]]) -> tuple[Run, list[Difference]]:
+    def compare(self, way: Way, expected: list[list[int]]) -> tuple[TextRun, list[Difference]]:
         """Decode in batches and compare."""
         differences: list[Difference] = []
         identical = tokens = 0
@@ -58,7 +58,7 @@ class Texts:
             differences += [Difference.model_validate(one) for one in found["differences"]]
             identical += found["num_identical"]
             tokens += found["num_tokens"]
-        return Run(name=way.name, num_identical=identical, num_prompts=len(self.prompts), num_tokens=tokens), differences
+        return TextRun(name=way.name, num_identical=identical, num_prompts=len(self.prompts), num_tokens=tokens), differences
 
     def _batch(self, way: Way, numbers: Sequence[int], expected: list[list[int]]) -> dict[str, Any]:
         wanted = [expected[number] for number in numbers]
@@ -85,7 +85,7 @@ def batches(count: int, size: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def judge(runs: Sequence[Run], differences: Sequence[Difference]) -> tuple[Status, str]:
+def judge(runs: Sequence[TextRun], differences: Sequence[Difference]) -> tuple[Status, str]:
     """Identical: passed. Different by rounding alone: nobody can say, since no verifier decided it. Else failed."""
     tokens, total = sum(run.num_tokens for run in runs), sum(run.num_prompts for run in runs)
     missing = total - sum(run.num_identical for run in runs)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.lab.certify.result import Cause, Difference
+from outrider.lab.certify.certify_result import Cause, Difference
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.models.lm import LM
 from outrider.models.token_bytes import token_name

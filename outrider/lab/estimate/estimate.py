@@ -14,11 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.lab.estimate.curves import StepCosts, break_even, predict, predict_best
-from outrider.lab.estimate.footprint import memory_overhead, roof_of
-from outrider.lab.estimate.inputs import Acceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
-from outrider.lab.estimate.notes import notes_of
-from outrider.lab.estimate.remote import remote_of
-from outrider.lab.estimate.result import (
+from outrider.lab.estimate.estimate_result import (
     EstimateInput,
     EstimateResult,
     LengthEstimate,
@@ -26,6 +22,10 @@ from outrider.lab.estimate.result import (
     ModelName,
     Sensitivity,
 )
+from outrider.lab.estimate.footprint import memory_overhead, roof_of
+from outrider.lab.estimate.inputs import Acceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
+from outrider.lab.estimate.notes import notes_of
+from outrider.lab.estimate.remote import remote_of
 from outrider.sampling.theory import (
     alpha_of_tau,
     break_even_alpha,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.lab.estimate.result import EstimateInput, MemoryOverhead, Roof
+from outrider.lab.estimate.estimate_result import EstimateInput, MemoryOverhead, Roof
 from outrider.lab.estimate.roofline import Load, ModelSize, free_rows, free_tokens, pass_seconds
 
 

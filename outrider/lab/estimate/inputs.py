@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 from outrider.lab.estimate.curves import CostPoints, StepCosts
-from outrider.lab.estimate.result import CostSource, EstimateInput
+from outrider.lab.estimate.estimate_result import CostSource, EstimateInput
 from outrider.lab.estimate.roofline import Load, Machine, memory_seconds, pass_curve, pass_seconds
 from outrider.sampling.theory import alpha_of, survival_of
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.errors import ConfigError, OutriderError, did_you_mean
-from outrider.lab.bench.result import BenchResult, Cell, Measured
+from outrider.lab.bench.bench_result import BenchResult, Cell, Measured
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.result import read_result
-from outrider.lab.tune.result import TuneResult
+from outrider.lab.tune.tune_result import TuneResult
 
 Found = TypeVar("Found")
 

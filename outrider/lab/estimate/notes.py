@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.lab.estimate.estimate_result import EstimateInput, LengthEstimate
 from outrider.lab.estimate.inputs import Costs
-from outrider.lab.estimate.result import EstimateInput, LengthEstimate
 
 NOISE = 0.02  # change of measured times that goes without saying
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from outrider.errors import ConfigError
 from outrider.lab.estimate.curves import StepCosts
+from outrider.lab.estimate.estimate_result import EstimateInput, RemoteEstimate, RemoteLength
 from outrider.lab.estimate.inputs import Costs
-from outrider.lab.estimate.result import EstimateInput, RemoteEstimate, RemoteLength
 from outrider.sampling.theory import tau_of
 
 HIT_RATE = 0.5  # where nobody knows: about what alternatives behind a chain catch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.lab.explain.causes import CAUSES, DRAFT, FILTERS, LUCK, STOPPED, TREE_BUDGET, VERIFIER, VOCABULARY
-from outrider.lab.explain.result import Advice, Counterfactual, ExplainResult
+from outrider.lab.explain.explain_result import Advice, Counterfactual, ExplainResult
 
 WORTH = 0.03  # predicted gain in tokens/s from which a change is advised
 NOTABLE = 0.05  # share of the tokens emitted from which a cause is named

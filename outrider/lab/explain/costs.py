@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from outrider.lab.costs import measure_passes
-from outrider.lab.explain.result import Times
+from outrider.lab.explain.explain_result import Times
 from outrider.lab.recording import Step
 from outrider.models.lm import LM
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from outrider.errors import OutriderError
 from outrider.lab.explain.costs import chain_rate, rest_at
+from outrider.lab.explain.explain_result import Counterfactual
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import TextWalk, favourites_walk, overlap_walk, total_steps
-from outrider.lab.explain.result import Counterfactual
 from outrider.lab.progress import Progress
 from outrider.lab.replay import Text, default_configurations, replay, text_target
 

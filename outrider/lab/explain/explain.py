@@ -20,12 +20,12 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.annotate import Annotated, annotate
 from outrider.lab.explain.causes import Drafting, Rule, rule_of
+from outrider.lab.explain.explain_result import ExplainResult
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import placed_walk, walk_of
 from outrider.lab.explain.labelled import labelled
 from outrider.lab.explain.laws import forced_laws
 from outrider.lab.explain.recorded import Question, Recording, finished_text, params_of, record
-from outrider.lab.explain.result import ExplainResult
 from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet

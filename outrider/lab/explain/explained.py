@@ -10,10 +10,10 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.causes import Rule
 from outrider.lab.explain.costs import Clock
+from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
 from outrider.lab.explain.labelled import Labelled
 from outrider.lab.explain.recorded import Recording
-from outrider.lab.explain.result import Times
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.replay.replay import sum_stats
 from outrider.lab.result import Interval

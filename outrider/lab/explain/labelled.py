@@ -10,8 +10,8 @@ import numpy as np
 
 from outrider.lab.explain.annotate import NONE, Annotated
 from outrider.lab.explain.causes import CAUSES, LENGTH, LUCK, STOPPED
+from outrider.lab.explain.explain_result import LETTERS, TextColumns
 from outrider.lab.explain.regions import token_kinds, token_sections
-from outrider.lab.explain.result import LETTERS, TextColumns
 from outrider.models.token_bytes import token_name
 from outrider.text import Detokenizer, decode
 

@@ -16,7 +16,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.replay import Order, replay
-from outrider.lab.replay.result import ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.replay.search import check_search, check_texts, search
 from outrider.lab.replay.spaces import space_of
 from outrider.lab.replay.summary import summarise

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.replay.replay import Replay, ReplayedText, sum_stats
+from outrider.lab.replay.replay_result import Acceptance, ReplayedConfiguration
 from outrider.lab.replay.resampling import ratio_interval
-from outrider.lab.replay.result import Acceptance, ReplayedConfiguration
 from outrider.lab.replay.texts import Text
 
 

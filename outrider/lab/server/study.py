@@ -18,7 +18,7 @@ from outrider.lab.server.lengths import LevelAdvice, advise, schedule
 from outrider.lab.server.measure import measure_servers
 from outrider.lab.server.options import LoadOptions
 from outrider.lab.server.positions import findings
-from outrider.lab.server.result import ServerResult, Standing
+from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.server.types import ServerMeasurement, Speculation
 from outrider.lab.workload.types import Workload
 

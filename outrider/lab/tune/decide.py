@@ -17,8 +17,8 @@ from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import ALL
 from outrider.lab.tune.load import WORTH
 from outrider.lab.tune.options import options_of
-from outrider.lab.tune.result import Recommendation
 from outrider.lab.tune.tune import Findings
+from outrider.lab.tune.tune_result import Recommendation
 
 SURE = 1.1  # a gain of this size is believed although the interval of few prompts reaches below 1
 BY_FAR = 0.05

@@ -14,8 +14,8 @@ import numpy as np
 
 from outrider.errors import ConfigError
 from outrider.lab.estimate.curves import CostPoints, StepCosts
+from outrider.lab.estimate.estimate_result import RemoteEstimate
 from outrider.lab.estimate.remote import check_line, remote_estimate
-from outrider.lab.estimate.result import RemoteEstimate
 from outrider.lab.result import Record
 from outrider.lab.tune.probe import Probe, StepNote, survival
 from outrider.lab.tune.space import Family, Space

@@ -20,10 +20,10 @@ from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.remote import Line, check_family
-from outrider.lab.tune.result import Tried, TuneResult
 from outrider.lab.tune.space import Space, SpaceOptions
 from outrider.lab.tune.summary import summarise_tuning
 from outrider.lab.tune.tune import TunePlan, Tuner
+from outrider.lab.tune.tune_result import Tried, TuneResult
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload

@@ -6,9 +6,9 @@ from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.probe import survival
 from outrider.lab.tune.remote import Line, RemoteAdvice, family_of, remote_advice
-from outrider.lab.tune.result import FamilySummary, Tried, TuneResult
 from outrider.lab.tune.space import Family, Space
 from outrider.lab.tune.tune import Findings, TunePlan, exhaustive_seconds
+from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 
 
 def summarise_tuning(

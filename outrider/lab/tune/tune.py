@@ -30,8 +30,8 @@ from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens
 from outrider.lab.tune.load import LoadStep, best_at
 from outrider.lab.tune.probe import Probe, Sample, run_probe
 from outrider.lab.tune.race import Race, Rules
-from outrider.lab.tune.result import Stage
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
+from outrider.lab.tune.tune_result import Stage
 
 GIVE_UP = 0.6  # a family whose every size is forecast below this after a glance is not run on
 AUTO_MOST = 8  # of the `auto` member of the best family

@@ -20,8 +20,8 @@ from outrider.cli.bench_options import (
 )
 from outrider.cli.options import MachineOptions
 from outrider.lab.bench import run, servers
+from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.plan import Plan
-from outrider.lab.bench.result import BenchResult, WorkloadInfo
 from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
 from tests.unit.report.results import bench as result

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.lab.certify import certify as lab
 from outrider.lab.certify import law
-from outrider.lab.certify.result import CertifyResult
+from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.result import read_result
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer

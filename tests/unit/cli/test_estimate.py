@@ -15,7 +15,7 @@ import pytest
 
 from outrider.cli.estimate import Dtype
 from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.result import EstimateResult
+from outrider.lab.estimate.estimate_result import EstimateResult
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName
 from outrider.lab.result import read_result
 from outrider.report.estimate import verdict

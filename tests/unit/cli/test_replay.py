@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.lab.replay import run
-from outrider.lab.replay.result import ReplayResult
+from outrider.lab.replay.replay_result import ReplayResult
 from outrider.lab.result import read_result
 
 Cli = Callable[..., Any]

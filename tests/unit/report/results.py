@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.lab.bench.result import (
+from outrider.lab.bench.bench_result import (
     Acceptance,
     Accuracy,
     BenchResult,
@@ -19,7 +19,7 @@ from outrider.lab.bench.result import (
     Speedup,
     WorkloadInfo,
 )
-from outrider.lab.certify.result import (
+from outrider.lab.certify.certify_result import (
     CaseFound,
     CertifyResult,
     Difference,
@@ -30,15 +30,15 @@ from outrider.lab.certify.result import (
     Invariance,
     LawTest,
     Place,
-    Run,
     SampledLaw,
+    TextRun,
 )
 from outrider.lab.estimate.curves import CostPoints, StepCosts
 from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.result import EstimateInput
+from outrider.lab.estimate.estimate_result import EstimateInput
 from outrider.lab.estimate.roofline import Machine, size_of
 from outrider.lab.explain.causes import CAUSES
-from outrider.lab.explain.result import (
+from outrider.lab.explain.explain_result import (
     Advice,
     CauseRow,
     Confusion,
@@ -50,12 +50,12 @@ from outrider.lab.explain.result import (
     TextColumns,
     Times,
 )
-from outrider.lab.replay.result import Acceptance as ReplayCounts
-from outrider.lab.replay.result import ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.replay.replay_result import Acceptance as ReplayCounts
+from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval, Result
 from outrider.lab.server.counters import Window
 from outrider.lab.server.lengths import advise, schedule
-from outrider.lab.server.result import ServerResult, Standing
+from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.server.summary import summarise
 from outrider.lab.server.types import (
     Answer,
@@ -72,9 +72,9 @@ from outrider.lab.server.types import Difference as TextDifference
 from outrider.lab.tune.confirm import Confirmed, Lap
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
-from outrider.lab.tune.result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
-from outrider.train.result import CurvePoint, TrainingLoss, TrainResult
-from outrider.train.result import Measured as Trained
+from outrider.lab.tune.tune_result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
+from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
+from outrider.train.train_result import Measured as Trained
 from tests.unit.lab.bench.test_machine import target
 
 
@@ -250,7 +250,7 @@ def certificate(**changes: Any) -> CertifyResult:
         "first_token": FirstTokenLaw(status="passed", why="8 places", limit=1e-4, max_total_variation=3e-7, places=[
             FirstToken(place=0, draft="drawn", covered=0.99, total_variation=3e-7)]),
         "greedy": Greedy(status="passed", why="all identical", differences=[], runs=[
-            Run(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
+            TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
         "sampled_law": SampledLaw(
             status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
             num_tokens=3,

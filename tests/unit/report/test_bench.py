@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outrider.lab.bench.result import Speedup
+from outrider.lab.bench.bench_result import Speedup
 from outrider.lab.comparable import comparables
 from outrider.lab.result import Interval, read_result
 from outrider.report.bench import advice, document

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.result import EstimateInput, EstimateResult
+from outrider.lab.estimate.estimate_result import EstimateInput, EstimateResult
 from outrider.lab.estimate.roofline import Machine, size_of
 from outrider.report.estimate import document, verdict
 from outrider.report.markdown import to_markdown

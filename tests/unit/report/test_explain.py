@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.lab.explain.causes import CAUSES
-from outrider.lab.explain.result import LETTERS
+from outrider.lab.explain.explain_result import LETTERS
 from outrider.report import explain as report
 from outrider.report import explain_text
 from outrider.report.console import print_document

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.lab.compare import compare, gate
 from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.result import EstimateInput
+from outrider.lab.estimate.estimate_result import EstimateInput
 from outrider.report import bench
 from outrider.report import compare as comparison
 from outrider.report.document import Document

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.lab.replay.result import ReplayedConfiguration
+from outrider.lab.replay.replay_result import ReplayedConfiguration
 from outrider.report.replay import verdict
 from tests.unit.report.results import replay_result, replayed
 

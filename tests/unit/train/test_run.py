@@ -19,9 +19,9 @@ from outrider.train.early_exit import EarlyExitRecipe
 from outrider.train.material import Material
 from outrider.train.measure import MeasurePlan
 from outrider.train.recipe import FeatureBatch, LossReport
-from outrider.train.result import TrainResult
 from outrider.train.run import TrainSpec, run_training
 from outrider.train.texts import Text
+from outrider.train.train_result import TrainResult
 from tests.unit.train.material import Interrupting, save_responses, spec_for
 
 

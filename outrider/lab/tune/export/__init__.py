@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from outrider.lab.tune.export import llamacpp, sglang, tensorrt, transformers, vllm
 from outrider.lab.tune.export.choice import Tuned
-from outrider.lab.tune.result import TuneResult, Words
+from outrider.lab.tune.tune_result import TuneResult, Words
 
 ENGINES = (vllm.words, sglang.words, tensorrt.words, transformers.words, llamacpp.words)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.tune.drafts import Head
-from outrider.lab.tune.result import TuneResult
+from outrider.lab.tune.tune_result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT
 
 TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}

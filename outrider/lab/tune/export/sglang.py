@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
-from outrider.lab.tune.result import Words
+from outrider.lab.tune.tune_result import Words
 from outrider.trees.plan import TreeSettings
 
 ENGINE = "SGLang"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
-from outrider.lab.tune.result import Words
+from outrider.lab.tune.tune_result import Words
 
 ENGINE = "TensorRT-LLM"
 DRAFTERS = ("draft-model", "ngram", "eagle3", "block")  # its PyTorch backend; EAGLE's first heads and Medusa's it does not read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.lab.tune.export.choice import Advice
-from outrider.lab.tune.result import Words
+from outrider.lab.tune.tune_result import Words
 
 ENGINE = "transformers"
 DRAFTERS = ("draft-model", "ngram", "early-exit")

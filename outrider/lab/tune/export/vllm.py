@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
-from outrider.lab.tune.result import Words
+from outrider.lab.tune.tune_result import Words
 
 ENGINE = "vLLM"
 OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "mtp", "medusa", "block")

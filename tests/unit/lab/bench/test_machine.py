@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.lab.bench.bench_result import TargetInfo
 from outrider.lab.bench.machine import added_memory, bandwidth, pass_bytes, roof_tokens_per_s
-from outrider.lab.bench.result import TargetInfo
 from outrider.lab.configuration import Configuration
 
 

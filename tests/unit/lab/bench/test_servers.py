@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from outrider.lab.bench.result import BenchResult
+from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.servers import bench_servers
 from outrider.lab.comparable import comparables
 from outrider.lab.progress import Quiet

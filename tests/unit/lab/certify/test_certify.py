@@ -9,8 +9,8 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
+from outrider.lab.certify.certify_result import CertifyResult, Section, verdict_of
 from outrider.lab.certify.enumerate import UnsoundError
-from outrider.lab.certify.result import CertifyResult, Section, verdict_of
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.result import read_result

@@ -18,7 +18,7 @@ from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import Spec, choice, regex
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
-from outrider.lab.certify.result import CertifyResult
+from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.workload.types import Request, Workload

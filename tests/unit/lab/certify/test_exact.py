@@ -6,8 +6,8 @@ import pytest
 from torch import Tensor
 
 from outrider.lab.certify.bank import bank
+from outrider.lab.certify.certify_result import CaseFound
 from outrider.lab.certify.exact import LIMIT, cases_of, exact_law, judge
-from outrider.lab.certify.result import CaseFound
 from outrider.lab.progress import Quiet
 from outrider.sampling import traversal, tree
 from outrider.sampling.rng import Randomness

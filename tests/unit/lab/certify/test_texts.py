@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.kv import KVCache
+from outrider.lab.certify.certify_result import Greedy
 from outrider.lab.certify.greedy import greedy
-from outrider.lab.certify.result import Greedy
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.ties import spacing, teacher_forced
 from outrider.lab.certify.units import Units

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.estimate.curves import CostPoints, StepCosts
 from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.result import EstimateInput, EstimateResult, ModelEstimate
+from outrider.lab.estimate.estimate_result import EstimateInput, EstimateResult, ModelEstimate
 from outrider.lab.estimate.roofline import Machine, ModelSize, size_of
 from outrider.lab.result import read_result
 from outrider.sampling.theory import predicted_speedup, survival_of, tau

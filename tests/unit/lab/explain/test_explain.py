@@ -12,8 +12,8 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain import explain as explain_module
 from outrider.lab.explain.explain import check, explain
+from outrider.lab.explain.explain_result import LETTERS, ExplainResult
 from outrider.lab.explain.recorded import Question, Recording, record
-from outrider.lab.explain.result import LETTERS, ExplainResult
 from outrider.lab.result import read_result
 from outrider.lab.runner import Runner
 from outrider.sampling.params import SamplingParams

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import CostPoints, StepCosts
 from outrider.lab.replay import Text, replay, summarise
+from outrider.lab.replay.replay_result import ReplayResult
 from outrider.lab.replay.resampling import FEWEST, block_length, gain_interval, ratio_interval
-from outrider.lab.replay.result import ReplayResult
 from outrider.lab.replay.summary import unpaid_drafting
 
 PERIOD = [2, 3, 4, 5, 6, 7]

@@ -15,7 +15,7 @@ from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
-from outrider.lab.tune.result import Recommendation, Tried, TuneResult, Words
+from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult, Words
 
 VLLM_KEYS = {  # of SpeculativeConfig, as far as we write them
     "method", "model", "num_speculative_tokens", "draft_sample_method", "prompt_lookup_max", "prompt_lookup_min",

@@ -13,7 +13,7 @@ from outrider.draft_length import LengthByRows
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import Lap
 from outrider.lab.tune.load import LoadStep
-from outrider.lab.tune.result import Recommendation, Tried, TuneResult
+from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult
 from outrider.report.tune import document
 from outrider.settings_file import read_settings
 

@@ -10,12 +10,12 @@ import pytest
 from outrider.cli.app import run
 from outrider.errors import ConfigError
 from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.result import EstimateInput
+from outrider.lab.estimate.estimate_result import EstimateInput
 from outrider.lab.result import read_result
 from outrider.lab.tune.probe import Probe, StepNote, survival
 from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, remote_advice
-from outrider.lab.tune.result import TuneResult
 from outrider.lab.tune.space import Family, Space
+from outrider.lab.tune.tune_result import TuneResult
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
 PASS_S, DRAFT_S = 0.030, 0.003

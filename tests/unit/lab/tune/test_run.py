@@ -15,8 +15,8 @@ from outrider.lab.tune import race
 from outrider.lab.tune.confirm import Lap, run_lap
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.options import options_of
-from outrider.lab.tune.result import TuneResult
 from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
+from outrider.lab.tune.tune_result import TuneResult
 from outrider.lab.workload.types import Request, Workload
 from outrider.report.markdown import to_markdown
 from outrider.report.render import render

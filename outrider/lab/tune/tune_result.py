@@ -8,7 +8,7 @@ from pydantic import Field
 
 from outrider.lab.comparable import Comparable
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.replay.result import SearchOutcome
+from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
 from outrider.lab.tune.drafts import Head

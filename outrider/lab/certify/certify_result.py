@@ -92,7 +92,7 @@ class Difference(Record):
     cause: Cause  # see ties.py
 
 
-class Run(Record):
+class TextRun(Record):
     """Texts of one way to decode, compared with plain decoding of every prompt alone."""
 
     name: str
@@ -104,14 +104,14 @@ class Run(Record):
 class Greedy(Section):
     """Token ids at temperature 0."""
 
-    runs: list[Run]
+    runs: list[TextRun]
     differences: list[Difference]
 
 
 class Invariance(Section):
     """Token ids at the sampling temperature, same seeds, several drafters and lengths."""
 
-    runs: list[Run]
+    runs: list[TextRun]
     differences: list[Difference]
 
 
