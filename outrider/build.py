@@ -24,6 +24,7 @@ from outrider.loader import ModelLoader
 from outrider.models.adapter import adapters
 from outrider.models.context import shorter_draft
 from outrider.models.gguf.names import fetched_gguf
+from outrider.models.heads.block_v4_files import ships_dspark
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.load import LoadedModel, load_config, resolve_device
@@ -221,16 +222,20 @@ def _head_that_comes(target: str, part: str) -> Path | str | None:
     """The place of the head for drafter `part` that comes with a target; None: none does."""
     if DRAFTERS.load(part).head_in_target:
         return demo_paths().target if target == DEMO else target
+    if part == "block" and ships_dspark(target):
+        return target
     return demo_head(part) if target == DEMO else None
 
 
 def _best_drafter(options: Options, head: str | None) -> str:
-    """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, the MTP head
-    in the target's checkpoint, else n-gram lookup."""
+    """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, the DSpark or
+    MTP head in the target's checkpoint, else n-gram lookup."""
     if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).needs_head:
         return head
     if options.draft is not None or options.target == DEMO:
         return "draft-model"
+    if ships_dspark(options.target):
+        return "block"
     return "mtp" if ships_mtp(options.target) else "ngram"
 
 

@@ -100,6 +100,8 @@ def _base_of(module: Any) -> Any:
 
 
 def _states(found: Any, part: nn.Module) -> Tensor:
+    if isinstance(found, Tensor) and found.dim() == 4:  # hyper-connections: heads read the mean of the streams (DeepSeek V4)
+        found = found.mean(dim=2)
     if not isinstance(found, Tensor) or found.dim() != 3:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise CapabilityError(f"{type(part).__name__}: its hidden states are no (rows, tokens, width) tensor but {shape}")

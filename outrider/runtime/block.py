@@ -51,6 +51,8 @@ class BlockRun:
         self.drafts_whole = not config.markov_recurrent  # whole chains; else level by level, corrected by the head's modules
         if config.conv_taps or config.selector_rank:
             raise NotLoweredError("convolutions and a candidate selector (DFlash2)")
+        if type(head) is not BlockHead:
+            raise NotLoweredError("layers of another model's kind")
         parts = _Parts(head)
         layers = [LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)] * config.num_layers
 

@@ -22,6 +22,8 @@ from outrider.lazy import huggingface_hub
 from outrider.models import hub
 from outrider.models.adapter import adapter_in
 from outrider.models.gguf.names import SUFFIX
+from outrider.models.heads.block_v4_files import ships_dspark
+from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body
 from outrider.models.heads.mtp_layout import (
@@ -38,10 +40,7 @@ from outrider.models.memory import ModelMemory, layer_kv_bytes, safetensors_head
 from outrider.models.signals import AFTER_NORM
 
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
-FLOATS = ("F64", "F32", "F16", "BF16")
-FP8 = "F8_E4M3"
 OTHER_ATTENTION = (".indexer.",)  # in names: what Outrider's attention does not compute
-SCALES = ("weight_scale_inv", "weight_scale")  # of weights in fp8, in blocks or whole
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,8 @@ def _found(folder: Path, config: Any) -> MtpFiles:
     if files is None:
         names = [name for file in weight_files(folder) if file.suffix == ".safetensors" for name in safetensors_header(file)]
         others = strangers(names)
+        if ships_dspark(folder):
+            raise CheckpointError(f"'{folder}' has no MTP head: what it has under mtp.* is DSpark. Use --drafter block.")
         if others:
             raise CheckpointError(f"'{folder}' has an MTP head of a layout that is not read (tensor '{others[0]}'). {INSTEAD}.")
         looked_for = LOOKED_FOR.format(next=num_layers)
@@ -187,7 +188,7 @@ def _read(files: MtpFiles, index: int) -> dict[str, Tensor]:
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(file, "pt"))
                 parts.append(opened[file].get_tensor(name))
-            found[own] = parts[0] if scale is None else _widened(*parts)
+            found[own] = parts[0] if scale is None else widened(*parts)
             if not found[own].isfinite().all():
                 raise CheckpointError(f"the MTP head in '{files.folder}' is damaged: '{there}' has NaN or infinite values.")
     return found
@@ -198,16 +199,6 @@ def _scale_of(files: MtpFiles, name: str) -> str | None:
     if files.entries[name]["dtype"] != FP8:
         return None
     return next((there for each in SCALES if (there := name.removesuffix("weight") + each) in files.entries), None)
-
-
-def _widened(weight: Tensor, scale: Tensor) -> Tensor:
-    """Weights (out, in) in fp8 times their scales: one, one a row, or one for each block."""
-    values = weight.float()
-    if scale.dim() == 2:
-        sizes = [-(-whole // parts) for whole, parts in zip(values.shape, scale.shape, strict=True)]
-        sizes = [1 << (size - 1).bit_length() for size in sizes]  # blocks at the edge are cut
-        scale = scale.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)[: values.shape[0], : values.shape[1]]
-    return values * scale.float()
 
 
 def _folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
