@@ -103,7 +103,7 @@ def main(
 
     target, draft = model_pair(pair)
     wanted = parse_configurations([configurations])
-    needs_draft = any(one.parts().wants_draft for one in wanted)
+    needs_draft = any(one.parts().requirements.draft for one in wanted)
     options = Options(str(target), draft=str(draft) if needs_draft else None, runtime=runtime, threads=threads)
     runner = Runner(options, wanted, console().print)
     asked = encode(prompt_texts(prompts), target)

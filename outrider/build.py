@@ -94,14 +94,15 @@ def choose(options: Options) -> tuple[Options, Parts]:
         lossy=options.lossy,
     )  # fmt: skip
     parts = replace(parts, length=parts.length.up_to(options.max_num_seqs))
-    headed = drafter if parts.drafter.needs_head else parts.drafter.head_part(parts.drafter_settings)
-    if headed is not None and parts.head is None:
+    required = parts.requirements
+    if required.head and required.head_folder is None:
+        headed = required.head_part or drafter
         raise ConfigError(f"drafter '{headed}' needs a head trained for this target: --draft FOLDER ('outrider train' makes it)")
-    if options.draft is not None and not parts.wants_draft:
+    if options.draft is not None and not parts.requirements.draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft='{options.draft}' was given")
-    if parts.wants_draft and options.draft is not None and head is not None:
+    if parts.requirements.draft and options.draft is not None and head is not None:
         raise ConfigError(f"'{options.draft}' is a trained head, not a draft model: {how_to_draft(head, options.draft)}")
-    if parts.wants_draft and options.draft is None and options.target != DEMO:
+    if parts.requirements.draft and options.draft is None and options.target != DEMO:
         raise ConfigError(f"drafter '{drafter}' needs a draft model: --draft FOLDER_OR_HUB_ID, or --drafter ngram")
     return options, parts
 
@@ -177,7 +178,7 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
 def assemble(models: Models, parts: Parts) -> Built:
     """A decoder of these parts on loaded models. Raises what the drafter's own checks raise."""
     target, draft = models.target, models.draft
-    drafter = parts.make_drafter(target, draft if parts.wants_draft else None, models.status)
+    drafter = parts.make_drafter(target, draft if parts.requirements.draft else None, models.status)
     decoder = Decoder(target.lm, drafter, parts.make_verifier(), parts.make_control())
     notes = [*models.notes, *drafter.notes]
     if not decoder.verifier.lossless:
@@ -185,7 +186,7 @@ def assemble(models: Models, parts: Parts) -> Built:
     if not target.lm.limits.exact_rows:
         why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.config, target.lm.device)
         notes.append(f"exact up to rounding here, not to the bit: {why}")
-    if parts.draws_trees and not target.lm.limits.exact_trees:
+    if parts.requirements.trees and not target.lm.limits.exact_trees:
         notes.append("trees are exact up to rounding here, not to the bit (--set runtime=native makes them so)")
     options = replaced(
         models.options,
@@ -196,18 +197,18 @@ def assemble(models: Models, parts: Parts) -> Built:
         verifier_options=asdict(parts.verifier_settings),
     )
     return Built(
-        decoder, target, draft, options, models.memory, models.context, parts.draws_trees, notes, parts.takes_prediction,
+        decoder, target, draft, options, models.memory, models.context, parts.requirements.trees, notes,
+        parts.requirements.prediction,
     )  # fmt: skip
 
 
 def _with_head(options: Options, drafter: str) -> Options:
     """--draft names the folder of the head for a drafter that needs one; from here on it is that drafter's option `head`."""
     kind: type[Drafter] = DRAFTERS.load(drafter)
-    settings = parse_settings(kind.Settings, options.drafter_options, f"drafter '{drafter}'")
-    part = drafter if kind.needs_head else kind.head_part(settings)
-    if part is None:
+    required = kind.requirements(parse_settings(kind.Settings, options.drafter_options, f"drafter '{drafter}'"))
+    if not required.head:
         return options
-    named = kind.head_of(settings)
+    part, named = required.head_part or drafter, required.head_folder
     if options.draft is None:
         embedded = _head_that_comes(options.target, part) if named is None else None
         if embedded is None:
@@ -220,7 +221,7 @@ def _with_head(options: Options, drafter: str) -> Options:
 
 def _head_that_comes(target: str, part: str) -> Path | str | None:
     """The place of the head for drafter `part` that comes with a target; None: none does."""
-    if DRAFTERS.load(part).head_in_target:
+    if DRAFTERS.load(part).requires.head_in_target:
         return demo_paths().target if target == DEMO else target
     if part == "block" and ships_dspark(target):
         return target
@@ -230,7 +231,7 @@ def _head_that_comes(target: str, part: str) -> Path | str | None:
 def _best_drafter(options: Options, head: str | None) -> str:
     """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, the DSpark or
     MTP head in the target's checkpoint, else n-gram lookup."""
-    if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).needs_head:
+    if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).requires.head:
         return head
     if options.draft is not None or options.target == DEMO:
         return "draft-model"

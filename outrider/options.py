@@ -66,13 +66,13 @@ class Needs:
 
     @classmethod
     def of(cls, parts: Parts) -> Needs:
-        heads = parts.drafter.heads_of(parts.drafter_settings)
-        return cls(parts.wants_draft, parts.wants_module, parts.loop_lengths, heads, parts.length.most)
+        required = parts.requirements
+        return cls(required.draft, required.module, parts.loop_lengths, required.heads, parts.length.most)
 
     @property
     def tables(self) -> bool:
         """Whether a head reads the target's embedding or output layer."""
-        return any(kind.needs_head for kind, _ in self.heads)
+        return any(kind.requires.head for kind, _ in self.heads)
 
     @classmethod
     def of_all(cls, several: Sequence[Parts]) -> Needs:

@@ -10,6 +10,7 @@ from outrider.draft_length import AutoLength, FixedLength, Goodput, LengthByRows
 from outrider.draft_length.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.load import LoadedModel
 from outrider.settings import parse_settings
@@ -24,6 +25,7 @@ class Parts:
     drafter_name: str  # as registered
     drafter: type[Drafter]
     drafter_settings: Any
+    requirements: Requirements  # of the drafter, under its settings
     verifier: type[Verifier]
     verifier_settings: Any
     length: DraftLength
@@ -35,7 +37,7 @@ class Parts:
         """The drafter for this target. `status` is told what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
         self._check_states(target, draft)
-        setup = DraftSetup(target, draft, length.most, settings, self.head, status=status)
+        setup = DraftSetup(target, draft, length.most, settings, self.requirements.head_folder, status=status)
         return self.drafter.build(setup)
 
     def _check_states(self, target: LoadedModel, draft: LoadedModel | None) -> None:
@@ -44,9 +46,9 @@ class Parts:
             lacks = None
             if model is None or model.lm.why_chains is None:
                 continue
-            if self.draws_trees:
+            if self.requirements.trees:
                 lacks = "drafts trees, and states cannot branch"
-            elif model is target and self.wants_module:
+            elif model is target and self.requirements.module:
                 lacks = "drafts on the target's own keys and values, which are not there"
             if lacks is not None:
                 own = model.lm.why_own_cache
@@ -57,38 +59,17 @@ class Parts:
                 )
 
     @property
-    def head(self) -> str | None:
-        """The folder of the trained head that drafts."""
-        return self.drafter.head_of(self.drafter_settings)
-
-    @property
-    def wants_draft(self) -> bool:
-        return self.drafter.wants_draft(self.drafter_settings)
-
-    @property
-    def wants_module(self) -> bool:
-        return self.drafter.wants_module(self.drafter_settings)
-
-    @property
-    def takes_prediction(self) -> bool:
-        return self.drafter.takes_prediction(self.drafter_settings)
-
-    @property
     def loop_lengths(self) -> tuple[int, ...]:
         """Tokens that the calls of a recorded drafting loop make (CUDA graphs); none: there is no loop."""
-        return self.drafter.loop_lengths(self.drafter_settings, self.length.most, any_length=self._varies)
+        return self.requirements.loop_lengths(self.length.most, any_length=self._varies)
 
     @property
     def _varies(self) -> bool:
         return self.any_length or self.length.varies
 
-    @property
-    def draws_trees(self) -> bool:
-        return self.drafter.drafts_trees(self.drafter_settings)
-
     def make_goodput(self) -> Goodput:
         """Chooses lengths for this drafter, where they are free."""
-        return Goodput(self.length.most, trees=self.draws_trees)
+        return Goodput(self.length.most, trees=self.requirements.trees)
 
     def make_control(self) -> FixedLength | AutoLength | LengthByRows:
         length = self.length
@@ -107,11 +88,11 @@ def choose_parts(
     """Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not fit."""
     drafter_class: type[Drafter] = DRAFTERS.load(drafter)
     settings = parse_settings(drafter_class.Settings, drafter_options, f"drafter '{drafter}'")
-    draws_trees = drafter_class.drafts_trees(settings)
+    requirements = drafter_class.requirements(settings)
     if verifier == "auto":
-        verifier = "traversal" if draws_trees else "block"
+        verifier = "traversal" if requirements.trees else "block"
     verifier_class: type[Verifier] = VERIFIERS.load(verifier)
-    if draws_trees and verifier_class.shape != "tree":
+    if requirements.trees and verifier_class.shape != "tree":
         trees = [name for name in VERIFIERS.names() if VERIFIERS.load(name).shape == "tree"]
         raise CapabilityError(
             f"verifier '{verifier}' takes chains, but drafter '{drafter}' drafts trees; use one of {', '.join(trees)}"
@@ -121,9 +102,10 @@ def choose_parts(
         drafter_name=drafter,
         drafter=drafter_class,
         drafter_settings=settings,
+        requirements=requirements,
         verifier=verifier_class,
         verifier_settings=parse_settings(verifier_class.Settings, verifier_options, f"verifier '{verifier}'"),
-        length=DraftLength.parse(num_draft_tokens, drafter_class.default_num_draft_tokens(settings)),
+        length=DraftLength.parse(num_draft_tokens, requirements.num_draft_tokens),
     )
 
 

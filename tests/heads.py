@@ -104,7 +104,7 @@ def acceptance_head(target: Any, folder: Path) -> None:
     head.save(folder)
 
 
-# Drafters with `needs_head`: who writes an untrained head for the target into a folder.
+# Drafters that require a head: who writes an untrained head for the target into a folder.
 HEADS: dict[str, Callable[[Any, Path], None]] = {
     "block": block_head,
     "eagle": eagle_head("eagle", None),

@@ -89,7 +89,7 @@ def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options,
     from outrider.lab.configuration import Configuration
 
     options, parts = choose(Options(target=target, **model.llm_arguments()))
-    if not greedy and any(kind.needs_head for kind, _ in parts.drafter.heads_of(parts.drafter_settings)):
+    if not greedy and any(kind.requires.head for kind, _ in parts.requirements.heads):
         raise CapabilityError(
             "a trained head draws from distributions that depend on the target's hidden states, which a recording does not hold: "
             "explain it greedily (--temperature 0)"

@@ -41,7 +41,7 @@ def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
     from outrider.build import Options, choose
 
     _, parts = choose(Options(target, **model.llm_arguments()))
-    if not parts.takes_prediction:
+    if not parts.requirements.prediction:
         raise ConfigError(
             f"drafter '{parts.drafter_name}' does not look at a prediction: leave --drafter out, or use --drafter prediction, or "
             "composite with it among the parts."

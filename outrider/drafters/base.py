@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from outrider.drafters.requirements import Requirements
+from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel
@@ -31,18 +33,10 @@ from outrider.rows import PerRow, Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict
 
-DEFAULT_NUM_DRAFT_TOKENS = 5
 # With the pending token a pass of 8 or 16 tokens, whole tiles of most kernels (ours for bf16 on CPU have no step there).
 SMALL_TREE, LARGE_TREE = 7, 15
-LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make up any number to eight
 
-
-def lengths_for_any(most: int) -> tuple[int, ...]:
-    """Tokens that the calls of recorded drafting loops make, which together make any number up to `most`.
-
-    Few, because each recording takes memory; enough for no number to eight to take more than two calls or a token in vain: a
-    further call costs half a token of a small draft."""
-    return tuple(length for length in LOOP_LENGTHS if length <= most)
+UNHEARD = frozenset({"needs_draft", "needs_head", "needs_module", "drafts_trees", "wants_draft", "default_num_draft_tokens"})
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class DraftSetup:
     draft: LoadedModel | None  # the model given with --draft
     num_draft_tokens: int  # the most nodes per row it will be asked for
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
-    head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters with `needs_head`
+    head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters that require one
     status: Callable[[str], None] = lambda line: None  # told what takes long while it happens
 
 
@@ -61,12 +55,7 @@ class Drafter(ABC):
     """Base of all drafters; `outrider ls drafters` prints the class attributes."""
 
     needs: ClassVar[str] = "nothing"  # in words, for `outrider ls`
-    needs_draft: ClassVar[bool] = False  # whether --draft must name a model
-    needs_head: ClassVar[bool] = False  # whether --draft, or the setting `head`, must name a head trained for this target
-    head_in_target: ClassVar[bool] = False  # whether that head is in the target's own checkpoint, where none is named
-    needs_module: ClassVar[bool] = False  # whether it runs on the target's own weights (`LoadedModel.module`)
-    needs_logits: ClassVar[bool] = False  # whether it learns from `TargetOutput.logits`, which another engine may not show
-    needs_tokenizer: ClassVar[bool] = False  # whether it reads `LoadedModel.tokenizer` of the target
+    requires: ClassVar[Requirements] = Requirements()  # whatever the settings are
     repeatable: ClassVar[bool] = True  # the same texts in the same order get the same drafts: no clock decides, no network
     trained: ClassVar[bool] = False  # whether it needs training for this target
     shape: ClassVar[str] = "chain"  # what it can draft: "chain", "tree", "chain or tree"
@@ -74,6 +63,15 @@ class Drafter(ABC):
     lossless: ClassVar[bool] = True
     keeps_costs: ClassVar[bool] = True  # what a step takes today is what it takes tomorrow on the same machine
     Settings: ClassVar[type] = NoSettings
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a class that says what it requires in a way that nobody would hear."""
+        super().__init_subclass__()
+        if unheard := sorted(UNHEARD & vars(cls).keys()):
+            raise ConfigError(
+                f"drafter class {cls.__name__} has {', '.join(unheard)}, which nobody asks for: give it `requires = "
+                "Requirements(...)`, or a class method `requirements(settings)` (docs/add-a-drafter.md)"
+            )
 
     @property
     def notes(self) -> list[str]:
@@ -108,35 +106,11 @@ class Drafter(ABC):
         return None
 
     @classmethod
-    def drafts_trees(cls, settings: Any) -> bool:
-        """Whether drafts are trees under these settings."""
-        return cls.shape == "tree"
-
-    @classmethod
-    def wants_draft(cls, settings: Any) -> bool:
-        """Whether --draft must name a model, under these settings."""
-        return cls.needs_draft
-
-    @classmethod
-    def takes_prediction(cls, settings: Any) -> bool:
-        """Whether it drafts from what the caller expects the answer to be (`Row.prediction`), under these settings."""
-        return False
-
-    @classmethod
-    def head_of(cls, settings: Any) -> str | None:
-        """The folder of the trained head under these settings; None where none is used, or none was named."""
-        return (settings.head or None) if cls.needs_head else None
-
-    @classmethod
-    def heads_of(cls, settings: Any) -> tuple[tuple[type[Drafter], str], ...]:
-        """Every trained head under these settings: the drafter that drafts with it, and its folder."""
-        folder = cls.head_of(settings)
-        return () if folder is None else ((cls, folder),)
-
-    @classmethod
-    def head_part(cls, settings: Any) -> str | None:
-        """The name of the part that drafts with a trained head, in a drafter made of several."""
-        return None
+    def requirements(cls, settings: Any) -> Requirements:
+        """What it requires under these settings, its default draft length among it. Raises what building with them would raise
+        without a model."""
+        heads = ((cls, settings.head),) if cls.requires.head and settings.head else ()
+        return replace(cls.requires, heads=heads, trees=cls.shape == "tree")
 
     @classmethod
     def with_head(cls, options: dict[str, Any], part: str, folder: str) -> dict[str, Any]:
@@ -148,23 +122,6 @@ class Drafter(ABC):
         """What this head (a folder) takes in memory, from its files' headers. Raises CheckpointError when it does not fit the
         target; asked before any weight of the target is read. Bytes are 0 where a drafter cannot tell."""
         return ModelMemory(head, 0, 0)
-
-    @classmethod
-    def wants_module(cls, settings: Any) -> bool:
-        """Whether `LoadedModel.module` is needed, under these settings."""
-        return cls.needs_module
-
-    @classmethod
-    def loop_lengths(cls, settings: Any, most: int, *, any_length: bool) -> tuple[int, ...]:
-        """Tokens that the calls of a recorded drafting loop (CUDA graphs) make, none: no loop is used.
-
-        They are `most`, the fixed number, or `lengths_for_any` where the number differs from step to step."""
-        return ()
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: Any) -> int:
-        """Nodes per row when the user names no number."""
-        return DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:

@@ -27,6 +27,7 @@ from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.block_context import BlockContext
 from outrider.drafters.parallel import LawStop, Stop, draft_chain, draft_tree
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
+from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
@@ -125,7 +126,7 @@ class BlockDrafter(Drafter):
     """Chains and trees from a block head."""
 
     needs = "a block head (DFlash, DFlash2, DSpark) trained for the target (--draft FOLDER)"
-    needs_head = True
+    requires = Requirements(head=True)
     trained = True
     shape = "chain or tree"
     Settings = BlockSettings
@@ -166,19 +167,17 @@ class BlockDrafter(Drafter):
         return self._run is None
 
     @classmethod
+    def requirements(cls, settings: BlockSettings) -> Requirements:
+        is_tree = settings.tree != "chain"
+        nodes = settings.default_num_nodes() if is_tree else SMALL_TREE
+        return replace(super().requirements(settings), trees=is_tree, num_draft_tokens=nodes)
+
+    @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         target = target_config.get_text_config()
         outline = outline_block(head, target.hidden_size, target.vocab_size, target.num_hidden_layers)
         own = outline.config
         return head_memory(head, outline, own.num_layers * own.num_kv_heads * own.head_dim * 2, dtype)
-
-    @classmethod
-    def drafts_trees(cls, settings: BlockSettings) -> bool:
-        return settings.tree != "chain"
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: BlockSettings) -> int:
-        return settings.default_num_nodes() if settings.tree != "chain" else SMALL_TREE
 
     @classmethod
     def build(cls, setup: DraftSetup) -> BlockDrafter:

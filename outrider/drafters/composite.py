@@ -23,6 +23,7 @@ from torch import Tensor
 from outrider.draft_length.survival import ChainSurvival
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.lm import LM
@@ -134,39 +135,21 @@ class CompositeDrafter(Drafter):
             raise ConfigError(f"a composite takes one model or head at most, got {' and '.join(models)}")
         for name in models:
             kind, own = found[name]
-            if kind.drafts_trees(own):
+            if kind.requirements(own).trees:
                 raise ConfigError(f"in a composite, drafter '{name}' drafts a chain; leave its tree out of the options")
         return found
 
     @classmethod
-    def drafts_trees(cls, settings: CompositeSettings) -> bool:
-        cls.part_classes(settings)  # asked before any model is read: the moment to refuse parts that do not fit
-        return True
-
-    @classmethod
-    def wants_draft(cls, settings: CompositeSettings) -> bool:
-        return any(kind.wants_draft(own) for kind, own in cls.part_classes(settings).values())
-
-    @classmethod
-    def wants_module(cls, settings: CompositeSettings) -> bool:
-        return any(kind.wants_module(own) for kind, own in cls.part_classes(settings).values())
-
-    @classmethod
-    def takes_prediction(cls, settings: CompositeSettings) -> bool:
-        return any(kind.takes_prediction(own) for kind, own in cls.part_classes(settings).values())
-
-    @classmethod
-    def heads_of(cls, settings: CompositeSettings) -> tuple[tuple[type[Drafter], str], ...]:
-        return tuple(head for kind, own in cls.part_classes(settings).values() for head in kind.heads_of(own))
-
-    @classmethod
-    def head_of(cls, settings: CompositeSettings) -> str | None:
-        found = (kind.head_of(own) for kind, own in cls.part_classes(settings).values())
-        return next(filter(None, found), None)  # at most one: they all draw from laws
-
-    @classmethod
-    def head_part(cls, settings: CompositeSettings) -> str | None:
-        return next((name for name, (kind, _) in cls.part_classes(settings).items() if kind.needs_head), None)
+    def requirements(cls, settings: CompositeSettings) -> Requirements:
+        """What all parts together require. Asked before any model is read: the moment to refuse parts that do not fit."""
+        each = {name: kind.requirements(own) for name, (kind, own) in cls.part_classes(settings).items()}
+        return Requirements(
+            draft=any(one.draft for one in each.values()), module=any(one.module for one in each.values()),
+            head=any(one.head for one in each.values()), heads=tuple(head for one in each.values() for head in one.heads),
+            head_part=next((name for name, one in each.items() if one.head), None),
+            prediction=any(one.prediction for one in each.values()), loop=any(one.loop for one in each.values()),
+            trees=True, num_draft_tokens=SMALL_TREE, shares_nodes=True,
+        )  # fmt: skip
 
     @classmethod
     def with_head(cls, options: dict[str, Any], part: str, folder: str) -> dict[str, Any]:
@@ -174,18 +157,9 @@ class CompositeDrafter(Drafter):
         return {**options, "options": f"{options['options']};{own}" if options.get("options") else own}
 
     @classmethod
-    def loop_lengths(cls, settings: CompositeSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
-        parts = cls.part_classes(settings).values()
-        return max(kind.loop_lengths(own, most, any_length=True) for kind, own in parts)
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: CompositeSettings) -> int:
-        return SMALL_TREE
-
-    @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
         parts = [
-            _Part(name, kind.build(replace(setup, settings=own, head=kind.head_of(own))), _is_model(kind, own))
+            _Part(name, kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)), _is_model(kind, own))
             for name, (kind, own) in cls.part_classes(setup.settings).items()
         ]
         return cls(parts, setup.settings.mode)
@@ -270,7 +244,7 @@ class CompositeDrafter(Drafter):
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
             own = part_verdict(part.draft, nodes, self._merged.draft, verdict)
-            seen = part_output(part.draft, nodes, output) if part.drafter.needs_logits else output
+            seen = part_output(part.draft, nodes, output) if part.drafter.requires.logits else output
             part.drafter.commit(rows, part.draft, own, seen)
 
     def credit(self, index: int) -> Callable[[list[int], int], None]:
@@ -387,7 +361,8 @@ class CompositeDrafter(Drafter):
 
 
 def _is_model(kind: type[Drafter], settings: Any) -> bool:
-    return kind.needs_head or kind.wants_draft(settings) or kind.wants_module(settings)
+    required = kind.requirements(settings)
+    return required.head or required.draft or required.module
 
 
 def _depth(draft: Draft, index: int) -> int:

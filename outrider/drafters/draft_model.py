@@ -23,6 +23,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.parallel import LawStop, draft_chain
 from outrider.drafters.programs import Loop, bans_bite, drafted, loop_of, programs_serve
 from outrider.drafters.reading import Turns, read_together
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.heads.acceptance import AcceptanceHead
@@ -40,7 +41,7 @@ class ModelDrafter(Drafter):
     """Chains from a draft model."""
 
     needs = "a smaller model with the same tokenizer (--draft)"
-    needs_draft = True
+    requires = Requirements(draft=True)
     reads_texts: ClassVar[bool] = True  # into a cache of its own, from nothing but the tokens
 
     def __init__(self, lm: LM, loop: Loop | None = None, confidence: ConfidenceSettings | None = None) -> None:

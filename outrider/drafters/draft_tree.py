@@ -12,15 +12,16 @@ How nodes are chosen depends on the row, because what is best depends on its tem
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, DraftSetup, lengths_for_any
+from outrider.drafters.base import DraftSetup
 from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, ranked_by_scores
 from outrider.drafters.draft_model import ModelDrafter, draft_model_of
 from outrider.drafters.grown import Level, RowTree, finished, row_trees, table
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.models.lm import LM
 from outrider.models.vocabulary import fit_width
@@ -80,24 +81,17 @@ class TreeModelDrafter(ModelDrafter):
     Settings = DraftModelSettings
 
     @classmethod
-    def drafts_trees(cls, settings: DraftModelSettings) -> bool:
-        return settings.tree != "chain"
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: DraftModelSettings) -> int:
-        return settings.default_num_nodes() if settings.tree != "chain" else DEFAULT_NUM_DRAFT_TOKENS
-
-    @classmethod
-    def loop_lengths(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
-        if settings.tree != "chain" or settings.stop != "none":
-            return ()
-        return lengths_for_any(most) if any_length else (most,)
+    def requirements(cls, settings: DraftModelSettings) -> Requirements:
+        required, is_tree = super().requirements(settings), settings.tree != "chain"
+        nodes = settings.default_num_nodes() if is_tree else DEFAULT_NUM_DRAFT_TOKENS
+        loop = not is_tree and settings.stop == "none"
+        return replace(required, trees=is_tree, num_draft_tokens=nodes, loop=loop and not required.head)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         lm, loop = draft_model_of(setup)
         settings: DraftModelSettings = setup.settings
-        if not cls.drafts_trees(settings):
+        if settings.tree == "chain":
             return ModelDrafter(lm, loop, settings)
         return cls(lm, TreePlan(settings), TopTokens(lm.kernels))
 

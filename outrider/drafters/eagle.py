@@ -66,12 +66,12 @@ class EagleDrafter(FedTree):
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         settings: EagleSettings = setup.settings
-        whole = not cls.drafts_trees(settings) and settings.stop == "none"
+        whole = settings.tree == "chain" and settings.stop == "none"
         notes: list[str] = []
         lm, loop = _head_of(setup, cls.kind, notes, whole=whole)
         drafter = (
             cls(lm, TreePlan(settings), TopTokens(setup.target.lm.kernels))
-            if cls.drafts_trees(settings)
+            if settings.tree != "chain"
             else FedChain(lm, loop, settings)
         )
         drafter.told = notes

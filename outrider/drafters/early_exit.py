@@ -9,14 +9,15 @@ target's output head; it brings its own exit layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.base import DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.drafters.self_speculation import SelfDrafter, own_lm
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.derive import own_module, with_replaced
@@ -72,8 +73,8 @@ class EarlyExitDrafter(SelfDrafter):
         return self._notes
 
     @classmethod
-    def heads_of(cls, settings: EarlyExitSettings) -> tuple[tuple[type[Drafter], str], ...]:
-        return ((cls, settings.head),) if settings.head else ()
+    def requirements(cls, settings: EarlyExitSettings) -> Requirements:
+        return replace(super().requirements(settings), heads=((cls, settings.head),) if settings.head else ())
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:

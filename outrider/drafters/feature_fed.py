@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.draft_tree import DraftModelSettings, TreeModelDrafter
+from outrider.drafters.draft_tree import TreeModelDrafter
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
+from outrider.drafters.requirements import Requirements
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.rows import PerRow, Row, Rows
@@ -57,7 +58,7 @@ class FeatureFed(ModelDrafter):
 
     lm: HeadLM  # type: ignore[assignment]
     reads_texts = False  # features, which the target has
-    needs_draft = False  # a head in its place
+    requires = Requirements(head=True)
     told: Sequence[str] = ()
     _fed: PerRow[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
@@ -211,12 +212,6 @@ class FedChain(FeatureFed, ModelDrafter):
 
 class FedTree(FeatureFed, TreeModelDrafter):
     """Trees, level by level."""
-
-    needs_head = True
-
-    @classmethod
-    def loop_lengths(cls, settings: DraftModelSettings, most: int, *, any_length: bool) -> tuple[int, ...]:
-        return ()
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         super()._close(verdict, draft)

@@ -22,9 +22,10 @@ Mathematics and costs: docs/algorithms/lookahead.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import TopTokens
@@ -172,7 +173,7 @@ class LookaheadDrafter(Drafter):
     """Jacobi guesses and the n-grams they make, in the target's own passes."""
 
     shape = "tree"
-    needs_logits = True
+    requires = Requirements(logits=True)
     learns = True
     Settings = LookaheadSettings
 
@@ -181,8 +182,8 @@ class LookaheadDrafter(Drafter):
         self._rows = PerRow[_Lookahead]()
 
     @classmethod
-    def default_num_draft_tokens(cls, settings: LookaheadSettings) -> int:
-        return min(settings.num_nodes, SMALL_TREE)
+    def requirements(cls, settings: LookaheadSettings) -> Requirements:
+        return replace(super().requirements(settings), num_draft_tokens=min(settings.num_nodes, SMALL_TREE))
 
     @classmethod
     def build(cls, setup: DraftSetup) -> LookaheadDrafter:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, Drafter, DraftSetup
+from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
@@ -100,7 +101,7 @@ class MedusaDrafter(Drafter):
     """Chains and trees from Medusa heads."""
 
     needs = "Medusa heads trained for the target (--draft FOLDER)"
-    needs_head = True
+    requires = Requirements(head=True)
     trained = True
     shape = "chain or tree"
     Settings = MedusaSettings
@@ -127,17 +128,15 @@ class MedusaDrafter(Drafter):
         return self.heads.run is None
 
     @classmethod
+    def requirements(cls, settings: MedusaSettings) -> Requirements:
+        is_tree = settings.tree != "chain"
+        nodes = settings.default_num_nodes() if is_tree else DEFAULT_NUM_DRAFT_TOKENS
+        return replace(super().requirements(settings), trees=is_tree, num_draft_tokens=nodes)
+
+    @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         config = target_config.get_text_config()
         return head_memory(head, outline_medusa(head, config.hidden_size, config.vocab_size), 0, dtype)
-
-    @classmethod
-    def drafts_trees(cls, settings: MedusaSettings) -> bool:
-        return settings.tree != "chain"
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: MedusaSettings) -> int:
-        return settings.default_num_nodes() if settings.tree != "chain" else DEFAULT_NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> MedusaDrafter:

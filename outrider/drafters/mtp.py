@@ -16,6 +16,7 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.draft_tree import DraftModelSettings
 from outrider.drafters.feature_fed import Chains, FeatureFed, FedChain, FedTree
+from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
@@ -44,7 +45,7 @@ class MtpDrafter(FedTree):
     """The registered "mtp": chains unless the `tree` setting says otherwise."""
 
     needs = "a target whose checkpoint has an MTP head"
-    head_in_target = True
+    requires = Requirements(head=True, head_in_target=True)
     Settings = MtpSettings
 
     @classmethod
@@ -61,13 +62,13 @@ class MtpDrafter(FedTree):
             raise CapabilityError(f"{target.name}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
         turns = len(head.layers) > 1
-        if turns and cls.drafts_trees(settings):
+        if turns and settings.tree != "chain":
             raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
         own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
         notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
         loop = _on_runtime(own, head, lm, notes)
-        if cls.drafts_trees(settings):
+        if settings.tree != "chain":
             drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels))
         else:
             drafter = FedChain(own, loop if settings.stop == "none" else None, settings)

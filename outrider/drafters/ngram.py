@@ -13,10 +13,11 @@ longest n-gram and skips short copies.) Only the row's own text is used; docs/al
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
@@ -148,8 +149,8 @@ class NgramDrafter(Drafter):
         self._indexes = PerRow[NgramIndex]()
 
     @classmethod
-    def drafts_trees(cls, settings: NgramSettings) -> bool:
-        return settings.branches > 1
+    def requirements(cls, settings: NgramSettings) -> Requirements:
+        return replace(super().requirements(settings), trees=settings.branches > 1)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> NgramDrafter:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
@@ -105,12 +106,10 @@ class NgramCacheDrafter(Drafter):
         self._num_learned = PerRow[int]()  # per row, how many of its tokens the table has seen
 
     @classmethod
-    def drafts_trees(cls, settings: NgramCacheSettings) -> bool:
-        return settings.branches > 1
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: NgramCacheSettings) -> int:
-        return SMALL_TREE if settings.branches > 1 else DEFAULT_NUM_DRAFT_TOKENS
+    def requirements(cls, settings: NgramCacheSettings) -> Requirements:
+        is_tree = settings.branches > 1
+        nodes = SMALL_TREE if is_tree else DEFAULT_NUM_DRAFT_TOKENS
+        return replace(super().requirements(settings), trees=is_tree, num_draft_tokens=nodes)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> NgramCacheDrafter:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.drafters.base import LARGE_TREE, Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
@@ -120,18 +121,11 @@ class PredictionDrafter(Drafter):
 
     needs = "a prediction of the answer, which comes with the request"
     Settings = PredictionSettings
+    requires = Requirements(prediction=True, num_draft_tokens=LARGE_TREE)  # what is copied is long, and mostly right
 
     def __init__(self, settings: PredictionSettings | None = None) -> None:
         self._settings = settings or PredictionSettings()
         self._alignments = PerRow[Alignment | None]()
-
-    @classmethod
-    def takes_prediction(cls, settings: PredictionSettings) -> bool:
-        return True
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: PredictionSettings) -> int:
-        return LARGE_TREE  # what is copied is long, and mostly right
 
     @classmethod
     def build(cls, setup: DraftSetup) -> PredictionDrafter:

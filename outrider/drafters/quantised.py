@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from outrider.drafters.base import DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.drafters.self_speculation import SelfDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derive import derived_lm, own_module
@@ -50,6 +51,7 @@ class QuantisedDrafter(SelfDrafter):
     """Chains from the quantised target."""
 
     needs = "nothing but memory for a second, smaller copy of the weights (CPU)"
+    requires = Requirements(module=True, num_draft_tokens=NUM_DRAFT_TOKENS)
     Settings = QuantisedSettings
 
     def __init__(self, lm: LM, setup: DraftSetup, num_bytes: int, notes: list[str]) -> None:
@@ -62,10 +64,6 @@ class QuantisedDrafter(SelfDrafter):
     def notes(self) -> list[str]:
         """For a person, one line each."""
         return self._notes
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: QuantisedSettings) -> int:
-        return NUM_DRAFT_TOKENS
 
     @classmethod
     def build(cls, setup: DraftSetup) -> QuantisedDrafter:

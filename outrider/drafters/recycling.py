@@ -15,12 +15,13 @@ Costs and numbers: docs/algorithms/token-recycling.md.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import NONE, TopTokens
@@ -105,7 +106,7 @@ class RecyclingDrafter(Drafter):
     """A static tree of the favourites the target had before."""
 
     shape = "chain or tree"
-    needs_logits = True
+    requires = Requirements(logits=True)
     learns = True
     Settings = RecyclingSettings
 
@@ -118,12 +119,10 @@ class RecyclingDrafter(Drafter):
         self._num_tokens = PerRow[int]()  # per row, when it was last drafted for: the pending token was its last
 
     @classmethod
-    def drafts_trees(cls, settings: RecyclingSettings) -> bool:
-        return settings.top_k > 1
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: RecyclingSettings) -> int:
-        return SMALL_TREE if settings.top_k > 1 else DEFAULT_NUM_DRAFT_TOKENS
+    def requirements(cls, settings: RecyclingSettings) -> Requirements:
+        is_tree = settings.top_k > 1
+        nodes = SMALL_TREE if is_tree else DEFAULT_NUM_DRAFT_TOKENS
+        return replace(super().requirements(settings), trees=is_tree, num_draft_tokens=nodes)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RecyclingDrafter:

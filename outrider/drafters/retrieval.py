@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS, SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.corpus import check_corpus
 from outrider.drafters.corpus_index import open_index
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.drafters.suffix_array import DEPTH, SuffixArray
 from outrider.errors import ConfigError
 from outrider.rows import Rows
@@ -66,7 +67,7 @@ class RetrievalDrafter(Drafter):
     """Trees (or chains) of what the corpus says next."""
 
     needs = "a corpus: text, JSONL or a folder (corpus=PATH)"
-    needs_tokenizer = True
+    requires = Requirements(tokenizer=True)
     shape = "chain or tree"
     Settings = RetrievalSettings
 
@@ -75,12 +76,10 @@ class RetrievalDrafter(Drafter):
         self._settings = settings
 
     @classmethod
-    def drafts_trees(cls, settings: RetrievalSettings) -> bool:
-        return settings.branches > 1
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: RetrievalSettings) -> int:
-        return SMALL_TREE if settings.branches > 1 else DEFAULT_NUM_DRAFT_TOKENS
+    def requirements(cls, settings: RetrievalSettings) -> Requirements:
+        is_tree = settings.branches > 1
+        nodes = SMALL_TREE if is_tree else DEFAULT_NUM_DRAFT_TOKENS
+        return replace(super().requirements(settings), trees=is_tree, num_draft_tokens=nodes)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> RetrievalDrafter:

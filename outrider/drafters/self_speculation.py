@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.requirements import Requirements
 from outrider.kv.view import KVView
 from outrider.models.derive import derived_lm
 from outrider.models.lm import LM
@@ -27,8 +28,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 class SelfDrafter(ModelDrafter):
     """Chains from a model derived from the target (`own_lm`)."""
 
-    needs_draft = False
-    needs_module = True
+    requires = Requirements(module=True)
     reads_texts = False  # the target has
 
     def __init__(self, lm: LM, target: LM) -> None:

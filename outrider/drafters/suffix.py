@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.drafters.suffix_memory import SuffixMemory
 from outrider.drafters.suffix_search import Guess, SearchRule, best_guess
 from outrider.drafters.suffix_tree import Matches, SuffixTree
@@ -76,6 +77,7 @@ class SuffixDrafter(Drafter):
     """Suffix trees over the row's own text and over past outputs."""
 
     shape = "chain or tree"
+    requires = Requirements(num_draft_tokens=SMALL_TREE)  # a long match costs no more, an unlikely token is not drafted at all
     learns = True
     Settings = SuffixSettings
 
@@ -87,13 +89,8 @@ class SuffixDrafter(Drafter):
         self.memory = SuffixMemory(settings.max_depth, settings.max_tokens)
 
     @classmethod
-    def drafts_trees(cls, settings: SuffixSettings) -> bool:
-        return settings.tree
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: SuffixSettings) -> int:
-        """More than for a model: a long match costs no more to draft, and an unlikely token is not drafted at all."""
-        return SMALL_TREE
+    def requirements(cls, settings: SuffixSettings) -> Requirements:
+        return replace(super().requirements(settings), trees=settings.tree)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> SuffixDrafter:

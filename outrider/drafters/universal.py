@@ -26,6 +26,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.choice import choose, chosen_chain
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.drafters.reading import Turns
+from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
@@ -67,8 +68,7 @@ class UniversalDrafter(Drafter):
     """Chains from a draft model with any tokenizer."""
 
     needs = "a smaller model, its tokenizer does not matter (--draft)"
-    needs_draft = True
-    needs_tokenizer = True
+    requires = Requirements(draft=True, tokenizer=True)
     Settings = UniversalSettings
 
     def __init__(self, lm: LM, pair: TokenizerPair, vocab_size: int, method: str) -> None:

@@ -36,12 +36,12 @@ class DrafterPool:
         self._models, self._parts = models, dict(parts)
         self._main = next(iter(self._parts.values()))
         self._follower = choose_parts(FOLLOWER, {}, "auto", {}, LONGEST_COPY, lossy=False)
-        on_draft = [name for name, one in self._parts.items() if one.wants_draft]
+        on_draft = [name for name, one in self._parts.items() if one.requirements.draft]
         if len(on_draft) > 1:
             raise ConfigError(f"drafters {' and '.join(on_draft)} would run the same draft model; a server takes one of them")
         self._lossy = {name: lossy_verifier(name) for name in allow_lossy}
         self._invariant: Verifier = _made(INVARIANT)
-        self._draws_trees = any(one.draws_trees for one in self._parts.values())
+        self._draws_trees = any(one.requirements.trees for one in self._parts.values())
         if self._draws_trees and self._main.verifier.shape != "tree":
             self._main = replace(self._main, verifier=VERIFIERS.load("traversal"), verifier_settings=_settings("traversal"))
 
@@ -65,7 +65,7 @@ class DrafterPool:
         models = self._models
         built = assemble(models, self._main)
         others = {
-            name: parts.make_drafter(models.target, models.draft if parts.wants_draft else None, models.status)
+            name: parts.make_drafter(models.target, models.draft if parts.requirements.draft else None, models.status)
             for name, parts in list(self._parts.items())[1:]
         }
         given, drafter = built.decoder, built.decoder.drafter

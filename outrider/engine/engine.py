@@ -103,7 +103,7 @@ class Engine:
         keys = [checked.key_of(model.name, model.config, model.lm.dtype) for model in models]
         if None in keys or not all(one.drafter.keeps_costs for one in parts):
             return None
-        heads = [checked.files_of(one.head) for one in parts if one.head is not None]
+        heads = [checked.files_of(one.requirements.head_folder) for one in parts if one.requirements.head_folder is not None]
         steps = [facts_of(built.options, built.target, built.draft, one) for one in parts]
         return {"models": keys, "heads": heads, "steps": steps, "context": self.context, "settings": repr(self._settings)}
 
@@ -257,15 +257,15 @@ def _check_drafters(options: Options, parts: Mapping[str, Parts], allow_lossy: S
         lossy_verifier(name)
     (first, main), *others = parts.items()
     for name, one in others:
-        lacks_draft = one.wants_draft and options.draft is None and options.target != DEMO
-        lacks_head = one.drafter.needs_head and not (one.drafter.head_in_target or one.head)
+        lacks_draft = one.requirements.draft and options.draft is None and options.target != DEMO
+        lacks_head = one.requirements.head and not (one.requirements.head_in_target or one.requirements.head_folder)
         if lacks_head or lacks_draft:
             what = "a draft model" if lacks_draft else "a trained head"
             raise ConfigError(
                 f"extra drafter '{name}' needs {what}, which only a server's first drafter can be given: "
                 f"--drafter {name} --draft FOLDER, with '{first}' as the extra one"
             )
-        if one.draws_trees and main.verifier.shape != "tree" and options.verifier != "auto":
+        if one.requirements.trees and main.verifier.shape != "tree" and options.verifier != "auto":
             raise CapabilityError(
                 f"verifier '{options.verifier}' takes chains, but extra drafter '{name}' drafts trees: leave one of them out"
             )

@@ -104,7 +104,7 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
         "quantise": options.quantise,
         "runtime": options.runtime,
         "target": _shape_of(target),
-        "draft": _shape_of(draft) if draft is not None and parts.wants_draft else None,
+        "draft": _shape_of(draft) if draft is not None and parts.requirements.draft else None,
         "drafter": parts.drafter_name,
         "drafter_options": asdict(parts.drafter_settings),
         "verifier": parts.verifier.name,
@@ -173,7 +173,7 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter
         if drafter.learns:  # what it learned from this text is no user's
-            drafter = parts.make_drafter(built.target, built.draft if parts.wants_draft else None)
+            drafter = parts.make_drafter(built.target, built.draft if parts.requirements.draft else None)
         trial = Decoder(decoder.target, drafter, decoder.verifier, control)
         costs.add(1, _times(trial, built, None, 1, _sizes(goodput, 1), BUDGET_ALONE_S))
     goodput.learn_costs(1, costs.seconds.get(1, {}))

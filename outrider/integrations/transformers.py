@@ -89,11 +89,11 @@ def speculative(
         draft = None  # a head, which is among its drafter's options now
     drafter = options.drafter
     parts = choose_parts(drafter, options.drafter_options, verifier, verifier_options or {}, num_draft_tokens, lossy=lossy)
-    if parts.wants_draft and head is not None and folder is not None:
+    if parts.requirements.draft and head is not None and folder is not None:
         raise ConfigError(f"'{folder}' is a trained head, not a draft model: {how_to_draft(head, folder)}")
-    if parts.wants_draft and draft is None:
+    if parts.requirements.draft and draft is None:
         raise ConfigError(f"drafter '{drafter}' needs draft=: a model, a folder or a hub id")
-    if draft is not None and not parts.wants_draft:
+    if draft is not None and not parts.requirements.draft:
         raise ConfigError(f"drafter '{drafter}' uses no draft model, but draft= was given")
     return Speculative(draft, parts)
 

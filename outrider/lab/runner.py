@@ -115,7 +115,7 @@ class Runner:
         self._lossy, self._target = options.lossy, options.target
         needs = Needs.of_all([self._parts(one) for one in configurations])
         if needs.draft and options.draft is None and options.target != DEMO:
-            names = ", ".join(one.drafter for one in configurations if self._parts(one).wants_draft)
+            names = ", ".join(one.drafter for one in configurations if self._parts(one).requirements.draft)
             raise ConfigError(f"these drafters need a draft model: {names}; give --draft FOLDER_OR_HUB_ID or leave them out")
         if options.draft is not None and not needs.draft:
             raise ConfigError(f"none of these configurations uses a draft model, but draft='{options.draft}' was given")

@@ -207,7 +207,7 @@ def _most(engine: Tested, drafter: str) -> int:
     """The longest draft that the engine takes from this drafter."""
     config, drafter_class = engine.config, DRAFTERS.load(drafter)
     asked = config["num_draft_tokens"] if drafter == config["drafter"] else None
-    return DraftLength.parse(asked, drafter_class.default_num_draft_tokens(drafter_class.Settings())).most
+    return DraftLength.parse(asked, drafter_class.requirements(drafter_class.Settings()).num_draft_tokens).most
 
 
 def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[list[int]]:
@@ -252,7 +252,7 @@ def _why_unused(name: str, *, has_model: bool) -> str:
     drafter_class = DRAFTERS.load(name)
     if has_model:
         return "its draft is loaded but unused, and only costs memory"
-    if drafter_class.takes_prediction(drafter_class.Settings()):
+    if drafter_class.requirements(drafter_class.Settings()).prediction:
         return "it drafts for requests that bring a prediction"
     if name == REMOTE:
         return "none came in time from the draft service; the log says why where it does not answer, else its line is too long"
@@ -277,9 +277,10 @@ def _judge_speed(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Find
 def _has_model(engine: Tested, name: str) -> bool:
     """Whether this drafter has weights of its own, which should be good for something."""
     drafter_class = DRAFTERS.load(name)
+    required = drafter_class.requirements(drafter_class.Settings())
     if name == engine.config.get("drafter"):
-        return engine.config.get("draft") is not None or drafter_class.needs_head
-    return drafter_class.needs_head or drafter_class.wants_draft(drafter_class.Settings())
+        return engine.config.get("draft") is not None or required.head
+    return required.head or required.draft
 
 
 def _too_long(engine: Tested) -> list[Finding]:
@@ -300,7 +301,7 @@ def _heads(config: dict[str, Any]) -> list[str]:
     """Folders of the trained heads that draft, those of a composite's parts among them."""
     drafter_class = DRAFTERS.load(config["drafter"])
     settings = drafter_class.Settings(**(config.get("drafter_options") or {}))
-    return [folder for _, folder in drafter_class.heads_of(settings)]
+    return [folder for _, folder in drafter_class.requirements(settings).heads]
 
 
 def trained_context(folder: str) -> int | None:

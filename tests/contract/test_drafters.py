@@ -102,7 +102,7 @@ def parsed(name: str, variant: int) -> tuple[type[Drafter], Any]:
 def drafts_for(name: str, variant: int) -> tuple[str | None, ...]:
     """Draft models to try: all of them without settings, the slightly disturbed one with."""
     drafter, settings = parsed(name, variant)
-    if not drafter.wants_draft(settings):
+    if not drafter.requirements(settings).draft:
         return (None,)
     return ("near",) if variant else DRAFTS if name in THOROUGH else ("near", "narrow")
 
@@ -163,8 +163,8 @@ class Bench:
         Decoders of one draft share caches: empty one before using the next."""
         drafter, draft, variant = case
         drafter_class, settings = parsed(drafter, variant)
-        built = self.models(draft, copy, module=drafter_class.wants_module(settings))
-        head = {"head": str(self.root / "heads" / drafter)} if drafter_class.needs_head else {}
+        built = self.models(draft, copy, module=drafter_class.requirements(settings).module)
+        head = {"head": str(self.root / "heads" / drafter)} if drafter_class.requires.head else {}
         control = FixedLength(gamma) if isinstance(gamma, int) else gamma
         parts = choose_parts(drafter, {**self.settings_at(case), **head}, verifier, {}, control.gamma, lossy=False)
         drafter_made = parts.make_drafter(built.target, built.draft)
@@ -259,7 +259,7 @@ def name_of(case: Case) -> str:
 
 def draws_trees(case: Case) -> bool:
     drafter = DRAFTERS.load(case[0])
-    return drafter.drafts_trees(parse_settings(drafter.Settings, settings_of(case), case[0]))
+    return drafter.requirements(parse_settings(drafter.Settings, settings_of(case), case[0])).trees
 
 
 def is_thorough(case: Case) -> bool:

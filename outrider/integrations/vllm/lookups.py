@@ -21,13 +21,13 @@ from outrider.settings import parse_settings
 
 CHAINS: dict[str, dict[str, Any]] = {"retrieval": {"branches": 1}, "ngram-cache": {"branches": 1}}
 COMPOSITE = {"parts": "suffix,ngram", "mode": "best"}
-REFUSED = {  # attribute of the class -> what it asks for
-    "needs_module": "the target's own weights",
-    "needs_head": "a trained head, which reads the target's hidden states",
-    "needs_draft": "a draft model",
-    "needs_logits": "the target's logits",
+REFUSED = {  # requirement -> what it asks for
+    "module": "the target's own weights",
+    "head": "a trained head, which reads the target's hidden states",
+    "draft": "a draft model",
+    "logits": "the target's logits",
+    "prediction": "a prediction of the answer with each request",
 }
-PREDICTION = "a prediction of the answer with each request"
 Part = tuple[str, type[Drafter], Any]  # name, class, settings
 
 
@@ -61,7 +61,7 @@ class Plan:
     def build(self, target: TextOnly, num_draft_tokens: int) -> Drafter:
         """The drafter, for at most `num_draft_tokens` a row. Raises what drafters raise, and CapabilityError for one that turns
         out to want hidden states."""
-        loaded = target.load(tokenizer=any(kind.needs_tokenizer for _, kind, _ in self.parts))
+        loaded = target.load(tokenizer=any(kind.requires.tokenizer for _, kind, _ in self.parts))
         drafter = self.kind.build(DraftSetup(loaded, None, num_draft_tokens, self.settings))
         if drafter.signals:
             raise CapabilityError(_refusal(self.name, "the target's hidden states"))
@@ -100,12 +100,11 @@ def _parts(name: str, kind: type[Drafter], settings: Any) -> Iterator[Part]:
 
 
 def _check(name: str, kind: type[Drafter], settings: Any) -> None:
-    for attribute, what in REFUSED.items():
-        if getattr(kind, attribute):
+    required = kind.requirements(settings)
+    for requirement, what in REFUSED.items():
+        if getattr(required, requirement):
             raise CapabilityError(_refusal(name, what))
-    if kind.takes_prediction(settings):
-        raise CapabilityError(_refusal(name, PREDICTION))
-    if kind.drafts_trees(settings):
+    if required.trees:
         raise CapabilityError(f"drafter '{name}' drafts trees with these options, and vLLM verifies chains: take chains")
     if getattr(settings, "cache", ""):
         raise CapabilityError(f"drafter '{name}' writes cache=FILE at a program's end, which vLLM does not announce: drop it")
@@ -118,7 +117,7 @@ def usable() -> list[str]:
 
 
 def _needs_nothing(kind: type[Drafter]) -> bool:
-    return not any(getattr(kind, attribute) for attribute in REFUSED) and not kind.takes_prediction(kind.Settings)
+    return not any(getattr(kind.requires, requirement) for requirement in REFUSED)
 
 
 def _refusal(name: str, what: str) -> str:

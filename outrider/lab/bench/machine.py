@@ -77,14 +77,14 @@ def added_memory(contender: Contender) -> tuple[int | None, int | None]:
     if isinstance(drafter, QuantisedDrafter):
         return drafter.added_bytes, 0
     dtype = built.target.lm.dtype
-    heads = [kind.weigh_head(head, built.target.config, dtype) for kind, head in parts.drafter.heads_of(parts.drafter_settings)]
+    heads = [kind.weigh_head(head, built.target.config, dtype) for kind, head in parts.requirements.heads]
     weights, kv = sum(head.weights_bytes for head in heads), sum(head.kv_bytes_per_token for head in heads)
     if isinstance(drafter, EarlyExitDrafter):
         kept = built.memory.target.weights_bytes if built.options.runtime == NATIVE else 0
         return weights + kept, kv
-    if parts.wants_draft and draft is not None:
+    if parts.requirements.draft and draft is not None:
         return (weights + draft.weights_bytes) or None, kv + draft.kv_bytes_per_token
-    return (None, None) if parts.wants_module else (weights, kv)
+    return (None, None) if parts.requirements.module else (weights, kv)
 
 
 def _cuda_bandwidth(device: torch.device) -> float:

@@ -103,7 +103,7 @@ def _is_chain(label: str) -> bool:
     if configuration.is_plain:
         return False
     try:
-        return not configuration.parts().draws_trees
+        return not configuration.parts().requirements.trees
     except OutriderError:  # of a drafter or verifier that is not here, or a lossy one: costs of such steps say nothing of others
         return False
 

@@ -42,7 +42,7 @@ class Explained:
         settings = parts.drafter_settings
         self.length = parts.length.most  # draft tokens of a step, at most
         self.is_mixed = isinstance(drafter, CompositeDrafter)  # several drafters share a step
-        self.is_chain = not (parts.draws_trees or parts.length.is_auto or self.is_mixed)  # of a fixed length, of one drafter
+        self.is_chain = not (parts.requirements.trees or parts.length.is_auto or self.is_mixed)  # of one length
         self.is_sure = _follows_its_law(drafter, settings)  # the law is what a draft of any length would meet there
         has_rule = isinstance(settings, ConfidenceSettings) and settings.stop != "none"
         self.stop: ConfidenceSettings | None = settings if has_rule else None  # a stop rule at work

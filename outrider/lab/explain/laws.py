@@ -116,7 +116,7 @@ def _source(target: LM, drafter: Drafter, text: FinishedText) -> Source | None:
     model = drafter.model
     if model is not None:
         return _Viewer(model, text) if isinstance(model.kv, KVView) else _Reader(model, text, target.shape.vocab_size)
-    return _Asked(drafter, text, target) if drafter.needs_draft or drafter.needs_module else None
+    return _Asked(drafter, text, target) if drafter.requires.draft or drafter.requires.module else None
 
 
 def _cuts(text: FinishedText, wanted: list[int] | None, target: LM) -> Iterator[tuple[int, int]]:

@@ -73,11 +73,12 @@ def _why_not(parts: Parts) -> str:
 
 
 def _why_not_alone(name: str, kind: type[Drafter], settings: Any) -> str:
-    if kind.wants_draft(settings):
+    required = kind.requirements(settings)
+    if required.draft:
         return "runs a draft model"
-    if kind.wants_module(settings):
+    if required.module:
         return "runs on the target's own weights"
-    if kind.takes_prediction(settings):
+    if required.prediction:
         return "follows what a request predicts"
     if not kind.keeps_costs:
         return "asks a draft service"
@@ -87,13 +88,13 @@ def _why_not_alone(name: str, kind: type[Drafter], settings: Any) -> str:
 def _reads_only_text(name: str) -> bool:
     """Class attributes say who runs a model; who reads what a target's pass brings shows on a few words."""
     kind = DRAFTERS.load(name)
-    if kind.needs_draft or kind.needs_module or kind.needs_head or not kind.keeps_costs:
+    if kind.requires.draft or kind.requires.module or kind.requires.head or not kind.keeps_costs:
         return False
     try:
         parts = Configuration(name).parts()
     except OutriderError:
         return True  # needs an option; should it read more than text, its first step says so
-    if parts.takes_prediction:
+    if parts.requirements.prediction:
         return False
     try:
         try_on_text(parts, name)

@@ -29,7 +29,7 @@ def summarise(
         drafter=found.configuration.drafter,
         num_draft_tokens=parts.length.most,
         settings=asdict(parts.drafter_settings),
-        trees=parts.draws_trees,
+        trees=parts.requirements.trees,
         learns=found.learns,
         overall=acceptance([text for _, text in in_order], costs, charged, blocks=found.learns),
         by_task={

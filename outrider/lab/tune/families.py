@@ -164,15 +164,15 @@ def _when_named(names: Sequence[str], options: SpaceOptions) -> Iterator[Family]
         if name in (PLAIN, "retrieval"):
             continue
         kind: type[Drafter] = DRAFTERS.load(name)
-        settings = kind.Settings()
-        if kind.head_part(settings) or kind.needs_head or (kind.wants_draft(settings) and not options.has_draft):
+        required = kind.requirements(kind.Settings())
+        if required.head or (required.draft and not options.has_draft):
             continue
-        if (kind.drafts_trees(settings) and not options.trees) or (kind.wants_module(settings) and not options.own_weights):
+        if (required.trees and not options.trees) or (required.module and not options.own_weights):
             continue
-        if kind.drafts_trees(settings):
+        if required.trees:
             yield Family.of(name, _tree_sizes(options), nested=False)
         else:
-            yield Family.of(name, CHAIN_SIZES if kind.wants_draft(settings) else LOOKUP_SIZES)
+            yield Family.of(name, CHAIN_SIZES if required.draft else LOOKUP_SIZES)
 
 
 def _tree_sizes(options: SpaceOptions) -> tuple[int, ...]:

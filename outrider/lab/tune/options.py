@@ -10,6 +10,6 @@ from outrider.lab.configuration import Configuration
 def options_of(configuration: Configuration, draft: str | None) -> dict[str, Any]:
     """Keyword arguments of `outrider.LLM`."""
     options = {name: value for name, value in configuration.as_dict().items() if value not in (None, {})}
-    if configuration.parts().wants_draft and draft is not None:
+    if configuration.parts().requirements.draft and draft is not None:
         options["draft"] = draft
     return options

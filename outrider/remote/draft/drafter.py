@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.remote.draft.asking import end_of
 from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
 from outrider.remote.draft.connection import Connection, Mailbox, Reply
@@ -45,7 +46,7 @@ class RemoteDrafter(Drafter):
 
     needs = "a draft service (--draft-endpoint grpc://HOST:PORT, or local)"
     learns = True  # what is at hand depends on the network
-    needs_tokenizer = True  # its hash is compared when the line opens
+    requires = Requirements(tokenizer=True)  # its hash is compared when the line opens
     repeatable = False
     keeps_costs = False  # so does what a step takes
     Settings = RemoteSettings

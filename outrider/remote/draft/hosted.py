@@ -89,26 +89,26 @@ def chosen_parts(options: DrafterOptions) -> Parts:
     name = options.drafter
     _refuse_by_name(name)
     parts = choose_parts(name, options.drafter_options, "auto", {}, options.max_draft_tokens, lossy=False)
-    kind, settings = parts.drafter, parts.drafter_settings
+    settings, required = parts.drafter_settings, parts.requirements
     if isinstance(settings, CompositeSettings):
         for part in settings.names():
             _refuse_by_name(part)
-        if settings.mode == "best" and parts.wants_draft:
+        if settings.mode == "best" and required.draft:
             raise CapabilityError(
                 "a composite with mode=best weighs a model's time against the target's pass, which is elsewhere. Use mode=merge"
             )
-    if kind.needs_head or kind.heads_of(settings) or kind.head_part(settings) is not None:
+    if required.head or required.heads:
         raise CapabilityError(f"drafter '{name}' drafts from the target's hidden states, which stay in its process. Use {WORKS}")
-    if kind.wants_module(settings):
+    if required.module:
         raise CapabilityError(f"drafter '{name}' runs on the target's own weights. Use {WORKS}")
-    if name == "draft-model" and parts.draws_trees:
+    if name == "draft-model" and required.trees:
         raise ConfigError(
             "a draft service drafts chains with a model: leave out the drafter's 'tree'. Alternatives are drafted ahead, as "
             "likely outcomes (--set outcome_nodes)"
         )
-    if parts.wants_draft and options.draft is None:
+    if required.draft and options.draft is None:
         raise ConfigError(f"drafter '{name}' needs a draft model: outrider service draft MODEL, a folder, a hub id or demo")
-    if options.draft is not None and not parts.wants_draft:
+    if options.draft is not None and not required.draft:
         raise ConfigError(f"drafter '{name}' uses no draft model, but '{options.draft}' was given as one")
     if options.model is None and name != "draft-model":
         raise ConfigError(f"drafter '{name}' needs to know whose tokens it drafts: --model TARGET (only its tokenizer is read)")
@@ -120,7 +120,7 @@ def chosen_parts(options: DrafterOptions) -> Parts:
 def wants_draft(drafter: str, drafter_options: dict[str, Any]) -> bool:
     """Whether this drafter has a draft model. Raises ConfigError for unknown names and options."""
     kind: type[Drafter] = DRAFTERS.load(drafter)
-    return kind.wants_draft(parse_settings(kind.Settings, drafter_options, f"drafter '{drafter}'"))
+    return kind.requirements(parse_settings(kind.Settings, drafter_options, f"drafter '{drafter}'")).draft
 
 
 def _refuse_by_name(name: str) -> None:
@@ -171,7 +171,7 @@ def _load_draft(
     dtype = resolve_dtype(options.dtype, config, device)
     memory = estimate_memory([name], [config], dtype=dtype, device=device, num_rows=1, packed=device.type == "cpu")
     status(memory.one_line())
-    lengths = parts.drafter.loop_lengths(parts.drafter_settings, options.max_draft_tokens, any_length=True)
+    lengths = parts.requirements.loop_lengths(options.max_draft_tokens, any_length=True)
     loader = ModelLoader(elsewhere, Needs(draft=True, loop_lengths=lengths), device, status, {name: options.draft})
     loaded = loader.load(name, config.get_text_config().vocab_size if lengths else None)
     return loaded, loader.notes

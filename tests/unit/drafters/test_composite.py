@@ -7,6 +7,7 @@ import torch
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import TRY_AFTER, CompositeDrafter, CompositeSettings, _Part
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.parts import choose_parts
 from outrider.rows import Rows
@@ -24,7 +25,7 @@ def successor(token: int) -> int:
 class Scripted(Drafter):
     """Guesses `jump` further each time, at most `most` nodes, and writes down what it hears."""
 
-    needs_logits = True  # its own nodes' alone
+    requires = Requirements(logits=True)  # its own nodes' alone
 
     def __init__(self, jump: int = 1, most: int = 99) -> None:
         self.jump, self.most = jump, most
@@ -264,14 +265,15 @@ def test_what_a_row_knows_is_packed_part_by_part() -> None:
 def test_the_head_of_a_part_is_named_among_its_options() -> None:
     """`--draft FOLDER` becomes the part's own option, and the others stay."""
     settings = CompositeSettings("suffix,eagle3", options="suffix.max_depth=9")
-    assert CompositeDrafter.head_part(settings) == "eagle3"
-    assert CompositeDrafter.head_of(settings) is None
+    required = CompositeDrafter.requirements(settings)
+    assert (required.head, required.head_part, required.head_folder) == (True, "eagle3", None)
     named = CompositeDrafter.with_head({"parts": settings.parts, "options": settings.options}, "eagle3", "/some/where")
     settings = CompositeSettings(**named)
     assert CompositeDrafter.part_classes(settings)["suffix"][1].max_depth == 9
-    assert CompositeDrafter.head_of(settings) == "/some/where"
-    assert [(kind.kind, folder) for kind, folder in CompositeDrafter.heads_of(settings)] == [("eagle3", "/some/where")]
-    assert CompositeDrafter.head_part(CompositeSettings("ngram,suffix")) is None
+    required = CompositeDrafter.requirements(settings)
+    assert required.head_folder == "/some/where"
+    assert [(kind.kind, folder) for kind, folder in required.heads] == [("eagle3", "/some/where")]
+    assert not CompositeDrafter.requirements(CompositeSettings("ngram,suffix")).head
     assert CompositeDrafter.with_head({}, "block", "x") == {"options": "block.head=x"}
 
 
@@ -326,6 +328,6 @@ def test_options_reach_the_parts() -> None:
     classes = CompositeDrafter.part_classes(settings)
     assert classes["ngram"][1].max_ngram == 2
     assert classes["suffix"][1].tree is True
-    assert not CompositeDrafter.wants_draft(settings)
-    assert CompositeDrafter.wants_draft(CompositeSettings())
-    assert CompositeDrafter.wants_module(CompositeSettings("quantised,ngram"))
+    assert not CompositeDrafter.requirements(settings).draft
+    assert CompositeDrafter.requirements(CompositeSettings()).draft
+    assert CompositeDrafter.requirements(CompositeSettings("quantised,ngram")).module

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.drafters.base import lengths_for_any
+from outrider.drafters.requirements import lengths_for_any
 from outrider.models.draft_loop import DraftLoop
 
 

@@ -154,4 +154,4 @@ def test_tree_setting_decides_what_the_verifier_must_take() -> None:
     given = {"false": 1, "true": 4, "1": 1, "3": 3}
     found = [parse_settings(NgramSettings, {"tree": text}, "drafter 'ngram'") for text in given]
     assert [settings.branches for settings in found] == list(given.values())
-    assert [NgramDrafter.drafts_trees(settings) for settings in found] == [False, True, False, True]
+    assert [NgramDrafter.requirements(settings).trees for settings in found] == [False, True, False, True]

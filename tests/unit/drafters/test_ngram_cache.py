@@ -100,7 +100,7 @@ def test_one_branch_is_a_chain() -> None:
     draft = drafter.propose(rows, [6])
     assert draft.parents is None
     assert draft.lengths.tolist() == [6]
-    assert not NgramCacheDrafter.drafts_trees(NgramCacheSettings(branches=1))
+    assert not NgramCacheDrafter.requirements(NgramCacheSettings(branches=1)).trees
 
 
 def test_what_one_row_said_helps_the_next() -> None:

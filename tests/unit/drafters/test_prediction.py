@@ -248,9 +248,9 @@ def test_rows_follow_predictions_of_their_own() -> None:
 
 def test_a_composite_takes_a_prediction_where_a_part_does() -> None:
     chosen = CompositeSettings(parts="prediction,ngram", mode="best")
-    assert CompositeDrafter.takes_prediction(chosen)
-    assert not CompositeDrafter.takes_prediction(CompositeSettings(parts="suffix,ngram"))
-    assert not NgramDrafter.takes_prediction(NgramDrafter().Settings())
+    assert CompositeDrafter.requirements(chosen).prediction
+    assert not CompositeDrafter.requirements(CompositeSettings(parts="suffix,ngram")).prediction
+    assert not NgramDrafter.requirements(NgramDrafter().Settings()).prediction
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 def test_auto_drafts_with_the_head_that_was_named(kind: str, tmp_path: Path) -> None:
     HEADS[kind](tiny_llama(257, num_hidden_layers=3), tmp_path)
     options, parts = choose(Options("target", draft=str(tmp_path)))
-    assert (parts.drafter_name, parts.head, options.draft) == (kind, str(tmp_path), None)
+    assert (parts.drafter_name, parts.requirements.head_folder, options.draft) == (kind, str(tmp_path), None)
 
 
 def test_embedded_heads_and_models_are_told_apart() -> None:

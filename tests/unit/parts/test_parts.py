@@ -8,7 +8,7 @@ import pytest
 
 from outrider.draft_length import AutoLength, FixedLength
 from outrider.draft_length.length import AUTO_MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, DraftLength
-from outrider.drafters.base import DEFAULT_NUM_DRAFT_TOKENS
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import CapabilityError, ConfigError
 from outrider.parts import Parts, choose_parts
 
@@ -80,10 +80,10 @@ def test_options_reach_both_parts() -> None:
 
 
 def test_what_a_part_needs_depends_on_its_settings() -> None:
-    assert choose("draft-model").wants_draft
-    assert not choose("ngram").wants_draft
-    assert choose("composite").wants_draft
-    assert not choose("composite", parts="ngram,suffix").wants_draft
+    assert choose("draft-model").requirements.draft
+    assert not choose("ngram").requirements.draft
+    assert choose("composite").requirements.draft
+    assert not choose("composite", parts="ngram,suffix").requirements.draft
 
 
 # ------------------------------------------------ how many draft tokens

@@ -28,7 +28,7 @@ def test_local_takes_the_draft() -> None:
     """The model that --draft names is the service's, not this process's; the demo has its own."""
     resolved, parts = choose(Options("t", draft="d", draft_endpoint="local"))
     assert resolved.draft is None
-    assert not parts.wants_draft
+    assert not parts.requirements.draft
     assert parts.drafter_settings.draft == "d"
     assert with_endpoint(Options("demo", draft_endpoint="local")).drafter_options == {"endpoint": "local", "draft": "demo"}
     named = with_endpoint(Options("t", drafter="remote", draft="d", drafter_options={"endpoint": "local"}))

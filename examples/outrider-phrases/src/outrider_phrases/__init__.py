@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import setting
@@ -98,12 +99,8 @@ class PhraseDrafter(Drafter):
         self._readings = PerRow[_Reading]()  # one per row of the batch, in its order
 
     @classmethod
-    def drafts_trees(cls, settings: PhraseSettings) -> bool:
-        return settings.tree
-
-    @classmethod
-    def default_num_draft_tokens(cls, settings: PhraseSettings) -> int:
-        return TREE_NODES if settings.tree else CHAIN_TOKENS
+    def requirements(cls, settings: PhraseSettings) -> Requirements:
+        return Requirements(trees=settings.tree, num_draft_tokens=TREE_NODES if settings.tree else CHAIN_TOKENS)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> PhraseDrafter:

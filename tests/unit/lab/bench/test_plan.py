@@ -106,6 +106,6 @@ def test_nonsense_is_refused(change: dict[str, Any], words: str) -> None:
 def test_defaults_can_be_built() -> None:
     for has_draft in (True, False):
         found = default_configurations(has_draft)
-        assert all(one.parts().wants_draft <= has_draft for one in found)
-        assert any(one.parts().wants_draft for one in found) == has_draft
+        assert all(one.parts().requirements.draft <= has_draft for one in found)
+        assert any(one.parts().requirements.draft for one in found) == has_draft
         assert Configuration("ngram", "auto") in found

@@ -84,7 +84,7 @@ def open_subject(root: Path) -> Open:
         chosen = {**(REQUIRED.get(drafter) or {}), **settings}
         chosen = {name: value.replace(AT, str(root)) if isinstance(value, str) else value for name, value in chosen.items()}
         kind = DRAFTERS.load(drafter)
-        wants = kind.wants_draft(kind.Settings(**chosen))
+        wants = kind.requirements(kind.Settings(**chosen)).draft
         subject = Subject.open(Options(
             target=str(root / "target"), drafter=drafter, drafter_options=chosen, draft=str(root / "draft") if wants else None,
             verifier=verifier, dtype="float32", runtime="eager",

@@ -36,7 +36,7 @@ def explained(
     pair: tuple[str, str], configuration: str, params: SamplingParams, folder: Path, **extra: object
 ) -> ExplainResult:
     wanted = Configuration.parse(configuration)
-    draft = pair[1] if wanted.parts().wants_draft else None
+    draft = pair[1] if wanted.parts().requirements.draft else None
     options = Options(pair[0], draft=draft, dtype="float32", runtime="eager", threads=1)
     result, journal = explain(options, wanted, questions, params, folder / "journal", **extra)  # type: ignore[arg-type]
     journal.close()

@@ -38,8 +38,8 @@ def test_every_family_is_a_configuration_that_exists(
     space = default_space(wishes)
     for family in space.families:
         parts = family.largest.parts()
-        assert parts.wants_draft <= has_draft
-        assert family.nested is not parts.draws_trees
+        assert parts.requirements.draft <= has_draft
+        assert family.nested is not parts.requirements.trees
         assert list(family.sizes) == sorted(set(family.sizes))
     assert len({family.label for family in space.families}) == len(space.families)
     assert any("verifier=gumbel" in family.label for family in space.families) == (
@@ -114,7 +114,7 @@ def test_trees_are_larger_where_wide_passes_are_cheap() -> None:
 
 def test_without_trees_everything_is_a_chain() -> None:
     space = default_space(SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, trees=False, num_layers=8))
-    assert all(family.nested and not family.largest.parts().draws_trees for family in space.families)
+    assert all(family.nested and not family.largest.parts().requirements.trees for family in space.families)
 
 
 def test_look_up_joins_the_first_head_where_there_is_no_draft_model() -> None:

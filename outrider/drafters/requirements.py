@@ -1,0 +1,52 @@
+"""What a drafter requires of models and of a step: told by its class for given settings, before any model is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.drafters.base import Drafter
+
+DEFAULT_NUM_DRAFT_TOKENS = 5
+LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make up any number to eight
+
+
+def lengths_for_any(most: int) -> tuple[int, ...]:
+    """Tokens that the calls of recorded drafting loops make, which together make any number up to `most`.
+
+    Few, because each recording takes memory; enough for no number to eight to take more than two calls or a token in vain: a
+    further call costs half a token of a small draft."""
+    return tuple(length for length in LOOP_LENGTHS if length <= most)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What one drafter requires under given settings (`Drafter.requirements`), or whatever they are (`Drafter.requires`)."""
+
+    draft: bool = False  # --draft must name a model
+    module: bool = False  # it runs on the target's own weights (`LoadedModel.module`)
+    head: bool = False  # --draft, or the setting `head`, must name a head trained for this target
+    head_in_target: bool = False  # that head is in the target's own checkpoint, where none is named
+    head_part: str | None = None  # the part that drafts with a trained head, in a drafter made of several
+    heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that settings name: who drafts with each, its folder
+    logits: bool = False  # it learns from `TargetOutput.logits`, which another engine may not show
+    tokenizer: bool = False  # it reads `LoadedModel.tokenizer` of the target
+    prediction: bool = False  # it drafts from what the caller expects the answer to be (`Row.prediction`)
+    trees: bool = False  # its drafts are trees, which only some verifiers take
+    num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS  # nodes per row when the user names no number
+    loop: bool = False  # its chains can come from a recorded drafting loop (CUDA graphs)
+    shares_nodes: bool = False  # several parts share a step's nodes, so each is asked for any number of them
+
+    @property
+    def head_folder(self) -> str | None:
+        """The folder of the head that drafts; None: there is none, or none was named."""
+        return self.heads[0][1] if self.head and self.heads else None
+
+    def loop_lengths(self, most: int, *, any_length: bool) -> tuple[int, ...]:
+        """Tokens that the calls of a recorded drafting loop make, none: no loop is used.
+
+        They are `most`, the fixed number, or `lengths_for_any` where the number differs from step to step."""
+        if not self.loop:
+            return ()
+        return lengths_for_any(most) if any_length or self.shares_nodes else (most,)
