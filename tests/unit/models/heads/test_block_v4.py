@@ -71,7 +71,7 @@ def _expert(name: str, inner: int, size: int) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    return make("deepseek_v4", vocab_size=257)
+    return make("deepseek_v4", vocab_size=257, sliding_window=6)
 
 
 @pytest.fixture(scope="module")
