@@ -24,7 +24,7 @@ from outrider.loader import ModelLoader
 from outrider.models.adapter import adapters
 from outrider.models.context import shorter_draft
 from outrider.models.gguf.names import fetched_gguf
-from outrider.models.heads.block_v4_files import ships_dspark
+from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.load import LoadedModel, load_config, resolve_device

@@ -19,7 +19,8 @@ from torch import Tensor
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_v4_files import load_v4, outline_v4, ships_dspark
+from outrider.models.heads.block_names import rename_parts, ships_dspark
+from outrider.models.heads.block_v4_files import load_v4, outline_v4
 from outrider.models.heads.tensors import HeadTensors
 from outrider.models.signals import AFTER_NORM
 
@@ -27,16 +28,6 @@ KIND = "a block head (DFlash, DFlash2, DSpark)"
 LAYER = "layers.0.self_attn."
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 MUSE = "muse_glimmer_assistant"  # transformers' own, in which blocks are never causal
-
-
-def rename_parts(files: HeadTensors) -> None:
-    """Names of other layouts become those of DFlash."""
-    files.rename("model.")
-    files.rename("midlayer.", "layers.0.")
-    for codebook in ("predecessor_codebook", "successor_codebook"):
-        files.rename(f"candidate_selector.{codebook}.weight", f"candidate_selector.{codebook}")
-    files.rename("encoder.fc.", "fc.")  # transformers' MuseGlimmerAssistantModel
-    files.rename("encoder.output_norm_enc.", "hidden_norm.")
 
 
 def load_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:

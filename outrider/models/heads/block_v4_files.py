@@ -22,12 +22,11 @@ from torch import Tensor
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_names import dspark_tensors
 from outrider.models.heads.block_v4 import V4BlockHead
 from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.tensors import read_config
-from outrider.models.memory import safetensors_header
 
-FIRST = "mtp.0.main_proj.weight"  # told by this tensor
 FAMILY = "deepseek_v4"
 NAMES = (  # patterns of checkpoints and what the head's modules call them; {last}: the last layer
     (r"mtp\.0\.main_proj\.", "fc."), (r"mtp\.0\.main_norm\.", "hidden_norm."), (r"mtp\.{last}\.norm\.", "norm."),
@@ -41,14 +40,6 @@ NAMES = (  # patterns of checkpoints and what the head's modules call them; {las
     (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."), (r"\.ffn\.", ".mlp."),
 )  # fmt: skip
 _EXPERT = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d+)\.(w[123])\.weight")
-
-
-def ships_dspark(folder: Path | str) -> bool:
-    """Whether a folder's files hold such a head. Damaged files have none."""
-    try:
-        return FIRST in _places(Path(folder))
-    except (OSError, CheckpointError):
-        return False
 
 
 def load_v4(folder: Path, target_hidden: int, vocab_size: int, num_layers: int) -> V4BlockHead:
@@ -108,7 +99,7 @@ class _Reader:
     """The tensors of a head by the names of its modules."""
 
     def __init__(self, folder: Path, what: str) -> None:
-        self._what, self._places = what, _places(folder)
+        self._what, self._places = what, dspark_tensors(folder)
         last = max(int(name.split(".")[1]) for name in self._places)
         self.num_layers = last + 1
         self._names: dict[str, str] = {}  # in the checkpoint, by ours
@@ -183,14 +174,3 @@ def _ours(name: str, last: int) -> str:
     for pattern, own in NAMES:
         name = re.sub(pattern.replace("{last}", str(last)), own, name)
     return name
-
-
-def _places(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Files and headers of the tensors under `mtp.`; nothing where this is none of a head of this kind."""
-    found = {
-        name: (file, entry)
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, entry in safetensors_header(file).items()
-        if name.startswith("mtp.")
-    }
-    return found if FIRST in found else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
-from outrider.models.heads.block_files import rename_parts
+from outrider.models.heads.block_names import rename_parts
 from outrider.models.heads.exit import KIND as EXIT_FILES
 from outrider.models.heads.mtp_layout import find_layout
 from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config

@@ -22,7 +22,7 @@ from outrider.lazy import huggingface_hub
 from outrider.models import hub
 from outrider.models.adapter import adapter_in
 from outrider.models.gguf.names import SUFFIX
-from outrider.models.heads.block_v4_files import ships_dspark
+from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body

@@ -32,6 +32,13 @@ def test_help_imports_nothing_heavy(verb: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY [] 0"
 
 
+def test_choosing_parts_imports_no_model_code() -> None:
+    """Code of models takes seconds, and a start without trained heads needs none of transformers'."""
+    code = "import sys, outrider.build; print('HEAVY', 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY False"
+
+
 def test_help_names_every_verb_and_option(cli: Callable[..., Any]) -> None:
     """The options a user is promised."""
     top = cli("--help")

@@ -15,8 +15,8 @@ from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from outrider.build import Options, build
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.heads.block_files import load_block, outline_block
+from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.block_v4 import V4BlockHead
-from outrider.models.heads.block_v4_files import ships_dspark
 from outrider.options import replaced
 from outrider.sampling.params import SamplingParams
 from tests.contract.own_cache_families import make
