@@ -138,6 +138,18 @@ def steady(alpha: float) -> Write:
     return write
 
 
+def decaying(first: float, last: float) -> Write:
+    """The agreement of trained drafters falls over thousands of tokens: here by two thirds of its way in a quarter of a text."""
+
+    def write(rng: random.Random, length: int) -> Text:
+        text = Text()
+        for position in range(length):
+            text.add(last + (first - last) * math.exp(-4 * position / length), rng)
+        return text
+
+    return write
+
+
 def varied(low: float, high: float) -> Write:
     """Every prompt has its own acceptance."""
     return lambda rng, length: steady(rng.uniform(low, high))(rng, length)
@@ -215,6 +227,8 @@ KINDS: dict[str, Kind] = {
     "draft model, alpha 0.5": Kind(Machine(CPU, **_MODEL), steady(0.5)),
     "draft model, alpha 0.95": Kind(Machine(CPU, **_MODEL), steady(0.95)),
     "draft model, bursts": Kind(Machine(SLOW_MEMORY, **_MODEL), bursts(0.95, 0.5, 12)),
+    "draft model, falls over a text": Kind(Machine(CPU, **_MODEL), decaying(0.9, 0.3)),
+    "expensive draft model, falls over a text": Kind(Machine(CPU, draft=1.5, start=0.4, empty=0.4), decaying(0.9, 0.1)),
     "draft model, prompts differ": Kind(Machine(SLOW_MEMORY, **_MODEL), varied(0.45, 0.95)),
     "timed in a faster hour": Kind(Machine(SLOW_MEMORY, **_MODEL), steady(0.78), timed_on=Machine(CPU, **_MODEL)),
     "timed in a slower hour": Kind(Machine(CPU, **_MODEL), steady(0.78), timed_on=Machine(SLOW_MEMORY, **_MODEL)),
