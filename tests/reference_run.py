@@ -134,14 +134,21 @@ class _Pass:
         bias = self._tensors[op.bias] if op.bias else None
         assert op.output is not None
         x = self.read(op.inputs[0])
-        if self._rounds and op.weight in self._program.matrices:
+        if self._is_rounded(op):
             x = _in_bytes(x)
         self._write(op.output, F.linear(x, weight.t() if op.transposed else weight, bias))
+
+    def _is_rounded(self, op: Op) -> bool:
+        """Whether the executor rounds what this operation multiplies."""
+        matrix = self._program.matrices.get(op.weight)
+        return self._rounds and matrix is not None and not matrix.form.is_float
 
     def experts(self, op: Op) -> None:
         weight, bias = self._tensors[op.weight], self._tensors[op.bias] if op.bias else None
         x, index = self.read(op.inputs[0]), self.read(op.inputs[1])[:, 0].long()
         assert op.output is not None
+        if self._is_rounded(op):
+            x = _in_bytes(x)
         out = x.new_zeros(*index.shape, op.output.cols)
         for expert in index.unique().tolist():
             own, chosen = weight[expert].t() if op.transposed else weight[expert], index == expert

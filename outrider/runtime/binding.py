@@ -167,10 +167,17 @@ class Binding:
         made.N, made.K = weight.shape[::-1] if op.transposed else weight.shape
 
     def _bind_blocks(self, made: OpStruct, matrix: Matrix) -> None:
-        made.format, made.form, made.group = int(Format.BLOCKS), matrix.form.number, matrix.form.group
+        if matrix.form.is_float and self._dtype != torch.bfloat16:
+            raise NotLoweredError("fp8 weights beside numbers in another type than bfloat16")
+        made.format, made.form, made.group = int(matrix.format), matrix.form.number, matrix.form.group
         made.weight = self._keep(matrix.panels)
 
     def _bind_experts(self, made: OpStruct, op: Op) -> None:
+        made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None
+        if isinstance(matrix := self._tensors[op.weight], Matrix):
+            made.experts, (made.N, made.K) = matrix.experts, matrix.shape
+            self._bind_blocks(made, matrix)
+            return
         weights, panels = self._tensor(op.weight), torch.empty(0)
         for number, weight in enumerate(weights):
             kind, own = packed(weight.t().contiguous() if op.transposed else weight)
@@ -179,4 +186,3 @@ class Binding:
             made.format = int(kind)
         made.weight, made.experts = self._keep(panels), len(weights)
         made.N, made.K = (weights.shape[2], weights.shape[1]) if op.transposed else (weights.shape[1], weights.shape[2])
-        made.bias = self._keep(self._tensor(op.bias).contiguous()) if op.bias else None

@@ -6,7 +6,7 @@ products are not: each token multiplies with other weights, which is one operati
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.lazy import transformers
+from outrider.models.gguf.linear import BlockExperts
 from outrider.runtime.events import Event, Recorder
 
 RECORDING = "outrider-recording"
@@ -22,7 +23,9 @@ RECORDING = "outrider-recording"
 @contextmanager
 def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
     """Experts' products are one event each while this lasts."""
-    transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING] = partial(_forward, recorder)
+    transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING] = partial(
+        _forward, recorder, {id(part): path for path, part in module.named_modules()}
+    )
     configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "has_gate")}
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
@@ -36,15 +39,17 @@ def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
 
 
 def _forward(
-    recorder: Recorder, part: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    recorder: Recorder, paths: Mapping[int, str], part: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """(tokens, hidden size), as transformers' `batched_mm` gives it, summed in the order of the choice."""
 
     def product(x: Tensor, name: str) -> Tensor:
         weight, bias = getattr(part, name), getattr(part, f"{name}_bias") if part.has_bias else None
         with recorder.paused():
-            out = x.new_zeros(*top_k_index.shape, weight.shape[2 if part.is_transposed else 1])
-        told = {"transposed": part.is_transposed}
+            in_blocks = isinstance(weight, BlockExperts)
+            outputs = weight.outputs if in_blocks else weight.shape[2 if part.is_transposed else 1]
+            out = x.new_zeros(*top_k_index.shape, outputs)
+        told = {"transposed": part.is_transposed, "path": f"{paths[id(part)]}.{name}"}
         recorder.events.append(Event("experts", (x, top_k_index, weight, bias), told, (out,)))
         return out
 

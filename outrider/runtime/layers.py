@@ -30,7 +30,7 @@ class Kernel:
         else:
             matrix = matrix_of(layer)
             panels = matrix.panels
-            self._op.format, self._op.form, self._op.group = int(Format.BLOCKS), matrix.form.number, matrix.form.group
+            self._op.format, self._op.form, self._op.group = int(matrix.format), matrix.form.number, matrix.form.group
             self._op.N, self._op.K = matrix.shape
         bias = getattr(layer, "bias", None)
         self._kept = (panels, None if bias is None else bias.detach().to(torch.bfloat16).contiguous())

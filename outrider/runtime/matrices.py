@@ -1,20 +1,22 @@
-"""Weights that layers keep in integers, which the executor multiplies as they lie."""
+"""Weights that layers keep in integers or small floats, which the executor multiplies as they lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from outrider.models.gguf.formats import Form, values_of
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
 from outrider.models.quantised_linear import QuantisedPanels
+from outrider.runtime.structures import Format
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights (outputs, inputs) that a layer keeps in integers: panels of `gguf/formats.py`."""
+    """Weights (outputs, inputs) that a layer keeps in blocks: panels of `gguf/formats.py`, of one layer or of several experts."""
 
     panels: Tensor
     form: Form
@@ -25,8 +27,20 @@ class Matrix:
     def shape(self) -> tuple[int, int]:
         return self.outputs, self.inputs
 
+    @property
+    def format(self) -> Format:
+        """How the executor multiplies them."""
+        return Format.FLOATS if self.form.is_float else Format.BLOCKS
+
+    @property
+    def experts(self) -> int:
+        """Layers that lie one after the other; 0: it is none of experts."""
+        return len(self.panels) if self.panels.dim() == 3 else 0
+
     def values(self) -> Tensor:
-        """A plain copy, fp32."""
+        """A plain copy, fp32; (experts, outputs, inputs) where there are some."""
+        if self.experts:
+            return torch.stack([values_of(own, self.form, self.outputs)[:, : self.inputs] for own in self.panels])
         return values_of(self.panels, self.form, self.outputs)[:, : self.inputs]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from outrider.models.gguf.linear import BlockExperts
 from outrider.runtime.blocks import Block, Index, Known, NotLoweredError
 from outrider.runtime.choices import CHOICES
 from outrider.runtime.complex_numbers import COMPLEX
@@ -151,8 +152,11 @@ def experts(low: Lowering, event: Event) -> list[Known]:
     """A product of each token with the weights of those experts that it names."""
     x, index, weight, bias = event.args
     (out,), block, chosen = event.outputs, low.block(x), low.block(index)
-    transposed = event.kwargs["transposed"]
-    inputs, outputs = weight.shape[1:] if transposed else weight.shape[:0:-1]
+    transposed, in_blocks = event.kwargs["transposed"], isinstance(weight, BlockExperts)
+    if in_blocks:  # (out, in), whichever way transformers' code reads them
+        inputs, outputs, transposed = weight.inputs, weight.outputs, False
+    else:
+        inputs, outputs = weight.shape[1:] if transposed else weight.shape[:0:-1]
     if chosen.axes != (*block.axes[:1], "") or block.own.sizes not in ((inputs,), (*chosen.own.sizes, inputs)):
         raise NotLoweredError("experts of an unusual shape")
     if not (weight.dtype == x.dtype == out.dtype) or (bias is not None and bias.dtype != x.dtype):
@@ -164,7 +168,8 @@ def experts(low: Lowering, event: Event) -> list[Known]:
             Code.EXPERTS,
             (View(flat.value, rows, inputs, flat.offset, inputs if len(block.own.sizes) == 2 else 0), low.flat(chosen)),
             View(made.value, rows, outputs, 0, outputs),
-            weight=low.name(weight), bias=low.name(bias), transposed=transposed,
+            weight=low.matrix(event.kwargs["path"], weight) if in_blocks else low.name(weight), bias=low.name(bias),
+            transposed=transposed,
         )
     )  # fmt: skip
     return [Block((*chosen.axes, ""), made)]

@@ -23,6 +23,7 @@ class Format(IntEnum):
     PANELS_FP32 = 1
     BLOCKS = 2  # integers with scales
     TABLE = 3  # as torch has it: of embeddings alone
+    FLOATS = 4  # fp8 with scales
 
 
 class OperandStruct(ctypes.Structure):

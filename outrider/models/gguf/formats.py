@@ -11,6 +11,9 @@
 
 The values are those of gguf's `dequantize`, to the bit (`tests/unit/models/gguf/test_formats.py`). Where a format has fewer bits
 than any of ours (Q3_K) or a table of levels (IQ4), its codes take the next larger size.
+
+Floats of 4 and 8 bits lie alike: mxfp4 with a byte's exponent for a scale, fp8 with scales in fp32, of each four inputs the
+second and third exchanged (`native/float_panels.h`).
 """
 
 from __future__ import annotations
@@ -47,11 +50,19 @@ class Form:
     per_step: int = BLOCK  # inputs that share a step
     group: int = BLOCK  # inputs that share a scale
     factors: torch.dtype = torch.float16  # of scales and zeros
+    levels: tuple[float, ...] = ()  # what codes stand for, where that is no step from `middle`
+    is_float: bool = False  # codes are numbers e4m3, multiplied as such: activations stay as they are
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """What codes stand for, unscaled, fp32."""
+        if self.is_float:
+            return codes.view(torch.float8_e4m3fn).float()
+        return torch.tensor(self.levels)[codes.long()] if self.levels else codes.float() - self.middle
 
     @property
     def factor_bytes(self) -> int:
         """Scales and zeros of a group in a panel."""
-        return 2 * WIDTH * (2 if self.has_zero else 1)
+        return self.factors.itemsize * WIDTH * (2 if self.has_zero else 1)
 
     @property
     def step_bytes(self) -> int:
@@ -76,6 +87,15 @@ Q5_NESTED = Form(6, 5, 0, has_zero=True, is_nested=True, group=SUPER)
 Q6_NESTED = Form(7, 6, 32, is_nested=True, per_step=16, group=SUPER)
 Q8_NESTED = Form(8, 8, 128, is_nested=True, group=SUPER)
 Q4_NESTED_16 = Form(9, 4, 0, has_zero=True, is_nested=True, per_step=16, group=SUPER)
+
+
+E2M1_LEVELS = tuple(sign * level for sign in (1.0, -1.0) for level in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+E2M1 = Form(15, 4, 0, factors=torch.float8_e8m0fnu, levels=E2M1_LEVELS)
+
+
+def float_form(group: int) -> Form:
+    """The layout of fp8 (e4m3), `group` inputs sharing a scale."""
+    return Form(16, 8, 0, group=group, factors=torch.float32, is_float=True)
 
 
 def own_form(bits: int, group: int) -> Form:
@@ -104,7 +124,7 @@ class Parts(NamedTuple):
     """Weights (out, in) taken apart."""
 
     codes: Tensor  # (out, in) uint8
-    scales: Tensor  # (out, in / group) fp16
+    scales: Tensor  # (out, in / group) fp16; bytes where they are exponents
     zeros: Tensor | None  # the same shape
     steps: Tensor | None  # (out, in / per_step) int8
     shifts: Tensor | None
@@ -131,7 +151,7 @@ def values_of(panels: Tensor, form: Form, outputs: int) -> Tensor:
     """Weights (out, in) fp32 of panels (panels, bytes)."""
     parts = _from_panels(panels, form)
     rows = panels.shape[0] * WIDTH
-    codes = parts.codes.reshape(rows, -1, form.per_step if form.is_nested else form.group).float() - form.middle
+    codes = form.numbers(parts.codes.reshape(rows, -1, form.per_step if form.is_nested else form.group))
     scales = parts.scales.float()
     if parts.steps is None:
         values = scales[..., None] * codes
@@ -266,7 +286,8 @@ def _to_panels(parts: Parts, form: Form) -> Tensor:
     panels, groups = parts.codes.shape[0] // WIDTH, parts.codes.shape[1] // form.group
     blocks = form.group // BLOCK
     # panel, half, 16 outputs, group, block, inputs in turn, 4 inputs -> panel, group, block, in turn, half, output, 4 inputs
-    fours = parts.codes.view(torch.int32).view(
+    stored = _swapped(parts.codes) if form.is_float else parts.codes
+    fours = stored.view(torch.int32).view(
         panels, 2, WIDTH // 2, groups, blocks, 8
     )  # four inputs at a time: four times as fast
     codes = fours.permute(0, 3, 4, 5, 1, 2).contiguous()[..., None].view(torch.uint8)
@@ -315,7 +336,13 @@ def _from_panels(panels: Tensor, form: Form) -> Parts:
                 << 4
             )
     whole = codes.permute(0, 4, 5, 1, 2, 3, 6).reshape(count * WIDTH, -1)
+    whole = _swapped(whole) if form.is_float else whole
     return Parts(whole, scales, zeros[0] if zeros else None, *[*steps, None, None][:2])
+
+
+def _swapped(codes: Tensor) -> Tensor:
+    """The second and third of each four inputs exchanged."""
+    return codes.view(codes.shape[0], -1, 4)[..., [0, 2, 1, 3]].reshape(codes.shape)
 
 
 def _padded(part: Tensor) -> Tensor:

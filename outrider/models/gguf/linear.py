@@ -1,13 +1,14 @@
-"""Layers whose weights stay in the blocks of a GGUF file: a linear layer, and a table of embeddings that looks up single rows.
+"""Layers whose weights stay in blocks: a linear layer, those of experts, and a table of embeddings that looks up single rows.
 
-On the native kernels (bf16) both read their panels as they are (`native/block_panels.h`): activations are rounded to 8 bits, 32
-at a time with a scale of their own, as llama.cpp does, and multiplied as integers. Elsewhere the weights of a layer are widened
-for each use and dropped again: the reference, and slow.
+On the native kernels (bf16) all read their panels as they are (`native/block_panels.h`): activations are rounded to 8 bits, 32
+at a time with a scale of their own, as llama.cpp does, and multiplied as integers; fp8 is multiplied as it is
+(`native/float_panels.h`). Elsewhere the weights of a layer are widened for each use and dropped again: the reference, and slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,10 @@ from outrider.models.gguf.formats import WIDTH, Form, values_of
 from outrider.models.kernel import KernelLayer
 
 
-class Blocks(KernelLayer):
+class Blocks(nn.Module):
     """Weights (out, in) in panels. Without gradients."""
 
-    panels: Tensor  # (ceil(out / 32), bytes of a panel) uint8
+    panels: Tensor  # ([experts,] ceil(out / 32), bytes of a panel) uint8
 
     def __init__(self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> None:
         """`dtype`: of what comes out, and of `weight`."""
@@ -32,7 +33,7 @@ class Blocks(KernelLayer):
     @property
     def weight(self) -> Tensor:
         """A plain copy (out, in)."""
-        return values_of(self.panels, self.form, self.outputs).to(self.dtype)
+        return values_of(self.panels, self.form, self.outputs)[:, : self.inputs].to(self.dtype)
 
     @property
     def num_weights(self) -> int:
@@ -42,7 +43,7 @@ class Blocks(KernelLayer):
         return f"{self.outputs}, {self.inputs}, {self.form.bits} bits"
 
 
-class BlockLinear(Blocks):
+class BlockLinear(Blocks, KernelLayer):
     """Drop-in for `nn.Linear`, and for GPT-2's transposed `Conv1D`."""
 
     bias: Tensor | None
@@ -60,7 +61,7 @@ class BlockLinear(Blocks):
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-class BlockEmbedding(Blocks):
+class BlockEmbedding(Blocks, KernelLayer):
     """Drop-in for `nn.Embedding`; `scale` multiplies what is looked up, as Gemma's class does."""
 
     scale: Tensor | None
@@ -84,6 +85,34 @@ class BlockEmbedding(Blocks):
         near = values_of(self.panels[flat // WIDTH], self.form, flat.numel() * WIDTH).view(-1, WIDTH, self.inputs)
         found = near[torch.arange(flat.numel(), device=flat.device), flat % WIDTH]
         return found.to(self.dtype).view(*tokens.shape, self.inputs)
+
+
+class BlockExperts(Blocks):
+    """Weights of a linear layer of several experts, in place of the parameter that transformers' code takes one expert's from."""
+
+    def __init__(
+        self, panels: Tensor, form: Form, outputs: int, inputs: int, dtype: torch.dtype, *, is_transposed: bool
+    ) -> None:
+        """`is_transposed`: transformers' code multiplies with (in, out)."""
+        super().__init__(panels, form, outputs, inputs, dtype)
+        self.is_transposed = is_transposed
+
+    def __len__(self) -> int:
+        return len(self.panels)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A plain copy of one expert's weights, as transformers' code multiplies with them."""
+        found = values_of(self.panels[int(index)], self.form, self.outputs)[:, : self.inputs].to(self.dtype)
+        return found.t() if self.is_transposed else found
+
+    @property
+    def num_weights(self) -> int:
+        return len(self) * self.outputs * self.inputs
+
+
+def runs_on_kernels(module: nn.Module) -> bool:
+    """Whether all layers in blocks that have kernels are on them."""
+    return all(layer.kernel is not None for layer in block_layers(module) if isinstance(layer, KernelLayer))
 
 
 def block_layers(module: nn.Module) -> Iterator[Blocks]:

@@ -26,7 +26,7 @@ from outrider.models.gguf import library
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
-from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers
+from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers, runs_on_kernels
 from outrider.models.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -103,7 +103,7 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
     if layers:
         kinds = ", ".join(name for name, _ in quantised.most_common())
         how = "activations are rounded to 8 bits, as llama.cpp does"
-        if not all(layer.kernel is not None for layer in layers):
+        if not runs_on_kernels(module):
             how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
         notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")
     if widened := Counter(

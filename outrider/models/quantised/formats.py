@@ -53,25 +53,25 @@ class Codes:
 
 def gptq(parts: Mapping[str, Tensor], bits: int, *, zeros_are_less: bool) -> Codes:
     """`zeros_are_less`: stored one smaller than they are, as all but gptq_v2 do."""
-    words, scales = _wanted(parts, "qweight"), _wanted(parts, "scales")
+    words, scales = wanted(parts, "qweight"), wanted(parts, "scales")
     codes = unpack(words, bits, dim=0).t().contiguous()
-    zeros = unpack(_wanted(parts, "qzeros"), bits, dim=1).to(torch.int16)
+    zeros = unpack(wanted(parts, "qzeros"), bits, dim=1).to(torch.int16)
     zeros = (zeros + 1 if zeros_are_less else zeros)[:, : scales.shape[1]].t()
     groups = parts.get("g_idx")
     return _checked(bits, codes, scales.t(), zeros, None if groups is None else groups.long())
 
 
 def awq(parts: Mapping[str, Tensor], bits: int) -> Codes:
-    words, scales = _wanted(parts, "qweight"), _wanted(parts, "scales")
-    codes, zeros = (_in_order(unpack(each, bits, dim=1)) for each in (words, _wanted(parts, "qzeros")))
+    words, scales = wanted(parts, "qweight"), wanted(parts, "scales")
+    codes, zeros = (_in_order(unpack(each, bits, dim=1)) for each in (words, wanted(parts, "qzeros")))
     return _checked(bits, codes.t().contiguous(), scales.t(), zeros.to(torch.int16).t(), None)
 
 
 def packed(parts: Mapping[str, Tensor], bits: int) -> Codes:
     """compressed-tensors' pack-quantized."""
-    scales = _wanted(parts, "weight_scale")
-    outputs, inputs = (int(size) for size in _wanted(parts, "weight_shape"))
-    codes = unpack(_wanted(parts, "weight_packed"), bits, dim=1)[:, :inputs].contiguous()
+    scales = wanted(parts, "weight_scale")
+    outputs, inputs = (int(size) for size in wanted(parts, "weight_shape"))
+    codes = unpack(wanted(parts, "weight_packed"), bits, dim=1)[:, :inputs].contiguous()
     zeros = torch.full(scales.shape, 1 << bits - 1, dtype=torch.int16)
     if (stored := parts.get("weight_zero_point")) is not None:
         zeros = unpack(stored, bits, dim=0)[:outputs].to(torch.int16)
@@ -81,7 +81,7 @@ def packed(parts: Mapping[str, Tensor], bits: int) -> Codes:
 
 def integers(parts: Mapping[str, Tensor]) -> Codes:
     """compressed-tensors' int-quantized: a scale for the whole, for each output, or for each group."""
-    stored, scales = _wanted(parts, "weight"), _wanted(parts, "weight_scale")
+    stored, scales = wanted(parts, "weight"), wanted(parts, "weight_scale")
     if stored.dtype != torch.int8:
         raise MalformedError(f"weight is {str(stored.dtype).removeprefix('torch.')}, not int8")
     scales = scales.reshape(-1, 1 if scales.dim() < 2 else scales.shape[-1]).expand(stored.shape[0], -1)
@@ -107,7 +107,8 @@ def _in_order(codes: Tensor) -> Tensor:
     return found
 
 
-def _wanted(parts: Mapping[str, Tensor], name: str) -> Tensor:
+def wanted(parts: Mapping[str, Tensor], name: str) -> Tensor:
+    """A layer's tensor of this name. Raises MalformedError where it is missing."""
     if name not in parts:
         raise MalformedError(f"{name} is missing (there are {', '.join(sorted(parts))})")
     return parts[name]

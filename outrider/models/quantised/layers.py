@@ -1,8 +1,10 @@
-"""A layer for integers with scales, in a layout that the native kernels multiply and that holds the same values to the bit."""
+"""Layers for integers or small floats with scales, in a layout that the kernels multiply and that holds the same values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +12,13 @@ from torch import Tensor, nn
 
 from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf.formats import BLOCK, Q4, Q8, Form, Parts, own_form, pack_parts, zero_form
-from outrider.models.gguf.linear import BlockLinear
-from outrider.models.quantised.formats import Codes
+from outrider.models.gguf.linear import BlockExperts, BlockLinear
+from outrider.models.panel import WIDTH
+from outrider.models.quantised.floats import SmallFloats
+from outrider.models.quantised.formats import Codes, MalformedError
 
 MAX_SHIFTED = 127  # what an int8 holds
+INPUTS_AT_ONCE = 4  # of floats
 
 
 class ReorderedLinear(nn.Module):
@@ -40,7 +45,7 @@ class ReorderedLinear(nn.Module):
         return self.inner(x.index_select(-1, self.order))
 
 
-def layer_of(found: Codes, dtype: torch.dtype, bias: Tensor | None) -> nn.Module:
+def layer_of(found: Codes | SmallFloats, dtype: torch.dtype, bias: Tensor | None) -> nn.Module:
     """The layer in blocks; with plain weights where no layout holds these values exactly."""
     outputs, inputs = found.codes.shape
     made = panels_of(found)
@@ -51,6 +56,40 @@ def layer_of(found: Codes, dtype: torch.dtype, bias: Tensor | None) -> nn.Module
     return linear if found.order is None else ReorderedLinear(linear, found.order)
 
 
+def joined(layers: Sequence[Codes | SmallFloats]) -> Codes | SmallFloats:
+    """Layers with the same inputs as one. Raises MalformedError where their codes are of different kinds, or out of order."""
+    first = layers[0]
+    if isinstance(first, Codes):
+        fit = all(each.order is None and each.scales.shape[1] == first.scales.shape[1] for each in layers)
+    else:
+        fit = all(isinstance(each, SmallFloats) and each.form == first.form for each in layers)
+    if not fit:
+        raise MalformedError("its groups of inputs are not those of the other experts, or out of order (act-order)")
+    parts: dict[str, Any] = {name: torch.cat([getattr(each, name) for each in layers]) for name in _rows_of(first)}
+    return replace(first, **parts)
+
+
+def _rows_of(found: Codes | SmallFloats) -> tuple[str, ...]:
+    """The fields that have a row for each output."""
+    return ("codes", "scales", "zeros") if isinstance(found, Codes) else ("codes", "scales")
+
+
+def experts_of(found: Codes | SmallFloats, experts: int, dtype: torch.dtype, *, is_transposed: bool) -> BlockExperts | None:
+    """Layers of several experts, whose rows lie one after the other; None where no layout holds these values exactly."""
+    outputs, inputs = len(found.codes) // experts, found.codes.shape[1]
+    lacking = -outputs % WIDTH  # panels are of one expert each
+    parts = {name: getattr(found, name).view(experts, outputs, -1) for name in _rows_of(found)} if lacking else {}
+    filled: dict[str, Any] = {
+        name: torch.cat([part, part[:, -1:].expand(-1, lacking, -1)], 1).flatten(0, 1) for name, part in parts.items()
+    }
+    made = panels_of(replace(found, **filled))
+    if made is None:
+        return None
+    panels, form = made
+    panels = on_huge_pages(panels.view(experts, -1, panels.shape[1]))
+    return BlockExperts(panels, form, outputs, inputs, dtype, is_transposed=is_transposed)
+
+
 def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
@@ -59,8 +98,10 @@ def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def panels_of(found: Codes) -> tuple[Tensor, Form] | None:
+def panels_of(found: Codes | SmallFloats) -> tuple[Tensor, Form] | None:
     """Panels and their layout; None where none holds these values."""
+    if isinstance(found, SmallFloats):
+        return _float_panels(found)
     group = found.group if found.scales.shape[1] > 1 else -(-found.codes.shape[1] // BLOCK) * BLOCK
     if group % BLOCK:
         return None
@@ -82,6 +123,14 @@ def panels_of(found: Codes) -> tuple[Tensor, Form] | None:
         return None
     shifts = shifts.to(torch.int8).repeat_interleave(group // BLOCK, dim=1)
     return pack_parts(Parts(codes, factors, factors, torch.ones_like(shifts), shifts), form), form
+
+
+def _float_panels(found: SmallFloats) -> tuple[Tensor, Form] | None:
+    inputs, group = found.codes.shape[1], found.form.group
+    if group % BLOCK or inputs % INPUTS_AT_ONCE:
+        return None
+    codes = F.pad(found.codes, (0, found.scales.shape[1] * group - inputs))
+    return pack_parts(Parts(codes, found.scales, None, None, None), found.form), found.form
 
 
 def _exactly(scales: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -1,9 +1,9 @@
-"""From a folder of quantised weights to transformers' module whose linear layers keep their integers."""
+"""From a folder of quantised weights to transformers' module whose linear layers keep their integers or small floats."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,18 @@ from torch import Tensor, nn
 from outrider.errors import CheckpointError
 from outrider.lazy import huggingface_hub, transformers
 from outrider.models import hub
-from outrider.models.gguf.linear import BlockEmbedding, block_layers
+from outrider.models.gguf.linear import BlockEmbedding, runs_on_kernels
 from outrider.models.gguf.weights import make_buffers
 from outrider.models.memory import weight_files
-from outrider.models.quantised.formats import MalformedError
-from outrider.models.quantised.layers import layer_of
-from outrider.models.quantised.scheme import Scheme
+from outrider.models.quantised.floats import SmallFloats, mxfp4
+from outrider.models.quantised.formats import Codes, MalformedError
+from outrider.models.quantised.layers import experts_of, joined, layer_of
+from outrider.models.quantised.places import WEIGHT, Part, Places
+from outrider.models.quantised.scheme import KNOWN, Scheme
 
 WIDENED = "widened_layers"  # attribute of a module: how many of its layers no layout of integers holds exactly
+BLOCKS, BLOCK_SCALES = "_blocks", "_scales"  # endings of the tensors of mxfp4
+SCALES = "F8_E8M0"  # scales that are powers of two
 
 
 def quantised_module(name: str, config: Any, dtype: torch.dtype, scheme: Scheme, revision: str | None = None) -> nn.Module:
@@ -42,11 +46,10 @@ def quantised_module(name: str, config: Any, dtype: torch.dtype, scheme: Scheme,
 
 def quantised_note(module: Any, scheme: Scheme, label: str) -> str:
     """What a person should know of such a model, in a line."""
-    widened, layers = getattr(module, WIDENED, 0), list(block_layers(module))
-    how = "activations are rounded to 8 bits"
-    if not all(layer.kernel is not None for layer in layers):
-        how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
-    note = f"'{label}' keeps its weights in {scheme.bits} bits, as {scheme.method} stores them; {how}"
+    widened = getattr(module, WIDENED, 0)
+    note = f"'{label}' keeps {scheme.note}"
+    if not runs_on_kernels(module):
+        note += "; the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
     return note + (f"; {widened} layers are widened, no layout of ours holds their values exactly" if widened else "")
 
 
@@ -79,8 +82,12 @@ class _Tensors:
     def __getitem__(self, name: str) -> Tensor:
         return self._files[name].get_tensor(name)
 
-    def is_integer(self, name: str) -> bool:
-        return self._files[name].get_slice(name).get_dtype() in ("I8", "U8", "I32")
+    def is_coded(self, name: str, scheme: Scheme) -> bool:
+        """Whether a tensor holds codes. Raises CheckpointError for floats of 8 bits that are none of this scheme."""
+        dtype = str(self._files[name].get_slice(name).get_dtype())
+        if dtype.startswith("F8_E") and dtype not in (*scheme.dtypes, SCALES) and name.endswith(WEIGHT):
+            raise CheckpointError(f"'{name}' is stored as {dtype}, which cannot be read. What can: {KNOWN}.")
+        return dtype in scheme.dtypes
 
 
 class _Loading:
@@ -88,18 +95,25 @@ class _Loading:
 
     def __init__(self, name: str, module: Any, scheme: Scheme, tensors: _Tensors) -> None:
         self._name, self._module, self._scheme, self._tensors = name, module, scheme, tensors
+        self._places = Places(module)
 
     def run(self, dtype: torch.dtype) -> None:
         main, widened = f".{self._scheme.main}", 0
-        layers = [name.removesuffix(main) for name in self._tensors if name.endswith(main) and self._tensors.is_integer(name)]
+        names = [name for name in self._tensors if not self._places.is_unused(name)]
+        coded = [name.removesuffix(main) for name in names if name.endswith(main) and self._tensors.is_coded(name, self._scheme)]
+        merged = self._places.merged(name.removesuffix(end) for end in {main, WEIGHT} for name in names if name.endswith(end))
         beside = tuple(f".{each}" for each in self._scheme.beside)
-        for path in layers:
-            made = self._layer(path, dtype)
-            widened += isinstance(made, nn.Linear)
-            self._module.set_submodule(path, made)
-        for name in self._tensors:
-            path = name.rpartition(".")[0]
-            if path not in layers:
+        of_experts = {part.path for parts in merged.values() for part in parts}
+        for target, parts in merged.items():
+            widened += self._experts(target, parts, dtype, in_codes=any(part.path in coded for part in parts))
+        for path in coded:
+            if path not in of_experts:
+                widened += self._put_layer(path, dtype)
+        for name in names:
+            path, _, last = name.rpartition(".")
+            if last.endswith(BLOCKS):
+                widened += self._stacked(name.removesuffix(BLOCKS), dtype)
+            elif path not in coded and path not in of_experts:
                 if name.endswith(beside):
                     raise CheckpointError(f"'{self._name}': '{name}' belongs to a layer whose '{path}{main}' is missing.")
                 self._put(name)
@@ -109,31 +123,97 @@ class _Loading:
             raise CheckpointError(f"'{self._name}' lacks {len(absent)} weights, first '{absent[0]}': incomplete checkpoint.")
         setattr(self._module, WIDENED, widened)
 
-    def _layer(self, path: str, dtype: torch.dtype) -> nn.Module:
+    def _put_layer(self, path: str, dtype: torch.dtype) -> bool:
+        """Put a layer to its place; whether it was widened."""
+        place = self._places.of(path + WEIGHT).removesuffix(WEIGHT)
         try:
-            layer = self._module.get_submodule(path)
+            layer = self._module.get_submodule(place)
         except AttributeError:
             layer = None
         if type(layer) is not nn.Linear:
             code = type(self._module).__name__
             raise CheckpointError(f"'{self._name}': {code} has no linear layer '{path}', which the weights are of.")
+        found = self._read(path)
+        self._check_shape(path, found.codes.shape, layer.weight.shape)
+        bias = f"{path}.bias"
+        made = layer_of(found, dtype, self._tensors[bias].to(dtype) if bias in self._tensors else None)
+        self._module.set_submodule(place, made)
+        return isinstance(made, nn.Linear)
+
+    def _read(self, path: str) -> Codes | SmallFloats:
+        """A layer's codes."""
         names = (self._scheme.main, *self._scheme.beside)
         parts = {each: self._tensors[f"{path}.{each}"] for each in names if f"{path}.{each}" in self._tensors}
         try:
-            found = self._scheme.read(parts)
+            return self._scheme.read(parts)
         except MalformedError as error:
             raise CheckpointError(f"'{self._name}': layer '{path}' cannot be read: {error}.") from error
-        if found.codes.shape != layer.weight.shape:
+
+    def _experts(self, target: str, parts: list[Part], dtype: torch.dtype, *, in_codes: bool) -> bool:
+        """Put the layers of several experts to their place, which is one parameter; whether they were widened."""
+        experts = len({part.expert for part in parts})
+        if in_codes:
+            try:
+                found = joined([self._read(part.path) for part in parts])
+            except MalformedError as error:
+                raise CheckpointError(f"'{self._name}': experts '{target}' cannot be read: {error}.") from error
+            return self._put_experts(target, experts, found, dtype)
+        plain = [self._tensors[part.path + WEIGHT].to(dtype) for part in parts]
+        owner, last, there = self._parameter(target)
+        values = torch.cat(plain).view(experts, -1, plain[0].shape[1])
+        self._check_shape(target, values.shape, there.shape)
+        owner._parameters[last] = nn.Parameter(values, requires_grad=False)
+        return False
+
+    def _stacked(self, target: str, dtype: torch.dtype) -> bool:
+        """Put the layers of several experts that are one tensor (mxfp4); whether they were widened."""
+        blocks, scales = f"{target}{BLOCKS}", f"{target}{BLOCK_SCALES}"
+        if scales not in self._tensors:
+            raise CheckpointError(f"'{self._name}': the scales of '{blocks}' ('{scales}') are missing.")
+        codes = self._tensors[blocks]
+        try:
+            found = mxfp4(codes, self._tensors[scales])
+        except MalformedError as error:
+            raise CheckpointError(f"'{self._name}': '{target}' cannot be read: {error}.") from error
+        return self._put_experts(target, len(codes), found, dtype)
+
+    def _put_experts(self, target: str, experts: int, found: Codes | SmallFloats, dtype: torch.dtype) -> bool:
+        """`found`: the rows of all experts, one after the other. Whether they were widened."""
+        owner, last, there = self._parameter(target)
+        outputs, inputs, is_transposed = len(found.codes) // experts, found.codes.shape[1], getattr(owner, "is_transposed", False)
+        shape = (experts, inputs, outputs) if is_transposed else (experts, outputs, inputs)
+        self._check_shape(target, shape, there.shape)
+        made = experts_of(found, experts, dtype, is_transposed=is_transposed) if hasattr(owner, "has_gate") else None
+        del owner._parameters[last]
+        if made is None:
+            values = found.values().to(dtype).view(experts, outputs, inputs)
+            values = values.transpose(1, 2).contiguous() if is_transposed else values
+            owner._parameters[last] = nn.Parameter(values, requires_grad=False)
+            return True
+        owner.add_module(last, made)
+        owner.config._experts_implementation = "eager"  # the one that reads one expert at a time
+        return False
+
+    def _parameter(self, target: str) -> tuple[Any, str, Tensor]:
+        """A parameter's module, its name there and itself."""
+        path, _, last = target.rpartition(".")
+        try:
+            owner = self._module.get_submodule(path)
+            return owner, last, owner._parameters[last]
+        except (AttributeError, KeyError) as error:
+            code = type(self._module).__name__
+            raise CheckpointError(f"'{self._name}': {code} has no experts '{target}', which the weights are of.") from error
+
+    def _check_shape(self, name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
+        if tuple(found) != tuple(wanted):
             raise CheckpointError(
-                f"'{self._name}': '{path}' has shape {tuple(found.codes.shape)} in the file, {tuple(layer.weight.shape)} by "
-                "config.json. Weights and config.json are of different models."
+                f"'{self._name}': '{name}' has shape {tuple(found)} in the file, {tuple(wanted)} by config.json. "
+                "Weights and config.json are of different models."
             )
-        bias = f"{path}.bias"
-        return layer_of(found, dtype, self._tensors[bias].to(dtype) if bias in self._tensors else None)
 
     def _put(self, name: str) -> None:
         """A plain tensor; one that the module has no place for is left out, as transformers does."""
-        path, _, last = name.rpartition(".")
+        path, _, last = self._places.of(name).rpartition(".")
         try:
             owner = self._module.get_submodule(path)
         except AttributeError:
@@ -144,11 +224,7 @@ class _Loading:
                 owner._buffers[last] = self._tensors[name].to(owner._buffers[last].dtype)
             return
         values = self._tensors[name]
-        if values.shape != there.shape:
-            raise CheckpointError(
-                f"'{self._name}': '{name}' has shape {tuple(values.shape)} in the file, {tuple(there.shape)} by config.json. "
-                "Weights and config.json are of different models."
-            )
+        self._check_shape(name, values.shape, there.shape)
         owner._parameters[last] = nn.Parameter(values.to(there.dtype), requires_grad=False)
 
     def _tie(self) -> None:

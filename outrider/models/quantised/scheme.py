@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
+from outrider.models.quantised.floats import SmallFloats, fp8
 from outrider.models.quantised.formats import Codes, awq, gptq, integers, packed
 
-BITS = (4, 8)
+BITS, MXFP4 = (4, 8), "mxfp4"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
-KNOWN = "GPTQ in 4 and 8 bits, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and 8"
+KNOWN = "GPTQ in 4 and 8 bits, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and 8, fp8, mxfp4"
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,26 @@ class Scheme:
     beside: tuple[str, ...]
     bits: int
     zeros_are_less: bool = False
+    is_float: bool = False  # fp8
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale, of floats in blocks
 
-    def read(self, parts: Mapping[str, Tensor]) -> Codes:
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What codes are stored as, in the words of safetensors."""
+        return ("F8_E4M3",) if self.is_float else ("I8", "U8", "I32")
+
+    @property
+    def note(self) -> str:
+        """How its weights are kept and multiplied."""
+        if self.method == MXFP4:
+            return "its experts in 4 bits, as mxfp4 stores them; activations are rounded to 8 bits for these"
+        how = "" if self.is_float else "; activations are rounded to 8 bits"
+        return f"its weights in {self.bits} bits, as {self.method} stores them{how}"
+
+    def read(self, parts: Mapping[str, Tensor]) -> Codes | SmallFloats:
         """A layer's tensors, by their names within it. Raises MalformedError."""
+        if self.is_float:
+            return fp8(parts, self.beside[0], self.block)
         if self.method == "gptq":
             return gptq(parts, self.bits, zeros_are_less=self.zeros_are_less)
         if self.method == "awq":
@@ -37,7 +55,8 @@ class Scheme:
 
 
 def scheme_of(config: Any, device: torch.device) -> Scheme | None:
-    """None for plain weights and for schemes that transformers loads.
+    """None for plain weights and for schemes that transformers loads: on a GPU all but GPTQ and AWQ, everywhere those of models
+    that take pictures, too.
 
     Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load with libraries for GPUs.
     """
@@ -49,9 +68,17 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     method = str(getattr(method, "value", method))
     if method in ("gptq", "awq"):
         return _gptq_or_awq(config, told, method)
-    if method == "compressed-tensors" and device.type == "cpu" and not has_experts(config):
+    if device.type != "cpu" or config.get_text_config() is not config or told.get("dequantize"):
+        return None
+    if method == "compressed-tensors":
         return _compressed(told)
-    return None
+    if method == "fp8":
+        return Scheme(method, "weight", ("weight_scale_inv",), 8, is_float=True, block=_pair(told.get("weight_block_size")))
+    return Scheme(method, "", (), 4) if method == MXFP4 else None
+
+
+def _pair(sizes: Sequence[int] | None) -> tuple[int, int] | None:
+    return (sizes[0], sizes[1]) if sizes else None
 
 
 def _gptq_or_awq(config: Any, told: Mapping[str, Any], method: str) -> Scheme:
@@ -59,14 +86,12 @@ def _gptq_or_awq(config: Any, told: Mapping[str, Any], method: str) -> Scheme:
     layout = told.get("checkpoint_format", "gptq") if method == "gptq" else told.get("version", "gemm")
     layout = str(getattr(layout, "value", layout)).lower()
     lacking = None
-    if has_experts(config):
-        lacking = "experts"
-    elif bits not in (BITS if method == "gptq" else (4,)):
+    if bits not in (BITS if method == "gptq" else (4,)):
         lacking = f"{bits} bits"
     elif layout not in (("gptq", "gptq_v2") if method == "gptq" else ("gemm",)):
         lacking = f"the layout '{layout}'"
     if lacking:
-        raise CapabilityError(f"weights quantised by {method}: {lacking} cannot be read. What can: {KNOWN}, of dense models.")
+        raise CapabilityError(f"weights quantised by {method}: {lacking} cannot be read. What can: {KNOWN}.")
     beside = ("qzeros", "scales", *(("g_idx",) if method == "gptq" else ()))
     return Scheme(method, "qweight", beside, int(bits), zeros_are_less=layout == "gptq")
 
@@ -74,11 +99,16 @@ def _gptq_or_awq(config: Any, told: Mapping[str, Any], method: str) -> Scheme:
 def _compressed(told: Mapping[str, Any]) -> Scheme | None:
     groups: list[dict[str, Any]] = [group.get("weights") or {} for group in (told.get("config_groups") or {}).values()]
     layout, bits = told.get("format"), {group.get("num_bits") for group in groups}
-    if len(bits) != 1 or not bits <= set(BITS) or any(group.get("type", "int") != "int" for group in groups):
+    kinds, zero, scale = {group.get("type", "int") for group in groups}, "weight_zero_point", "weight_scale"
+    if len(bits) != 1 or not bits <= set(BITS) or len(kinds) != 1:
         return None
     if (told.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return None
-    zero, scale = "weight_zero_point", "weight_scale"
+    if kinds == {"float"}:
+        if layout != "float-quantized" or bits != {8}:
+            return None
+        block = _pair(groups[0].get("block_structure"))
+        return Scheme("compressed-tensors", "weight", (scale, zero), 8, is_float=True, block=block)
     if layout == "pack-quantized":
         beside = (scale, zero, "weight_shape", "weight_g_idx")
         return Scheme("compressed-tensors", "weight_packed", beside, 4 if bits == {4} else 8)

@@ -1,8 +1,8 @@
-// y = x W^T + b where W stays in integers with scales, laid out in panels: the blocks of a GGUF file (`gguf/formats.py`), and our own
-// 4 and 8 bits (`quantised_linear.py`); and single rows of such a W.
+// y = x W^T + b where W stays in integers with scales, laid out in panels: the blocks of a GGUF file (`gguf/formats.py`), our own
+// 4 and 8 bits (`quantised_linear.py`), mxfp4; and single rows of such a W.
 //
 //     panels[N / 32][K / group]    group: inputs that share a scale, any multiple of 32; GGUF's 32, or 256 where scales are nested
-//         32 scales, 32 zeros where there are some (fp16, ours bf16), then group / 32 times
+//         32 scales, 32 zeros where there are some (fp16, ours bf16, mxfp4's exponents alone), then group / 32 times
 //             nested alone: steps [32 / STEP][32], shifts [32 / STEP][32] where there are zeros (int8)
 //             codes, a line being 64 bytes of [16 outputs][4 inputs]
 //                 4 low bits  [4][2] lines: the low halves are inputs 0 to 3, the high ones 4 to 7 of 8
@@ -11,6 +11,7 @@
 //                 5th and 6th [2][2] lines: two bits each, the first half for inputs 0 to 15
 //
 //     w = scale * (code - MIDDLE) + zero    or    (scale * step) * (code - MIDDLE) - zero * shift
+//     mxfp4's codes are those of `LEVELS`, twice its values raised by MIDDLE; its scales are halved
 //
 // Activations are rounded to 8 bits (`rounded_inputs.h`), a block's products add up as integers, and each block's sum joins one
 // fp32 accumulator per output and row: a row's bits depend on nothing but the row.
@@ -20,6 +21,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -29,16 +31,23 @@ namespace blocks {
 
 constexpr int64_t ROWS = 64;  // rows that share one reading of a panel
 
-template <int BITS_, int MIDDLE_, bool ZERO_ = false, bool NESTED_ = false, int STEP_ = 32, bool BRAIN_ = false>
+enum Factor { HALF, BRAIN, POWER };  // how scales and zeros lie: fp16, bf16, the exponent of a power of two (e8m0)
+
+template <int BITS_, int MIDDLE_, bool ZERO_ = false, bool NESTED_ = false, int STEP_ = 32, Factor FACTOR_ = HALF>
 struct Form {
   static constexpr int BITS = BITS_, MIDDLE = MIDDLE_, STEP = STEP_, SUBS = 32 / STEP_;  // SUBS: steps in a block
-  static constexpr bool ZERO = ZERO_, NESTED = NESTED_, BRAIN = BRAIN_;                   // BRAIN: factors in bf16
-  static constexpr int64_t FACTORS = 2 * PANEL * (ZERO ? 2 : 1);                          // bytes for a group
+  static constexpr bool ZERO = ZERO_, NESTED = NESTED_;
+  static constexpr Factor FACTOR = FACTOR_;
+  static constexpr bool HAS_LEVELS = FACTOR == POWER;
+  static constexpr int64_t FACTORS = (FACTOR == POWER ? 1 : 2) * PANEL * (ZERO ? 2 : 1);  // bytes for a group
   static constexpr int64_t STEPS = NESTED ? PANEL * SUBS * (ZERO ? 2 : 1) : 0;            // and for a block
   static constexpr int64_t CODES = BLOCK * PANEL * BITS / 8;
 };
 
-// Calls `act` with the form of this number: those of `gguf/formats.py`.
+// mxfp4 (e2m1): twice the value of each code, raised by 12
+alignas(16) constexpr uint8_t LEVELS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// Calls `act` with the form of this number: those of `gguf/formats.py` that are integers.
 template <class Act>
 auto with_form(int64_t number, Act act) {
   switch (number) {
@@ -52,11 +61,12 @@ auto with_form(int64_t number, Act act) {
     case 7: return act(Form<6, 32, false, true, 16>());
     case 8: return act(Form<8, 128, false, true>());
     case 9: return act(Form<4, 0, true, true, 16>());
-    case 10: return act(Form<4, 8, true, false, 32, true>());
-    case 11: return act(Form<8, 128, false, false, 32, true>());
-    case 12: return act(Form<4, 0, true, true, 32, true>());
+    case 10: return act(Form<4, 8, true, false, 32, BRAIN>());
+    case 11: return act(Form<8, 128, false, false, 32, BRAIN>());
+    case 12: return act(Form<4, 0, true, true, 32, BRAIN>());
     case 13: return act(Form<8, 128, true, true>());
-    default: return act(Form<8, 128, true, true, 32, true>());
+    case 14: return act(Form<8, 128, true, true, 32, BRAIN>());
+    default: return act(Form<4, 12, false, false, 32, POWER>());
   }
 }
 
@@ -78,7 +88,8 @@ struct Factors {
   void read_group(const uint8_t* at) {
     const auto sixteen = [&](int64_t first) {
       const uint16_t* const from = reinterpret_cast<const uint16_t*>(at) + first;
-      if constexpr (F::BRAIN) return load(from);
+      if constexpr (F::FACTOR == POWER) return load_powers(at + first) * floats(0.5f);
+      else if constexpr (F::FACTOR == BRAIN) return load(from);
       else return load_halves(from);
     };
     for (int h = 0; h < 2; ++h) {
@@ -117,8 +128,9 @@ inline void add_high_bits(const Bytes (&more)[4], Bytes (&codes)[VECTORS]) {
 }
 
 // A block's codes, a byte each: vector 2 k + h holds inputs 4 k to 4 k + 3 of outputs 16 h to 16 h + 15.
-template <int BITS>
+template <class F>
 inline void read_codes(const uint8_t* block, Bytes (&codes)[VECTORS]) {
+  constexpr int BITS = F::BITS;
   if constexpr (BITS == 8) {
 #pragma GCC unroll 16
     for (int64_t line = 0; line < VECTORS; ++line) codes[line] = load_bytes(block + 64 * line);
@@ -129,6 +141,10 @@ inline void read_codes(const uint8_t* block, Bytes (&codes)[VECTORS]) {
     const Bytes bytes = load_bytes(block + 64 * line);
     codes[line / 2 * 4 + line % 2] = low_halves(bytes);
     codes[line / 2 * 4 + line % 2 + 2] = high_halves(bytes);
+  }
+  if constexpr (F::HAS_LEVELS) {
+#pragma GCC unroll 16
+    for (int64_t line = 0; line < VECTORS; ++line) codes[line] = looked_up(LEVELS, codes[line]);
   }
   if constexpr (BITS > 4) {
     Bytes more[4];
@@ -186,7 +202,7 @@ void multiply(
     }
     factors.read_block(at);
     at += F::STEPS;
-    read_codes<F::BITS>(at, codes);
+    read_codes<F>(at, codes);
     at += F::CODES;
     const uint8_t* next = at + AHEAD;
     for (int64_t m = 0; m < rows; ++m) {
@@ -247,6 +263,8 @@ inline float brain_at(const uint8_t* at, int64_t place) {
   return found;
 }
 
+inline float power_at(const uint8_t* at, int64_t place) { return std::ldexp(0.5f, int(at[place]) - 127); }
+
 inline void put(float* to, float x) { *to = x; }
 inline void put(bf16* to, float x) {
   uint32_t bits;
@@ -258,7 +276,7 @@ inline void put(bf16* to, float x) {
 template <class F, class Number>
 void widen_row(const uint8_t* at, int64_t output, int64_t K, int64_t group, Number* out) {
   const int64_t half = output / 16, lane = output % 16 * 4;
-  const auto factor = F::BRAIN ? brain_at : half_at;
+  const auto factor = F::FACTOR == POWER ? power_at : F::FACTOR == BRAIN ? brain_at : half_at;
   for (int64_t start = 0; start < K; start += group) {
     const float scale = factor(at, output), zero = F::ZERO ? factor(at, PANEL + output) : 0;
     at += F::FACTORS;
@@ -277,6 +295,7 @@ void widen_row(const uint8_t* at, int64_t output, int64_t K, int64_t group, Numb
         const uint8_t* const more = codes + BLOCK * PANEL / 2;
         if constexpr (F::BITS == 5) code |= (more[64 * half + place] >> k & 1) << 4;
         if constexpr (F::BITS == 6) code |= (more[64 * (k / 4 * 2 + half) + place] >> 2 * (k % 4) & 3) << 4;
+        if constexpr (F::HAS_LEVELS) code = LEVELS[code];
         float value;
         if constexpr (F::NESTED) {
           value = settled(settled(scale * steps[PANEL * s + output]) * float(code - F::MIDDLE));

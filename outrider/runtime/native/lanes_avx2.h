@@ -286,6 +286,37 @@ inline Floats load_small(const int8_t* at) {
   return {eight(at), eight(at + 8)};
 }
 
+// 2^(e - 127) of sixteen bytes e
+inline Floats load_powers(const uint8_t* at) {
+  const auto eight = [](const uint8_t* at) {
+    const __m256i exponents = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(exponents, _mm256_set1_epi32(1 << 22)));  // 2^-127 has no exponent of its own
+  };
+  return {eight(at), eight(at + 8)};
+}
+
+// ---------------------------------------------------------------- fp8
+
+// Numbers e4m3 in the high half of each word, as bf16: exact. Those below 2^-6 are looked up, low bytes and high ones.
+inline __m256i widen_small(__m256i words) {
+  const __m256i size = _mm256_and_si256(words, _mm256_set1_epi16(0x7f00)), places = _mm256_or_si256(size, _mm256_srli_epi16(size, 8));
+  const __m256i table = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0, char(0x80), char(0xc0), 0, 0x20, 0x40, 0x60, 0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c));
+  const __m256i low = _mm256_shuffle_epi8(table, _mm256_or_si256(places, _mm256_set1_epi16(0x0800)));
+  const __m256i high = _mm256_add_epi16(_mm256_srli_epi16(size, 4), _mm256_set1_epi16(0x3c00));
+  const __m256i found = _mm256_blendv_epi8(high, low, _mm256_cmpgt_epi16(_mm256_set1_epi16(0x0800), size));
+  return _mm256_or_si256(found, _mm256_and_si256(words, _mm256_set1_epi16(short(0x8000))));
+}
+// Bytes 0 and 2 of each four, and 1 and 3
+inline Pairs widen_evens(Bytes codes) {
+  return {widen_small(_mm256_slli_epi16(codes.low, 8)), widen_small(_mm256_slli_epi16(codes.high, 8))};
+}
+inline Pairs widen_odds(Bytes codes) { return {widen_small(codes.low), widen_small(codes.high)}; }
+inline void store_pairs(bf16* at, Pairs x) {
+  _mm256_storeu_si256((__m256i*)at, x.low);
+  _mm256_storeu_si256((__m256i*)at + 1, x.high);
+}
+
 // ---------------------------------------------------------------- Bytes
 
 inline Bytes load_bytes(const uint8_t* at) {
@@ -296,6 +327,11 @@ inline Bytes low_halves(Bytes x) {
   return {_mm256_and_si256(x.low, half), _mm256_and_si256(x.high, half)};
 }
 inline Bytes high_halves(Bytes x) { return low_halves({_mm256_srli_epi16(x.low, 4), _mm256_srli_epi16(x.high, 4)}); }
+
+inline Bytes looked_up(const uint8_t* sixteen, Bytes codes) {
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)sixteen));
+  return {_mm256_shuffle_epi8(table, codes.low), _mm256_shuffle_epi8(table, codes.high)};
+}
 
 // `codes` and above them, at bits 4 and higher, those bits of each byte of x that `mask` has once it is moved: up where `LEFT` > 0
 template <int LEFT>

@@ -118,11 +118,37 @@ inline Floats load_small(const int8_t* at) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)));
 }
 
+// 2^(e - 127) of sixteen bytes e
+inline Floats load_powers(const uint8_t* at) {
+  const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)), 23);
+  return _mm512_castsi512_ps(_mm512_max_epi32(exponents, _mm512_set1_epi32(1 << 22)));  // 2^-127 has no exponent of its own
+}
+
+// ---------------------------------------------------------------- fp8
+
+// Numbers e4m3 in the high half of each word, as bf16: exact. Those below 2^-6 are looked up.
+inline Pairs widen_small(__m512i words) {
+  const __m512i size = _mm512_and_si512(words, _mm512_set1_epi16(0x7f00));
+  const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  const __mmask32 is_low = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(0x0800));
+  __m512i found = _mm512_add_epi16(_mm512_srli_epi16(size, 4), _mm512_set1_epi16(0x3c00));
+  found = _mm512_mask_permutexvar_epi16(found, is_low, _mm512_srli_epi16(size, 8), low);
+  return {(__m512bh)_mm512_ternarylogic_epi32(found, words, _mm512_set1_epi16(short(0x8000)), 0xf8)};  // found | words & sign
+}
+// Bytes 0 and 2 of each four, and 1 and 3
+inline Pairs widen_evens(Bytes codes) { return widen_small(_mm512_slli_epi16(codes.all, 8)); }
+inline Pairs widen_odds(Bytes codes) { return widen_small(codes.all); }
+inline void store_pairs(bf16* at, Pairs x) { _mm512_storeu_si512(at, (__m512i)x.all); }
+
 // ---------------------------------------------------------------- Bytes
 
 inline Bytes load_bytes(const uint8_t* at) { return {_mm512_loadu_si512(at)}; }
 inline Bytes low_halves(Bytes x) { return {_mm512_and_si512(x.all, _mm512_set1_epi8(15))}; }
 inline Bytes high_halves(Bytes x) { return low_halves({_mm512_srli_epi16(x.all, 4)}); }
+
+inline Bytes looked_up(const uint8_t* sixteen, Bytes codes) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)sixteen)), codes.all)};
+}
 
 // `codes` and above them, at bits 4 and higher, those bits of each byte of x that `mask` has once it is moved: up where `LEFT` > 0
 template <int LEFT>

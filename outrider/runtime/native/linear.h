@@ -2,6 +2,7 @@
 //
 //     PANELS_BF16   panel.h, by matrix tiles where the processor has them, else by vectors
 //     PANELS_FP32   panels[N / 32][K][32 outputs] fp32
+//     FLOATS        float_panels.h, fp8 with scales
 //     BLOCKS        block_panels.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
 //
 // Each output of each row is added up in one order, whatever stands beside it.
@@ -12,6 +13,7 @@
 #include <cstdint>
 
 #include "block_panels.h"
+#include "float_panels.h"
 #include "panel_vectors.h"
 #include "program.h"
 #include "score_tiles.h"
@@ -23,6 +25,7 @@ constexpr int64_t PIECE = 32 << 10;  // bytes of weights at least, that is a mic
 inline int64_t num_panels(const Op& op) { return (op.N + PANEL - 1) / PANEL; }
 inline int64_t panel_bytes(const Op& op) {
   if (op.format == BLOCKS) return blocks::panel_bytes(op.form, op.K, op.group);
+  if (op.format == FLOATS) return float_panels::panel_bytes(op.K, op.group);
   return op.K * PANEL * (op.format == PANELS_BF16 ? 2 : 4);
 }
 inline int64_t panels_a_piece(const Op& op) { return std::max<int64_t>(1, PIECE / panel_bytes(op)); }
@@ -89,6 +92,10 @@ inline void run_piece(const Op& op, int64_t piece, const void* x, int64_t M, voi
       if (op.out.is_bf16) return blocks_piece<bf16>(op, static_cast<const Inputs*>(x), M, out, begin, end);
       return blocks_piece<float>(op, static_cast<const Inputs*>(x), M, out, begin, end);
     case TABLE: return;  // of tables alone
+    case FLOATS:
+      return float_panels::multiply_panels(
+          static_cast<const bf16*>(x), M, op.K, static_cast<const uint8_t*>(op.weight), op.group,
+          static_cast<const bf16*>(op.bias), static_cast<bf16*>(out), op.N, begin, end);
     case PANELS_FP32:
       return panels_fp32(static_cast<const float*>(x), M, op, static_cast<float*>(out), begin, end);
     case PANELS_BF16: {

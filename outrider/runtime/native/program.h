@@ -25,14 +25,14 @@ struct Operand {
   int64_t is_bf16;
 };
 
-enum Format : int64_t { PANELS_BF16, PANELS_FP32, BLOCKS, TABLE };  // of a weight: `linear.h` says how each lies
+enum Format : int64_t { PANELS_BF16, PANELS_FP32, BLOCKS, TABLE, FLOATS };  // of a weight: `linear.h` says how each lies
 
 struct Op {
   Code code;
   int64_t rows, cols;
   Operand out, in[5];
   double numbers[2];
-  // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS alone have a form, and inputs that share a scale.
+  // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS and FLOATS alone have a form, and inputs that share a scale.
   // ATTENTION: `weight` is null, or ALiBi's slope of each head, fp32
   Format format;
   int64_t form, group;

@@ -49,10 +49,11 @@ def compressed(layout: str, bits: int, kind: str, **more: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
+WIDE = {"dequantize": True}  # else they stay as they are (`quantised/`)
 WIDENED: dict[str, tuple[Callable[[Tensor], dict[str, Tensor]], dict[str, Any]]] = {
-    "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}),
-    "compressed-fp8": (channels, compressed("float-quantized", 8, "float")),
-}
+    "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic", **WIDE}),
+    "compressed-fp8": (channels, compressed("float-quantized", 8, "float") | WIDE),
+}  # fmt: skip
 
 
 def quantised(folder: Path, name: str) -> Path:
@@ -144,11 +145,11 @@ def test_packed_integers_keep_their_size(tmp_path: Path) -> None:
         assert (memory.weights_bytes, memory.quantised_bytes) == (420, 400)
 
 
-def test_mxfp4_without_its_kernels(tmp_path: Path) -> None:
-    """gpt-oss: two weights in a byte become 16 bits each where transformers has no kernels for them."""
+def test_mxfp4_that_is_widened(tmp_path: Path) -> None:
+    """gpt-oss: two weights in a byte become 16 bits each where the config wants them plain."""
     blocks = torch.zeros(2, 4, 2, 16, dtype=torch.uint8)
     folder = header(tmp_path / "m", up_blocks=blocks, up_scales=torch.zeros(2, 4, 2, dtype=torch.uint8))
-    config = config_with(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    config = config_with(tmp_path, quantization_config={"quant_method": "mxfp4", **WIDE})
     assert model_memory(str(folder), config, torch.bfloat16).weights_bytes == 2 * blocks.numel() * 2
 
 

@@ -17,6 +17,8 @@ from outrider.models.gguf.formats import FORMS, panels_of
 from outrider.models.lm import PassLimits
 from outrider.models.load import build_lm, load_config, load_module
 from outrider.models.plan import plan_pass
+from outrider.models.quantised.floats import fp8, mxfp4
+from outrider.models.quantised.layers import panels_of as panels_of_floats
 from outrider.models.quantised_linear import QuantisedPanels
 from outrider.runtime import library, run
 from outrider.runtime.limits import find_native_limits
@@ -38,7 +40,9 @@ OWN = [(4, 32), (4, 128), (8, 0)]
 
 
 def matrix(name: str, outputs: int, inputs: int) -> Matrix:
-    """Random weights in a format of GGUF, or in ours ("4, 128": bits, inputs that share a scale)."""
+    """Random weights in a format of GGUF, in ours ("4, 128": bits, inputs that share a scale), mxfp4, or fp8 ("fp8, 128")."""
+    if name == "mxfp4" or name.startswith("fp8"):
+        return small_floats(name, outputs, inputs)
     if name in FORMS:
         panels = panels_of(torch.from_numpy(random_blocks(Kind[name], outputs, inputs)), Kind[name])
         return Matrix(panels, FORMS[name], outputs, inputs)
@@ -47,7 +51,26 @@ def matrix(name: str, outputs: int, inputs: int) -> Matrix:
     return matrix_of(QuantisedPanels(layer, bits, group))
 
 
-EVERY = [*FORMS, *(f"{bits}, {group}" for bits, group in OWN)]
+def small_floats(name: str, outputs: int, inputs: int) -> Matrix:
+    """Every code there is, numbers below the normal ones among them."""
+    if name == "mxfp4":
+        bytes_ = torch.randint(0, 256, (outputs, inputs // 32, 16), dtype=torch.uint8)
+        found = mxfp4(bytes_, torch.randint(117, 125, (outputs, inputs // 32), dtype=torch.uint8))
+    else:
+        codes = torch.randint(0, 254, (outputs, inputs), dtype=torch.uint8)
+        codes = torch.where((codes & 0x7F) == 0x7F, codes & 7, codes).view(torch.float8_e4m3fn)
+        group = int(name.split(", ")[1]) or inputs
+        scales = torch.rand(-(-outputs // 32), -(-inputs // group)) / 1000
+        found = fp8({"weight": codes, "s": scales}, "s", (32, group))
+    made = panels_of_floats(found)
+    assert made is not None
+    own = Matrix(*made, outputs, inputs)
+    assert torch.equal(own.values(), found.values())
+    return own
+
+
+EVERY = [*FORMS, *(f"{bits}, {group}" for bits, group in OWN), "mxfp4"]
+FP8 = ("fp8, 128", "fp8, 32", "fp8, 0")
 every_format = pytest.mark.parametrize("name", EVERY)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -101,7 +124,38 @@ def test_a_last_group_that_is_not_full(bits: int, group: int, inputs: int, libra
     assert torch.equal(table, weights.values().bfloat16().float())
 
 
-@every_format
+@pytest.mark.parametrize("name", FP8)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 256), (45, 512), (300, 1056), (33, 164)])
+def test_products_of_fp8_are_those_of_the_values(name: str, outputs: int, inputs: int, library_path: Path) -> None:
+    """No activation is rounded: exact but for the last rounding. Catches a code or scale at the wrong place."""
+    torch.manual_seed(0)
+    weights, bias, x = matrix(name, outputs, inputs), torch.randn(outputs).bfloat16(), torch.randn(70, inputs).bfloat16()
+    layer = Layer(weights, bias, x, library_path)
+    exact = x.double() @ weights.values().double().t() + bias.double()
+    size = x.double().abs() @ weights.values().double().abs().t()
+    for width in (1, 9, 70):
+        error = (layer.rows(torch.arange(width)).double() - exact[:width]).abs()
+        assert (error <= 2**-8 * exact[:width].abs() + 1e-6 * size[:width]).all()
+
+
+def test_small_numbers_of_fp8_are_widened_exactly(library_path: Path) -> None:
+    """All 254 codes, one at a time: those below 2^-6 have no leading bit, which products of bf16 would take for 0."""
+    codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+    weight = torch.zeros(len(codes), 32, dtype=torch.uint8)
+    places = torch.arange(len(codes)) % 32
+    weight[torch.arange(len(codes)), places] = codes
+    found = fp8({"weight": weight.view(torch.float8_e4m3fn), "s": torch.ones(1)}, "s", None)
+    layer = Layer(Matrix(*panels_of_floats(found), len(codes), 32), None, torch.ones(9, 32).bfloat16(), library_path)
+    for width in (1, 9):
+        assert torch.equal(layer.rows(torch.arange(width))[-1], codes.view(torch.float8_e4m3fn).float())
+
+
+def test_fp8_is_refused_beside_fp32(library_path: Path) -> None:
+    with pytest.raises(CapabilityError, match="another type than bfloat16"):
+        Layer(matrix("fp8, 32", 45, 64), None, torch.randn(3, 64), library_path)
+
+
+@pytest.mark.parametrize("name", [*EVERY, *FP8])
 def test_a_row_has_the_same_bits_in_every_company(
     name: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

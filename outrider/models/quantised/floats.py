@@ -1,0 +1,67 @@
+"""Weights in small floats with scales as other tools store them, taken apart: fp8 (e4m3) and mxfp4 (e2m1).
+
+    fp8     weight (out, in) e4m3; weight_scale_inv or weight_scale: one for the whole, for each output, or for each block of
+            outputs and inputs; a weight is its number times its scale
+    mxfp4   ..._blocks (..., out, groups, 16) uint8, two codes in each, the first in the low bits; ..._scales (..., out, groups)
+            uint8: exponents of two raised by 127, one for 32 inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.models.gguf.formats import BLOCK, E2M1, Form, float_form
+from outrider.models.quantised.formats import MalformedError, wanted
+
+NO_NUMBER = 0xFF  # an exponent that stands for none
+
+
+@dataclass(frozen=True)
+class SmallFloats:
+    """A linear layer's weights (out, in) as codes of one form."""
+
+    form: Form
+    codes: Tensor  # (out, in) uint8
+    scales: Tensor  # (out, groups): fp32, or exponents uint8
+    order: Tensor | None = None  # inputs are in order
+
+    def values(self) -> Tensor:
+        """The weights, fp32: what every other way to hold them is tested against."""
+        scales = self.scales.view(torch.float8_e8m0fnu) if self.form.levels else self.scales
+        wide = scales.float().repeat_interleave(self.form.group, dim=1)[:, : self.codes.shape[1]]
+        return self.form.numbers(self.codes) * wide
+
+
+def fp8(parts: Mapping[str, Tensor], scale: str, block: tuple[int, int] | None) -> SmallFloats:
+    """`scale`: the name of its scales; `block`: outputs and inputs that share one, where they are in blocks."""
+    weight, scales = wanted(parts, "weight"), wanted(parts, scale).float()
+    if weight.dtype != torch.float8_e4m3fn:
+        raise MalformedError(f"weight is {str(weight.dtype).removeprefix('torch.')}, not float8_e4m3fn")
+    codes = weight.view(torch.uint8)
+    if bool(((codes & 0x7F) == 0x7F).any()) or not bool(torch.isfinite(scales).all()):
+        raise MalformedError("it has weights or scales that are no numbers")
+    outputs, inputs = weight.shape
+    whole = -(-inputs // BLOCK) * BLOCK
+    if scales.numel() == 1:
+        return SmallFloats(float_form(whole), codes, scales.reshape(1, 1).expand(outputs, 1).contiguous())
+    if scales.numel() == outputs and (scales.dim() < 2 or scales.shape[1] == 1):
+        return SmallFloats(float_form(whole), codes, scales.reshape(outputs, 1))
+    high, wide = block or (1, inputs // scales.shape[-1])
+    if scales.shape != (-(-outputs // high), -(-inputs // wide)):
+        raise MalformedError(f"weight {tuple(weight.shape)} and {scale} {tuple(scales.shape)} do not fit together")
+    wide = whole if scales.shape[1] == 1 else wide
+    return SmallFloats(float_form(wide), codes, scales.repeat_interleave(high, dim=0)[:outputs].contiguous())
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> SmallFloats:
+    """All experts' outputs in one row of outputs."""
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8 or blocks.shape != (*scales.shape, BLOCK // 2):
+        raise MalformedError(f"blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)} do not fit together")
+    if bool((scales == NO_NUMBER).any()):
+        raise MalformedError("it has scales that are no numbers")
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).view(-1, scales.shape[-1] * BLOCK)
+    return SmallFloats(E2M1, codes, scales.reshape(-1, scales.shape[-1]))

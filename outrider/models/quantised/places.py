@@ -1,0 +1,62 @@
+"""Finds the place of a checkpoint's tensors in transformers' module by its own tables: layers of experts become one parameter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.lazy import transformers
+
+MERGES = (("MergeModulelist", 0), ("Concatenate", 1))  # one parameter of several experts' layers; gate and up in one
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """One expert's layer among those that make up a parameter."""
+
+    expert: int
+    number: int  # among the layers of one expert that are put together
+    path: str
+
+
+class Places:
+    """The places of one model's tensors."""
+
+    def __init__(self, module: Any) -> None:
+        mapping = transformers.conversion_mapping.get_model_conversion_mapping(module)
+        kinds = transformers.core_model_loading
+        self._renamings = [one for one in mapping if isinstance(one, kinds.WeightRenaming)]
+        self._converters = [one for one in mapping if isinstance(one, kinds.WeightConverter)]
+        self._find, self._num_layers = kinds.rename_source_key, module.config.get_text_config().num_hidden_layers
+        self._unused = [re.compile(pattern) for pattern in module._keys_to_ignore_on_load_unexpected or ()]
+
+    def is_unused(self, name: str) -> bool:
+        """Whether a tensor is of layers that predict further tokens."""
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        beyond = layer is not None and int(layer[1]) >= self._num_layers
+        return beyond or name.startswith("mtp.") or any(pattern.search(name) for pattern in self._unused)
+
+    def of(self, name: str) -> str:
+        """The name of a tensor in the module."""
+        return str(self._find(name, self._renamings, [])[0])
+
+    def merged(self, paths: Iterable[str]) -> dict[str, list[Part]]:
+        """Parameters that several layers make up, and these in order."""
+        found: dict[str, list[Part]] = {}
+        for path in paths:
+            target, pattern = self._find(path + WEIGHT, self._renamings, self._converters)
+            converter = next((one for one in self._converters if pattern in one.source_patterns), None)
+            if converter is None or not _is_merge(converter):
+                continue
+            renamed = self.of(path + WEIGHT)
+            expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), renamed)
+            assert expert is not None, f"'{renamed}' is no '{pattern}'"
+            found.setdefault(target, []).append(Part(int(expert[1]), converter.source_patterns.index(pattern), path))
+        return {target: sorted(parts) for target, parts in found.items()}
+
+
+def _is_merge(converter: Any) -> bool:
+    return all((type(one).__name__, getattr(one, "dim", None)) in MERGES for one in converter.operations)
