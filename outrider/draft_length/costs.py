@@ -30,7 +30,6 @@ RENEWAL = 300  # steps in which sizes may change against one another as much as 
 ELSEWHERE = 0.01  # share of the first variances that comes back with times from another hour
 SPOILT = 1.0  # of the logarithm, that a time may be too short: beyond it, earlier times were of something else
 MAX_ERROR = 3.0  # standard deviations that a time may be too long
-OFFER_WEIGHT = 0.2  # steps that "what is asked for is offered" counts for
 
 
 class StepCosts:
@@ -91,7 +90,7 @@ class StepCosts:
         plain, *drafting, empty = self.drafted()
         costs, before, reached, total = [plain], empty, 1.0, empty
         for cost, (wide, tried) in zip(drafting, self._offered.counts(self._max_nodes), strict=True):
-            reached = min((wide + OFFER_WEIGHT * reached) / (tried + OFFER_WEIGHT), reached)
+            reached = min(wide / tried, reached) if tried else reached
             total += reached * (cost - before)
             costs.append(total)
             before = cost

@@ -12,12 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
-ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen, and the tokens it counts for; fading, too
-CHAIN_LEAN = 3.0  # tokens of the next shallower depth that a depth's record is mixed with
 NODE_LEAN = 5.0  # kept nodes that the guess from the node before counts for
 MIN_SHARE = 0.1  # share of steps in which the node before counts as kept: rarer ones would make a guess of too much weight
-ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 NOTHING = 1e-6  # weight of a prior that has faded
 
 
@@ -64,49 +61,6 @@ class Shares:
         """How often each of the first `length` positions was kept, and tried."""
         unseen = [0.0] * (length - len(self.tried))
         return list(zip(self.kept[:length] + unseen, self.tried[:length] + unseen, strict=True))
-
-
-@dataclass
-class ChainSurvival:
-    """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ... c_i.
-
-    `row` is any number that names a row while it lives.
-    """
-
-    _depths: Shares = field(default_factory=lambda: Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]))
-    _rows: dict[int, Record] = field(default_factory=dict)
-    _all: Record = field(default_factory=lambda: Record(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
-
-    def observe(self, row: int, drafted: int, accepted: int) -> None:
-        """A step of one row kept `accepted` of a chain of `drafted` tokens."""
-        tested = min(accepted + 1, drafted)
-        self._depths.fade()
-        self._depths.add(tested, [1.0] * accepted)
-        self._all.add(accepted, tested)
-        self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
-
-    def forget(self, rows: set[int]) -> None:
-        """Keep the records of these rows only."""
-        self._rows = {row: record for row, record in self._rows.items() if row in rows}
-
-    def curve(self, length: int, row: int | None = None) -> list[float]:
-        """S(1) .. S(length) of a row; None: of the average one."""
-        scale = 1.0 if row is None else self._luck(row)
-        survival, conditional, weight, curve = 1.0, PRIOR, NOTHING, []
-        for kept, tried in self._depths.counts(length):
-            conditional, weight = (kept + weight * conditional) / (tried + weight), CHAIN_LEAN
-            survival *= min(conditional * scale, 1.0)
-            curve.append(survival)
-        return curve
-
-    def expected(self, num_tokens: int, row: int | None = None) -> float:
-        """Kept tokens of a chain of `num_tokens`."""
-        return sum(self.curve(num_tokens, row))
-
-    def _luck(self, row: int) -> float:
-        """This row's acceptance over everybody's."""
-        average = self._all.mean(PRIOR, NOTHING)
-        return self._rows.get(row, Record()).mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
 
 
 class KeptNodes:

@@ -6,7 +6,7 @@
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
              beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all
 
-What a part is worth is measured from its own verdicts (`outrider/draft_length/survival.py`), what a model costs by the clock.
+What a part is worth is measured from its own verdicts (`outrider/drafters/chain_survival.py`), what a model costs by the clock.
 At most one part may draw tokens from laws, a model or a trained head; its nodes come first (`outrider/trees/merge.py`).
 """
 
@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from outrider.draft_length.survival import ChainSurvival
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.chain_survival import ChainSurvival
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.kv import KVCache

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from outrider.draft_length.survival import ChainSurvival
+from outrider.drafters.chain_survival import ChainSurvival
 from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import GeneralHost

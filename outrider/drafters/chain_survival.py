@@ -1,0 +1,57 @@
+"""Expected kept tokens of one drafter's chains, row by row: what a composite's part is worth, and where a service drafts ahead.
+
+Only counts of earlier steps enter, never the value of a token that is about to be proposed (non-anticipation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, Record, Shares
+
+ROW_DECAY = 0.9  # of a row's own record: some 10 steps
+CHAIN_LEAN = 3.0  # tokens of the next shallower depth that a depth's record is mixed with
+ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
+
+
+@dataclass
+class ChainSurvival:
+    """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ... c_i.
+
+    `row` is any number that names a row while it lives.
+    """
+
+    _depths: Shares = field(default_factory=lambda: Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]))
+    _rows: dict[int, Record] = field(default_factory=dict)
+    _all: Record = field(default_factory=lambda: Record(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
+
+    def observe(self, row: int, drafted: int, accepted: int) -> None:
+        """A step of one row kept `accepted` of a chain of `drafted` tokens."""
+        tested = min(accepted + 1, drafted)
+        self._depths.fade()
+        self._depths.add(tested, [1.0] * accepted)
+        self._all.add(accepted, tested)
+        self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
+
+    def forget(self, rows: set[int]) -> None:
+        """Keep the records of these rows only."""
+        self._rows = {row: record for row, record in self._rows.items() if row in rows}
+
+    def curve(self, length: int, row: int | None = None) -> list[float]:
+        """S(1) .. S(length) of a row; None: of the average one."""
+        scale = 1.0 if row is None else self._luck(row)
+        survival, conditional, weight, curve = 1.0, PRIOR, NOTHING, []
+        for kept, tried in self._depths.counts(length):
+            conditional, weight = (kept + weight * conditional) / (tried + weight), CHAIN_LEAN
+            survival *= min(conditional * scale, 1.0)
+            curve.append(survival)
+        return curve
+
+    def expected(self, num_tokens: int, row: int | None = None) -> float:
+        """Kept tokens of a chain of `num_tokens`."""
+        return sum(self.curve(num_tokens, row))
+
+    def _luck(self, row: int) -> float:
+        """This row's acceptance over everybody's."""
+        average = self._all.mean(PRIOR, NOTHING)
+        return self._rows.get(row, Record()).mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
