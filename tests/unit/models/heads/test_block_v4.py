@@ -16,6 +16,7 @@ from outrider.build import Options, build
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.heads.block_files import load_block, outline_block
 from outrider.models.heads.block_names import ships_dspark
+from outrider.models.heads.block_saving import export_block
 from outrider.models.heads.block_v4 import V4BlockHead
 from outrider.options import replaced
 from outrider.sampling.params import SamplingParams
@@ -223,3 +224,5 @@ def test_fp8_is_widened_by_its_scales(target: Any, tmp_path: Path) -> None:
     assert isinstance(head, V4BlockHead)
     assert isinstance(head.layers[0], v4.DeepseekV4DecoderLayer)
     torch.testing.assert_close(head.layers[0].self_attn.kv_proj.weight, small.float() / 4)
+    with pytest.raises(CapabilityError, match="no layout outside its target's checkpoint"):
+        export_block(head, tmp_path / "b", "raw")
