@@ -39,7 +39,8 @@ class Code(IntEnum):
     SIGNAL = 5  # in[0] is hidden state `layer` (an index among the program's signals): copied out where it is wanted
     EXPERTS = 6  # in[0] x, a row for each expert or one for all; in[1] the experts' numbers; `weight` (experts, out, in)
     CONVOLUTION = 7  # of each channel over the last tokens; `weight` (channels, width), numbers[0]: 1 with SiLU behind it
-    DELTA_RULE = 8  # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries' norms, 0: none
+    DELTA_RULE = 8  # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries' norms, 0: none.
+    # Without beta values are added to the state as they are (Mamba 2)
     COPY = 10
     ADD = 11
     SUB = 12

@@ -22,7 +22,7 @@ from outrider.runtime.ops import Code, Program
 from outrider.runtime.run import NativeRun
 
 NO_KEYS = LayerShape(0, 0, 0)  # of a layer that keeps a running state
-RECURRENT_LAYER = "LinearAttentionLayer"  # in transformers' cache
+RECURRENT_LAYERS = {"LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"}  # in transformers' cache
 LAYERS_OF_KEYS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
@@ -62,18 +62,22 @@ def _refuse_other_layers(module: Any) -> None:
     except Exception as error:  # foreign code: whatever it raises is told
         raise NotLoweredError(f"its config describes no cache ({type(error).__name__})") from error
     kinds = {type(layer).__name__ for layer in layers}
-    others = sorted(kinds - {RECURRENT_LAYER, *LAYERS_OF_KEYS}) or ["an indexer"] * bool(getattr(config, "index_topk", None))
+    others = sorted(kinds - {*RECURRENT_LAYERS, *LAYERS_OF_KEYS}) or ["an indexer"] * bool(getattr(config, "index_topk", None))
     if others:
         raise NotLoweredError(f"it keeps other things of a text ({', '.join(others)})")
-    if RECURRENT_LAYER not in kinds:
+    if not RECURRENT_LAYERS & kinds:
         raise NotLoweredError("no layer keeps a running state")
 
 
 def _layers(program: Program, num_layers: int) -> tuple[LayerShape, ...]:
     """Heads and sizes of keys and values, by what the program stores. Raises NotLoweredError for a layer without any state."""
     shapes: list[LayerShape] = [NO_KEYS] * num_layers
+    stored: set[tuple[int, bool]] = set()
     for op in program.body:
         if op.code == Code.STORE:
+            if not 0 <= op.layer < num_layers or (op.layer, op.is_value) in stored:
+                raise NotLoweredError("an attention layer that stands in several places and has no number")
+            stored.add((op.layer, op.is_value))
             heads, size = op.inputs[0].rows, op.inputs[0].cols
             before = shapes[op.layer]
             shapes[op.layer] = (

@@ -1,4 +1,4 @@
-"""Recurrent layers in a recorded pass: transformers' functions for short convolutions and delta rules, one event each."""
+"""Recurrent layers in a recorded pass: transformers' functions for convolutions, delta rules and Mamba 2, one event each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, nn
 
 from outrider.runtime.events import Event, Recorder
 
 CONVOLUTION = "causal_conv1d_fn"
+SCAN = "mamba2_chunk_scan"
 DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 GATED_NORM = "RMSNormGated"  # the end of such classes' names
 
@@ -28,6 +30,8 @@ def recurrent_by_event(module: nn.Module, recorder: Recorder, rows: int, tokens:
             code = sys.modules[home]
             if hasattr(code, CONVOLUTION):
                 _instead(stack, code, CONVOLUTION, partial(_convolution, recorder))
+            if hasattr(code, SCAN):
+                _instead(stack, code, SCAN, partial(_scan, recorder))
             for name in DELTA_RULES:
                 if hasattr(code, name):
                     _instead(stack, code, name, partial(_delta_rule, recorder))
@@ -64,8 +68,25 @@ def _delta_rule(
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = value.clone()
-    recorder.events.append(Event("delta_rule", (query, key, value, g, beta), {"norms": use_qk_l2norm_in_kernel}, (out,)))
+    told = {"norms": use_qk_l2norm_in_kernel, "scale": query.shape[-1] ** -0.5}
+    recorder.events.append(Event("delta_rule", (query, key, value, g, beta), told, (out,)))
     return out, None
+
+
+def _scan(
+    recorder: Recorder, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
+    dt_bias: Tensor | None = None, dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **unused: object,
+) -> Tensor:  # fmt: skip
+    """Mamba 2's outputs (B, T, heads, head size), fp32: a delta rule that corrects nothing, C its queries and B its keys."""
+    dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+    dt = torch.clamp(torch.nn.functional.softplus(dt) if dt_softplus else dt, min=dt_limit[0], max=dt_limit[1])
+    x = hidden_states.float()
+    query, key, value, decay = C.float(), B.float(), x * dt[..., None].float(), A.float() * dt.float()
+    with recorder.paused():
+        out = value.clone()
+    recorder.events.append(Event("delta_rule", (query, key, value, decay), {"norms": False, "scale": 1.0}, (out,)))
+    return out if D is None else out + D[..., None] * x
 
 
 def _by_token(forward: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, int], hidden_states: Tensor, gate: Tensor) -> Tensor:

@@ -42,13 +42,15 @@ def convolution(low: Lowering, event: Event) -> list[Known]:
 
 
 def delta_rule(low: Lowering, event: Event) -> list[Known]:
-    """Queries read what keys and values left in a state that decays."""
-    query, key, value, decay, beta = (low.block(tensor) for tensor in event.args)
-    if any(block.axes[:2] != ("B", "T") or any(block.axes[2:]) for block in (query, key, value, decay, beta)):
+    """Queries read what keys and values left in a state that decays. Without beta values are added as they are."""
+    query, key, value, decay, *betas = (low.block(tensor) for tensor in event.args)
+    if any(block.axes[:2] != ("B", "T") or any(block.axes[2:]) for block in (query, key, value, decay, *betas)):
         raise NotLoweredError("a delta rule over another order of dimensions")
     (key_heads, size), (heads, value_size) = key.own.sizes, value.own.sizes
     decays = 1 if len(decay.own.sizes) == 1 else decay.own.sizes[1]
-    if query.own.sizes != key.own.sizes or heads % key_heads or decays not in (1, size) or beta.own.sizes != (heads,):
+    if query.own.sizes != key.own.sizes or heads % key_heads or decays not in (1, size):
+        raise NotLoweredError("a delta rule of an unusual shape")
+    if any(beta.own.sizes != (heads,) for beta in betas):
         raise NotLoweredError("a delta rule of an unusual shape")
     types = {low.dtype(block.own.value) for block in (query, key, value)}
     if len(types) > 1:
@@ -57,13 +59,13 @@ def delta_rule(low: Lowering, event: Event) -> list[Known]:
     record = (key_heads * size + heads * value_size) * width + heads * (decays + 1) * torch.float32.itemsize
     state = low.state(StateShape(heads * size * value_size, record))
     made = low.value((heads, value_size), event.outputs[0].dtype)
-    parts = [(query, (key_heads, size)), (key, (key_heads, size)), (value, (heads, value_size)), (decay, (heads, decays)),
-             (beta, (heads, 1))]  # fmt: skip
+    parts = [(query, (key_heads, size)), (key, (key_heads, size)), (value, (heads, value_size)), (decay, (heads, decays))]
+    parts += [(beta, (heads, 1)) for beta in betas]
     low.add(
         Op(
             Code.DELTA_RULE, tuple(_rows(low, block, sizes) for block, sizes in parts),
             View(made.value, heads, value_size, 0, value_size), (EPSILON if event.kwargs["norms"] else 0.0,),
-            layer=state, heads=heads, scale=size**-0.5,
+            layer=state, heads=heads, scale=event.kwargs["scale"],
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]

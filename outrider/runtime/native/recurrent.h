@@ -1,4 +1,4 @@
-// Operations that keep a running state of each row: short convolutions, and linear attention by the gated delta rule.
+// Operations that keep a running state of each row: short convolutions, and linear attention by the gated delta rule or without it.
 //
 // One token after the other, in one order of sums whatever the pass holds: so a state has the same bits however a text was cut into
 // passes, and tokens that were kept of a draft are brought into it again (`Move`) in the arithmetic that they were passed in.
@@ -116,6 +116,7 @@ constexpr int64_t COLUMNS = 16 * VECTORS;
 struct Sizes {
   int64_t heads, key_heads, key, value, decays;  // decays: of a head, one or one for each number of a key
   int64_t width;                                 // bytes of a number of keys and values
+  bool corrects;                                 // whether what the state has for a key is taken from its value, by beta
 
   int64_t values_at() const { return key_heads * key * width; }
   int64_t decays_at() const { return values_at() + heads * value * width; }
@@ -168,13 +169,17 @@ inline void update(const Sizes& s, const Scratch& room, const Token& token, int6
   Mask some[VECTORS];
   Floats held[VECTORS], read[VECTORS];
   for (int64_t v = 0; v < VECTORS; ++v) some[v] = first16(count - 16 * v), held[v] = read[v] = floats(0);
-  for (int64_t i = 0; i < s.key; ++i) {
-    const Floats k = floats(key[i]), d = floats(decay[i]);
-    for (int64_t v = 0; v < VECTORS; ++v)
-      held[v] = multiply_add(load_some(some[v], from + i * s.value + 16 * v) * d, k, held[v]);
+  if (s.corrects) {
+    for (int64_t i = 0; i < s.key; ++i) {
+      const Floats k = floats(key[i]), d = floats(decay[i]);
+      for (int64_t v = 0; v < VECTORS; ++v)
+        held[v] = multiply_add(load_some(some[v], from + i * s.value + 16 * v) * d, k, held[v]);
+    }
+    const Floats beta = floats(token.beta.one(0));
+    for (int64_t v = 0; v < VECTORS; ++v) held[v] = (token.value.read(first + 16 * v, some[v]) - held[v]) * beta;
+  } else {
+    for (int64_t v = 0; v < VECTORS; ++v) held[v] = token.value.read(first + 16 * v, some[v]);
   }
-  const Floats beta = floats(token.beta.one(0));
-  for (int64_t v = 0; v < VECTORS; ++v) held[v] = (token.value.read(first + 16 * v, some[v]) - held[v]) * beta;
   for (int64_t i = 0; i < s.key; ++i) {
     const Floats k = floats(key[i]), d = floats(decay[i]), q = READS ? floats(query[i]) : k;
     for (int64_t v = 0; v < VECTORS; ++v) {
@@ -189,10 +194,11 @@ inline void update(const Sizes& s, const Scratch& room, const Token& token, int6
   }
 }
 
-// in: query and key (key heads, size), value (heads, value size), log of decay (heads, 1 or size), beta (heads, 1)
+// in: query and key (key heads, size), value (heads, value size), log of decay (heads, 1 or size), beta (heads, 1). Without beta
+// values are added as they are, which is Mamba 2's recurrence.
 template <typename At>
 void delta_rule(const Op& op, const Pass& pass, const At& at, Pool& pool) {
-  const Sizes s{op.heads, op.kv_heads, op.size, op.value_size, op.N, op.in[1].is_bf16 ? 2 : 4};
+  const Sizes s{op.heads, op.kv_heads, op.size, op.value_size, op.N, op.in[1].is_bf16 ? 2 : 4, op.in[4].source != NOTHING};
   const int64_t blocks = (s.value + COLUMNS - 1) / COLUMNS, pieces = s.heads * blocks;
   pool.run(pass.rows * pieces, [&](int64_t piece) {
     const int64_t b = piece / pieces, h = piece % pieces / blocks, first = piece % blocks * COLUMNS;
@@ -217,7 +223,7 @@ void delta_rule(const Op& op, const Pass& pass, const At& at, Pool& pool) {
     for (int64_t t = 0; t < pass.tokens; ++t, from = to) {
       const int64_t m = b * pass.tokens + t;
       const Token token{row_of(op.in[1], at(op.in[1], m), group), row_of(op.in[2], at(op.in[2], m), h),
-                        row_of(op.in[3], at(op.in[3], m), h), row_of(op.in[4], at(op.in[4], m), h)};
+                        row_of(op.in[3], at(op.in[3], m), h), s.corrects ? row_of(op.in[4], at(op.in[4], m), h) : Row{}};
       prepare(s, token, op.numbers[0], room);
       scaled(row_of(op.in[0], at(op.in[0], m), group), s.key, op.numbers[0], float(op.scale), room.query.data());
       const Row out = row_of(op.out, at(op.out, m), h);
@@ -230,7 +236,7 @@ void delta_rule(const Op& op, const Pass& pass, const At& at, Pool& pool) {
       copy(token.value, kept.value, first, first + count);
       if (first) continue;
       copy(token.decay, kept.decay, 0, s.decays);
-      copy(token.beta, kept.beta, 0, 1);
+      if (s.corrects) copy(token.beta, kept.beta, 0, 1);
       if (h % (s.heads / s.key_heads) == 0) copy(token.key, kept.key, 0, s.key);
     }
   });
