@@ -159,5 +159,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
         for tensor in model.parameters():  # norms and biases that are not ones and zeros
             if tensor.dim() == 1:
                 tensor += 0.1 * torch.randn_like(tensor)
+            elif not tensor.any():  # ERNIE's router in transformers 5.17: which of equal experts are chosen is nobody's rule
+                tensor += named["initializer_range"] * torch.randn_like(tensor)
     hand_over(model)  # as loading does
     return model.to(dtype)
