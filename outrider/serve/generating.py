@@ -10,6 +10,7 @@ from starlette.responses import Response
 from outrider.serve.chat import Chat
 from outrider.serve.completions import Completion
 from outrider.serve.departure import unless_gone
+from outrider.serve.errors import ApiError
 from outrider.serve.ignored import ignored_fields
 from outrider.serve.messages import EVENTS as MESSAGE_EVENTS
 from outrider.serve.messages import Messages, count_tokens
@@ -61,6 +62,20 @@ def generating_routes(state: ServerState) -> APIRouter:
         asked = await Responses.prepared(state, body, ignored)
         request.state.asked = asked  # for the log of requests
         return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
+
+    @router.get("/v1/responses/{response_id}")
+    async def stored_response(response_id: str, request: Request) -> dict[str, Any]:
+        """A response that is kept, as it was answered."""
+        if request.query_params:
+            name = next(iter(request.query_params))
+            raise ApiError(f"'{name}' is not supported: a kept response is answered whole. Leave it out", param=name)
+        return state.responses.find(response_id, to_go_on=False).response
+
+    @router.delete("/v1/responses/{response_id}")
+    async def dropped_response(response_id: str) -> dict[str, Any]:
+        """Forget a response."""
+        state.responses.drop(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
 
     @router.post("/v1/messages", responses={200: {"content": STREAM}, **ANTHROPIC_ERRORS}, response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response:

@@ -18,6 +18,7 @@ class Stored:
     """What one response added to its conversation, behind what it went on from."""
 
     messages: tuple[Message, ...]
+    response: dict[str, Any]  # as the client got it
     size: int
     before: Stored | None = None
 
@@ -39,10 +40,15 @@ class ResponseStore:
         self._kept: OrderedDict[str, Stored] = OrderedDict()
         self._size = 0
 
-    def find(self, name: str) -> Stored:
-        """Raises ApiError for one that is not here, or not any more."""
+    def find(self, name: str, *, to_go_on: bool = True) -> Stored:
+        """Raises ApiError for one that is not here, or not any more. `to_go_on`: a request names it as the one before."""
         if name not in self._kept:
             kept = f"the last {self._most}" if self._most else "none"
+            if not to_go_on:
+                raise ApiError(
+                    f"there is no response '{name[:60]}': this server keeps {kept} (max_stored_responses), unless 'store' is "
+                    "false, until it ends", status=404, param="response_id",
+                )  # fmt: skip
             raise ApiError(
                 f"there is no response '{name[:60]}' to go on from: this server keeps {kept} (max_stored_responses), unless "
                 "'store' is false, until it ends. Send the conversation in 'input'",
@@ -50,9 +56,14 @@ class ResponseStore:
             )  # fmt: skip
         return self._kept[name]
 
-    def keep(self, name: str, messages: list[Message], before: Stored | None) -> None:
+    def drop(self, name: str) -> None:
+        """Forget one; those that went on from it keep what they need. Raises ApiError for one that is not here."""
+        self._size -= self.find(name, to_go_on=False).size
+        del self._kept[name]
+
+    def keep(self, name: str, messages: list[Message], response: dict[str, Any], before: Stored | None) -> None:
         """A response that is whole."""
-        stored = Stored(tuple(messages), sum(len(json.dumps(message)) for message in messages), before)
+        stored = Stored(tuple(messages), response, sum(len(json.dumps(each)) for each in (*messages, response)), before)
         self._kept[name] = stored
         self._size += stored.size
         while len(self._kept) > self._most or self._size > self._max_characters:

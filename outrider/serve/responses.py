@@ -77,13 +77,14 @@ class Responses(Answering):
         return "incomplete" if self._dialogue.replies[0].finish_reason == "length" else "completed"
 
     def _ended(self) -> dict[str, Any]:
-        """The whole response, kept for those that go on from it."""
-        if self._body.store is not False:
-            self._store.keep(self._id, [*messages_of(self._body), *self._said()], self._before)
+        """The whole response, kept for whoever asks for it and those that go on from it."""
         bill = self._dialogue.bill()
         details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         more = {"incomplete_details": details, "usage": _usage(bill["usage"]), "metrics": bill["metrics"]}
-        return {**self._response(self._status), **more}
+        found = {**self._response(self._status), **more}
+        if self._body.store is not False:
+            self._store.keep(self._id, [*messages_of(self._body), *self._said()], found, self._before)
+        return found
 
     def _said(self) -> list[dict[str, Any]]:
         """The answer as a message, with its thoughts where the chat template shows them again."""

@@ -116,18 +116,41 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     assert caught.value.code == "previous_response_not_found"
     store = ResponseStore(2, max_characters=300)
     for name in "abc":
-        store.keep(name, [{"role": "user", "content": name}], store.find("a") if name == "b" else None)
+        store.keep(name, [{"role": "user", "content": name}], {}, store.find("a") if name == "b" else None)
     with pytest.raises(ApiError, match="no response 'a'"):
         store.find("a")
     assert [message["content"] for message in store.find("b").conversation()] == ["a", "b"], "what it went on from is still there"
-    store.keep("d", [{"role": "user", "content": "x" * 300}], None)
+    store.keep("d", [{"role": "user", "content": "x" * 300}], {}, None)
     for name in "bcd":
         with pytest.raises(ApiError):
             store.find(name)
     none = ResponseStore(0)
-    none.keep("a", [], None)
+    none.keep("a", [], {}, None)
     with pytest.raises(ApiError, match="keeps none"):
         none.find("a")
+
+
+def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: FakeEngine) -> None:
+    """Whole or streamed; one that is forgotten is not gone from those that went on from it."""
+    first = client.responses.create(input="Hi", metadata={"a": "b"})
+    with client.responses.stream(model="fake", input="And?", previous_response_id=first.id) as stream:
+        second = stream.get_final_response()
+    assert client.responses.retrieve(first.id).model_dump() == first.model_dump()
+    again = client.responses.retrieve(second.id)
+    assert (again.output_text, again.usage, again.previous_response_id) == (second.output_text, second.usage, first.id)
+    client.responses.delete(first.id)
+    for gone in (lambda: client.responses.retrieve(first.id), lambda: client.responses.delete(first.id)):
+        with pytest.raises(openai.NotFoundError, match="there is no response 'resp"):
+            gone()
+    with pytest.raises(openai.BadRequestError, match="to go on from"):
+        client.responses.create(input="Hi", previous_response_id=first.id)
+    client.responses.create(input="Now?", previous_response_id=second.id)
+    assert prompts(thinker)[-1].startswith("<user>Hi")
+    unkept = client.responses.create(input="Hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+    with pytest.raises(openai.BadRequestError, match="'include' is not supported"):
+        client.responses.retrieve(second.id, include=["reasoning.encrypted_content"])
 
 
 def test_cut_off(client: Any) -> None:
