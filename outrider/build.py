@@ -78,7 +78,7 @@ class Built:
 
 
 def build(options: Options, status: Callable[[str], None] = lambda line: None) -> Built:
-    """Load and check everything. `status` is told what takes long while it happens."""
+    """Load and check everything. `status` is called with what takes long, while it happens."""
     options, parts = choose(options)
     return assemble(load_models(options, Needs.of(parts), status), parts)
 
@@ -229,8 +229,9 @@ def _head_that_comes(target: str, part: str) -> Path | str | None:
 
 
 def _best_drafter(options: Options, head: str | None) -> str:
-    """What drafter 'auto' means: whoever drafts with the head that --draft names, a draft model where there is one, the DSpark or
-    MTP head in the target's checkpoint, else n-gram lookup."""
+    """The drafter that 'auto' chooses: one for the head that --draft names, a draft model where there is one, the DSpark or MTP
+    head in the target's checkpoint, else n-gram lookup.
+    """
     if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).requires.head:
         return head
     if options.draft is not None or options.target == DEMO:
@@ -241,8 +242,9 @@ def _best_drafter(options: Options, head: str | None) -> str:
 
 
 def head_in(draft: str | None) -> str | None:
-    """Which kind of trained head lies in the folder that --draft names. None: no head, no folder, or a damaged one, of which
-    whoever loads it says more."""
+    """The kind of trained head in the folder that --draft names. None: no head, no folder, or a damaged one, which loading
+    reports in full.
+    """
     if draft is None or draft == DEMO or not Path(draft).is_dir():
         return None
     try:

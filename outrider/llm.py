@@ -130,7 +130,7 @@ class LLM:
         return self._decoder.drafter.counters
 
     def close(self) -> None:
-        """Let the drafter save what it was told to keep. Also the end of a `with` block."""
+        """Let the drafter save what its options ask to keep. Also the end of a `with` block."""
         self._decoder.drafter.close()
 
     def __enter__(self) -> LLM:
@@ -194,7 +194,7 @@ class LLM:
 
         `prompts`: one or many, in the forms that `outrider.prompts` lists. With `n` above 1 a result has them all in `outputs`.
         `prediction`: what the answers are expected to be, one for all prompts or one for each (None where nothing is expected).
-        The texts are the same with and without. ConfigError where the drafter is none that looks at it.
+        The texts are the same with and without. ConfigError where the drafter does not use it.
         """
         batch = self._read(prompts)
         params = self._params(sampling_params, len(batch))

@@ -1,4 +1,4 @@
-"""Thoughts and answer told apart in a text as it grows, and stop strings that count in the answer only."""
+"""Thoughts and answer separated in a text as it grows, and stop strings that count in the answer only."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _up_to_mark(text: str, marks: Sequence[str]) -> list[Part]:
 
 
 class StopsBehindThoughts(StopStrings):
-    """Stop strings that do not count in thoughts: models repeat there what they were told to end with."""
+    """Stop strings that do not count in thoughts: models repeat there the string that should end the answer."""
 
     def __init__(self, stops: Sequence[str], thinking: Thinking, *, after: int = 0, include: bool = False) -> None:
         super().__init__(stops, after=after, include=include)

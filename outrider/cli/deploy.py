@@ -72,7 +72,7 @@ class HostOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NameOptions:
-    """For whoever keeps several services apart."""
+    """Options for operators of several services."""
 
     name: Annotated[
         str | None, option(CONTAINERS, "ray, compose, k8s: of the service.", show_default="outrider-TARGET")

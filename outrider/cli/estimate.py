@@ -121,7 +121,9 @@ class SizeOptions:
     context: Annotated[int | None, option(SIZES, "Tokens per row in the KV cache.", show_default="4096")] = None
 
     def model(self, who: str, dtype: DtypeName) -> ModelSize | None:
-        """The size of "target" or "draft"; None where nothing is said. Raises ConfigError, CheckpointError, CapabilityError."""
+        """The size of "target" or "draft"; None where no option names it. Raises ConfigError, CheckpointError,
+        CapabilityError.
+        """
         from outrider.lab.estimate.roofline import size_of
 
         folder, count = getattr(self, who), getattr(self, f"{who}_params")

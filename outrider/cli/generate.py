@@ -65,7 +65,7 @@ def generate(
     generation_config: GenerationConfig = None,
     json: Json = False,
 ) -> int:
-    """Answer one prompt, greedily unless told otherwise."""
+    """Answer one prompt, greedily by default."""
     if logprobs is not None and not json:
         raise ConfigError("--set logprobs needs --json: log-probabilities are only printed there.")
     if show_drafts and not stream and not json:

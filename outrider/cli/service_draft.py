@@ -50,7 +50,7 @@ class HostedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftListeningOptions(ListeningOptions):
-    """Options that say where a draft service listens, whom it lets in, and how it is watched."""
+    """Options of a draft service: its address, its access rules, and how it is monitored."""
 
     port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50051
     drain_timeout: Annotated[float, option(SERVICE, "Seconds for drafts that are waited for after SIGTERM.")] = 5.0

@@ -1,4 +1,4 @@
-"""Options that draft services and target services share: where they listen, whom they let in, how they are watched."""
+"""Options that draft services and target services share: address, access rules, monitoring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WATCHING = "Watching"
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Options that say where a service listens, whom it lets in, and how it is watched.
+    """Options of a service: its address, its access rules, and how it is monitored.
 
     Each service adds its port and its time to drain.
     """

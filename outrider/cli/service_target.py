@@ -30,7 +30,7 @@ Target = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TargetListeningOptions(ListeningOptions):
-    """Options that say where a target service listens, whom it lets in, and how it is watched."""
+    """Options of a target service: its address, its access rules, and how it is monitored."""
 
     port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50052
     drain_timeout: Annotated[float, option(SERVICE, "Seconds that running requests have to finish after SIGTERM.")] = 30.0

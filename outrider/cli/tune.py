@@ -43,7 +43,7 @@ class TunedModels(MachineOptions):
     ] = None  # type: ignore[assignment]  # several, where other verbs take one  # fmt: skip
 
     def options(self, target: str) -> Options:
-        """Without the drafts, which are told apart later (lab/tune/drafts.py)."""
+        """The options without the drafts, which are distinguished later (lab/tune/drafts.py)."""
         from outrider.build import Options
 
         names = [field.name for field in fields(MachineOptions) if field.name != "draft"]

@@ -1,7 +1,7 @@
 """`--num-draft-tokens auto`: each step asks for as many nodes as bring the most tokens per second (`goodput.py`).
 
 Each drafter of a batch has its own `Goodput`: a request whose drafts are look-ups must not teach the server what its draft model
-is worth. All rows share the step, so each is told how many rows there are in all. Verdicts teach the one that drafted, the clock
+is worth. All rows share the step, so each gets the number of all rows. Verdicts teach the one that drafted, the clock
 only where all rows of a step have the same drafter.
 
 Lengths follow the clock, so a seeded sampled text repeats only with the drafter-invariant verifier (`gumbel`). Its distribution

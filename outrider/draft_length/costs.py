@@ -81,7 +81,7 @@ class StepCosts:
         return other
 
     def drafted(self) -> list[float]:
-        """Seconds by nodes drafted, 0 to `max_nodes`, and of an empty draft. A plain step is never dearer than another."""
+        """Seconds by nodes drafted, 0 to `max_nodes`, and of an empty draft. A plain step never costs more than another."""
         seconds: list[float] = np.exp(self._log_s).tolist()
         return [min(seconds), *seconds[1:]]
 

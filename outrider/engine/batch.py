@@ -139,8 +139,9 @@ class Batch:
         return built
 
     def _one_by_one(self, requests: list[ActiveRequest], error: Exception) -> Stepped:
-        """A step failed. Every row makes it alone: whoever fails alone is to blame, the others go on. A step that failed behind
-        its verdict may have brought rows to their end: they say nothing more."""
+        """Repeat a failed step for every row alone: a row that fails alone caused the failure, the others continue. A step that
+        failed after its verdict may have ended rows; these emit nothing more.
+        """
         log.warning("a step of %d rows failed: looking for the request to blame", len(requests), exc_info=error)
         for active in requests:
             self.park(active, anew=True)

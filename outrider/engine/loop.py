@@ -1,7 +1,7 @@
-"""The engine's thread: turn after turn, until it is told to stop.
+"""The engine's thread: turn after turn, until it is stopped.
 
-A turn: hear what came in, end who is late, let requests start as memory allows, read one chunk of one prompt, make one step of
-all rows, tell everybody what it brought. With nothing to do the thread sleeps.
+A turn: take commands, end late requests, start requests as memory allows, read one chunk of one prompt, make one step of all
+rows, and deliver its tokens. With nothing to do the thread sleeps.
 
 Every request ends in `_end`, once. One that breaks a step or its prompt ends alone (`Batch.step` finds it); when code of ours
 breaks between steps all end, and the engine goes on.
@@ -65,8 +65,9 @@ class Loop:
             mailbox.heartbeat.rest()  # dead is not hung
 
     def enqueue(self, active: ActiveRequest) -> None:
-        """It waits for its turn, unless it has ended before it was heard of, with all the others. What was committed may be all
-        of its answer."""
+        """Queue a request, unless it ended with all others before it arrived. The committed tokens may already be its whole
+        answer.
+        """
         if active in self._mailbox:
             self._observer.queued(active.request)
             if active.row.finish_reason is None:
@@ -152,7 +153,9 @@ class Loop:
         self._mailbox.leave(active)
 
     def _leave(self, active: ActiveRequest) -> None:
-        """In a thread that died a device may refuse everything; whoever waits must be told all the same."""
+        """End all requests. In a dead thread a device may refuse everything, and waiting clients must get an answer all the
+        same.
+        """
         try:
             self._scheduler.leave(active)
         except Exception:
@@ -185,7 +188,7 @@ class Loop:
 
 
 def _as_ours(error: Exception) -> OutriderError:
-    """What a client is told: our own errors as they are, others by name (the log has the rest)."""
+    """The error for a client: our own errors as they are, others by name (the log has the rest)."""
     if isinstance(error, OutriderError):
         return error
     log.error("a request failed inside the engine", exc_info=error)

@@ -3,7 +3,7 @@
 Other threads put commands here; the engine's takes them between two turns, and is the only one that changes anything else.
 All of it is under one lock.
 
-The heartbeat says when the engine's loop last came round, for whoever asks from another thread whether it hangs. A turn that
+The heartbeat holds the time of the engine's last turn, so other threads can see whether it hangs. A turn that
 takes long is no hang as long as its parts come to an end: the loop beats at every turn, at every chunk of a prompt, and at every
 step of a batch that is made again row by row. While there is nothing to do it rests; a new command wakes it.
 """
@@ -77,7 +77,7 @@ class Mailbox:
 
     @property
     def has_commands(self) -> bool:
-        """Whether somebody waits to be heard."""
+        """Whether commands are waiting."""
         return bool(self._commands)
 
     def find(self, request_id: str) -> ActiveRequest | None:

@@ -1,4 +1,4 @@
-"""What the engine tells whoever measures it. All calls come from the engine's thread and must return at once."""
+"""The engine's calls to an observer that measures it. All calls come from the engine's thread and must return at once."""
 
 from __future__ import annotations
 

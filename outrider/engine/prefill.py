@@ -52,9 +52,9 @@ class Prefiller:
     def begin(self, active: ActiveRequest) -> None:
         """Queues a request's prompt for reading.
 
-        What is known of it is there at once, unless the caller wants more of every prompt token than keys and values. Of
-        what comes from pages a drafter that reads hidden states hears nothing: where it keeps pages of its own, the
-        target's go as far as those; else it begins behind them.
+        Known keys and values are loaded at once, unless the caller wants more of every prompt token. A drafter that reads
+        hidden states gets none for tokens from pages. If it keeps pages of its own, the target's are used as far as those;
+        otherwise it starts after them.
         """
         row = self.lm.kv.add_row()
         self._lanes.append(active)

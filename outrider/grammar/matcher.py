@@ -4,7 +4,7 @@ Nodes of a draft come parents first, so consecutive paths share a beginning: the
 common and on from there. A chain is walked once. Masks are remembered until the next commit, for the drafter that asked on
 its way and the target that asks again for the whole draft.
 
-A matcher may break on the way (compiled.py): then the row begins anew, reads what was said, and asks once more.
+A matcher may break on the way (compiled.py): then the row starts a new matcher, reads the committed text, and asks once more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Matcher:
         return torch.stack(masks)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Raises NumericalError when a token breaks the grammar: whoever chose it did not look at the mask."""
+        """Commit tokens. Raises NumericalError when a token breaks the grammar, because it was chosen without the mask."""
         for token in tokens:
             if self._ended:
                 return

@@ -21,7 +21,7 @@ WORDS = {
 
 
 def document(comparison: Comparison, gate: Gate | None = None) -> Document:
-    """`gate`: what a threshold said, where one was given."""
+    """`gate`: the result of a threshold, where one was given."""
     blocks: list[Block] = [*_machines(comparison), *_verdict(comparison)]
     if gate is not None:
         blocks += _gate(gate)
@@ -49,7 +49,7 @@ def _machines(comparison: Comparison) -> Iterator[Block]:
 
 
 def _verdict(comparison: Comparison) -> Iterator[Block]:
-    """Counts of verdicts; what chance alone would bring is said beside them."""
+    """Counts of verdicts; the counts expected by chance stand beside them."""
     changes = comparison.changes
     count = {verdict: sum(change.verdict == verdict for change in changes) for verdict in WORDS}
     judged = [f"{number} {verdict}" for verdict, number in count.items() if number and verdict != "no evidence"]

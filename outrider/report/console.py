@@ -1,4 +1,4 @@
-"""A document on a terminal. Piped output is not squeezed into 80 columns, and nothing is said by colour alone.
+"""A document on a terminal. Piped output is not squeezed into 80 columns, and colour never carries meaning alone.
 
 Texts are never read as markup, and what a model or a file put into them cannot steer the terminal.
 """

@@ -133,7 +133,7 @@ def _tokens(block: TokenText) -> Iterator[str]:
 
 
 def _broken(pieces: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Long lines broken, since GitHub does not: ↵ marks the text's own line breaks, so the others can be told apart."""
+    """Long lines broken, since GitHub does not: ↵ marks the text's own line breaks, so the others can be distinguished."""
     column = 0
     for kind, text in pieces:
         out = ""

@@ -9,7 +9,7 @@ from outrider.report.document import Column, Plot, Series, Table
 
 
 def finite(values: Sequence[float | None] | None, count: int) -> list[float | None]:
-    """`count` values; None where there is none, or none that can be drawn."""
+    """`count` values; None where there is no value, or no drawable one."""
     found = list(values) if values is not None else [None] * count
     if len(found) != count:
         raise ValueError(f"{len(found)} values over {count} of x")

@@ -56,7 +56,7 @@ class Start:
 def key_of(name: str, *told: object) -> str | None:
     """Tells a start of this model on this machine from every other one. None where the model's files are not on this machine.
 
-    `told`: what loading was told that decides what it makes of them.
+    `told`: the loading options that decide the result.
     """
     files = checked.files_beside(name)
     if adapter_in(name) is not None or not files:

@@ -33,7 +33,7 @@ ROWS, TOKENS = 2, 5  # of the pass that is recorded
 
 @dataclass
 class Recording:
-    """A whole pass. Tensors are told apart by identity, and all of them are kept alive."""
+    """A whole pass. Tensors are distinguished by identity, and all of them are kept alive."""
 
     ids: Tensor  # (ROWS, TOKENS)
     positions: Tensor
@@ -80,7 +80,7 @@ Part = Callable[[Tensor, Tensor, list[Tensor], RecordedCache], tuple[dict[int, T
 
 
 def record(module: Any, signals: tuple[int, ...]) -> Recording:
-    """A pass of `module` and its hidden states of these keys. Raises CapabilityError where there is no state to be heard."""
+    """A pass of `module` and its hidden states of these keys. Raises CapabilityError where it has no such state."""
     device = next(module.parameters()).device
     ids = torch.arange(ROWS * TOKENS, device=device).view(ROWS, TOKENS) % module.config.get_text_config().vocab_size
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()

@@ -15,7 +15,7 @@ class ReleasedLinear(nn.Module):
         self.out_features, self.in_features = layer.out_features, layer.in_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Never called: whoever runs the module itself must not release its layers."""
+        """Never called, because code that runs the module itself must not release its layers."""
         raise AssertionError("this layer's weights are in the native runtime's panels alone")
 
 

@@ -221,7 +221,7 @@ def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]
 class KeptAddresses:
     """Addresses of the tensors of a list, kept as long as the same list with the same first tensor comes.
 
-    Whoever moves the tensors of a list moves all of them, or makes another list. Sixty tensors of thirty layers take 0.1 ms to
+    Code that moves the tensors of a list moves all of them, or makes another list. Sixty tensors of thirty layers take 0.1 ms to
     ask where a pass has driven everything out of the processor's caches.
     """
 

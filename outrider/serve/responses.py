@@ -77,7 +77,7 @@ class Responses(Answering):
         return "incomplete" if self._dialogue.replies[0].finish_reason == "length" else "completed"
 
     def _ended(self) -> dict[str, Any]:
-        """The whole response, kept for whoever asks for it and those that go on from it."""
+        """The whole response, kept for later requests that read or continue it."""
         bill = self._dialogue.bill()
         details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         more = {"incomplete_details": details, "usage": _usage(bill["usage"]), "metrics": bill["metrics"]}

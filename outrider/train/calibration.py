@@ -54,7 +54,7 @@ def sequential_temperatures(logits: Tensor, accepted: Tensor, counts: Tensor) ->
 
 
 def expected_calibration_error(said: Tensor, true: Tensor) -> float:
-    """Calibration error over ten equal bins of the confidences `said`: mean of |mean said - mean true|, weighted by size. (N,)
+    """Calibration error over ten equal bins of the confidences: mean of |mean confidence - mean true|, weighted by size. (N,)
     each.
     """
     bins = (said * NUM_BINS).long().clamp(0, NUM_BINS - 1)

@@ -71,7 +71,7 @@ def _loaded(name: str, dtype: torch.dtype) -> LM:
 
 @cache
 def untouched(name: str) -> Any:
-    """The same model, as transformers runs it."""
+    """The model as transformers runs it."""
     return make(name)
 
 
@@ -213,7 +213,7 @@ def test_a_draft_of_many_passes_is_taken_back(name: str, length: int) -> None:
 
 
 def test_some_of_a_long_prompt_cannot_be_committed() -> None:
-    """Catches a state that is said to be there: passes that read a text leave it in front of them and behind them alone."""
+    """Catches a state that is reported but absent: passes that read a text keep it before and after them only."""
     lm, text = subject("lfm2").twin(), text_of(80)
     begin(lm, text[:2])
     lm.forward(torch.tensor([text[1:]]), columns=torch.tensor([0]))

@@ -177,7 +177,7 @@ def test_only_boundaries_that_are_committed_are_kept() -> None:
 
 
 def test_a_long_prompt_leaves_few_states() -> None:
-    """Of the boundaries within a prompt, those that are powers of two stay."""
+    """Boundaries within a prompt stay only if they are powers of two."""
     pool, text = StatePool(page=4, num_pages=10**4), list(range(40))
     for end in range(4, 41, 4):
         pool.save(text, row_of(text[:end]), 0, end)

@@ -81,7 +81,7 @@ def test_nodes_go_to_the_part_that_texts_agree_with() -> None:
 
 
 def test_only_what_the_text_has_reached_is_judged() -> None:
-    """Of four right guesses two are known when the text has grown by two; the others may be right or wrong."""
+    """Two of four right guesses are known when the text has grown by two; the others may be right or wrong."""
     hosted, expected = Hosted(), Hosted()
     hosted.start(1, [10, 11])
     hosted.shares(1, nodes=8)

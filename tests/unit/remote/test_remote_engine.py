@@ -84,7 +84,7 @@ def test_counters_reach_the_metrics(demo: Demo, folder: Path, patient: None) -> 
 
 @pytest.mark.parametrize("k", [4, "auto:4"])
 def test_a_far_service_is_asked_seldom(demo: Demo, folder: Path, k: int | str) -> None:
-    """Where every reply is many steps late, requests become rare; when replies are fast again, drafts come."""
+    """If every reply is many steps late, requests become rare; when replies are fast again, drafts come."""
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     plain = demo.llm().generate(PROMPTS[0], params)[0]
     known = Known([plain.prompt_token_ids + plain.token_ids])

@@ -98,7 +98,7 @@ def test_what_fits_exactly_is_answered(made: list[str]) -> None:
 
 
 def test_a_route_is_refused_only_for_the_model_that_would_answer(made: list[str]) -> None:
-    """Where the prompt's length decides, a full queue of the other model has no effect."""
+    """If the prompt's length chooses the model, a full queue of the other model has no effect."""
     small, large = FakeEngine(name="small", max_queue=1), FakeEngine(name="large", max_queue=4)
     rules = (Rule(model="auto", max_prompt_tokens=20, to="small"), Rule(model="auto", to="large"))
     with serving(small, large, rules=rules) as client:
