@@ -67,7 +67,7 @@ def generating_routes(state: ServerState) -> APIRouter:
     async def stored_response(response_id: str, request: Request) -> dict[str, Any]:
         """A response that is kept, as it was answered."""
         if request.query_params:
-            name = next(iter(request.query_params))
+            name = next(iter(request.query_params)).removesuffix("[]")
             raise ApiError(f"'{name}' is not supported: a kept response is answered whole. Leave it out", param=name)
         return state.responses.find(response_id, to_go_on=False).response
 
