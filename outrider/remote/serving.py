@@ -102,10 +102,10 @@ class GrpcServer:
 
 async def until_signal(drain: Callable[[], object] | None = None) -> None:
     """Return at the first SIGTERM or Ctrl-C, after `drain` was called; a second one ends the process at once."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    await told.wait()
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
     if drain is not None:

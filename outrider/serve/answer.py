@@ -37,8 +37,8 @@ class Answer:
     @property
     def likelihood(self) -> float:
         """Mean log-probability of its tokens: by this `best_of` ranks, as OpenAI documents it."""
-        said = [law[token] for law, token in zip(self.logprobs, self.token_ids, strict=True)]
-        return sum(said) / len(said) if said else 0.0
+        chosen = [law[token] for law, token in zip(self.logprobs, self.token_ids, strict=True)]
+        return sum(chosen) / len(chosen) if chosen else 0.0
 
     def whole(self) -> Update:
         """All of it as one update: what is not streamed is written like a stream of one piece."""

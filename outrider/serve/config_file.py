@@ -111,7 +111,7 @@ def _made(kind: type[Kind], values: dict[str, Any], place: str) -> Kind:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].replace("Input should", "should")
-        raise ConfigError(f"{place}: '{name}' {said}, got {first.get('input')!r}") from error
+        problem = first["msg"].replace("Input should", "should")
+        raise ConfigError(f"{place}: '{name}' {problem}, got {first.get('input')!r}") from error
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error

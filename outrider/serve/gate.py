@@ -86,8 +86,8 @@ class _TooLargeError(BaseException):
 class _Limited:
     """Bodies that come in pieces have no length to check beforehand."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._left = receive, most
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._left = receive, max_bytes
 
     async def __call__(self) -> Message:
         message = await self._receive()

@@ -35,10 +35,10 @@ def answer(error: ApiError, path: str) -> JSONResponse:
 
 async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, OutriderError)
-    said = as_api_error(error)
-    if said.status >= 500 and said.status != 503:
-        log.error("%s %s failed: %s", request.method, request.url.path, said)
-    return answer(said, request.url.path)
+    refusal = as_api_error(error)
+    if refusal.status >= 500 and refusal.status != 503:
+        log.error("%s %s failed: %s", request.method, request.url.path, refusal)
+    return answer(refusal, request.url.path)
 
 
 async def _bad_body(request: Request, error: Exception) -> Response:

@@ -43,11 +43,11 @@ class Transcript:
         each = len(answers) // len(prompts)
         for number, prompt in enumerate(prompts):
             own = body if prompt is None else {**body, "prompt": prompt}
-            said = answers[number * each : (number + 1) * each]
+            own_answers = answers[number * each : (number + 1) * each]
             if prompt is not None and body.get("echo"):
-                said = [replace(one, text=(one.text or "").removeprefix(prompt)) for one in said]
+                own_answers = [replace(one, text=(one.text or "").removeprefix(prompt)) for one in own_answers]
             name = first.get("id", "") + (f"-{number}" if len(prompts) > 1 else "")
-            yield own, said, usage if len(prompts) == 1 else {}, name
+            yield own, own_answers, usage if len(prompts) == 1 else {}, name
 
 
 def _objects(content: bytes) -> Iterator[dict[str, Any]]:

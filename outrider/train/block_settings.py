@@ -37,9 +37,9 @@ class BlockTraining:
 
     def __post_init__(self) -> None:
         smallest = {"num_layers": 1, "block_size": 2, "markov_rank": 0, "num_anchors": 1, "intermediate_size": 0}
-        for name, least in smallest.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{OWNER}: {name} must be at least {least}, got {getattr(self, name)}")
+        for name, minimum in smallest.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{OWNER}: {name} must be at least {minimum}, got {getattr(self, name)}")
         if self.confidence_weight < 0 or self.decay <= 0 or not 0 <= self.warm_up <= 1:
             raise ConfigError(
                 f"{OWNER}: confidence_weight must be at least 0, decay above 0 and warm_up between 0 and 1; got "

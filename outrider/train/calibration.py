@@ -53,11 +53,11 @@ def sequential_temperatures(logits: Tensor, accepted: Tensor, counts: Tensor) ->
     return Calibration(tuple(temperatures), sum(plain) / num, sum(errors) / num)
 
 
-def expected_calibration_error(said: Tensor, true: Tensor) -> float:
+def expected_calibration_error(confidence: Tensor, true: Tensor) -> float:
     """Calibration error over ten equal bins of the confidences: mean of |mean confidence - mean true|, weighted by size. (N,)
     each.
     """
-    bins = (said * NUM_BINS).long().clamp(0, NUM_BINS - 1)
-    size = torch.zeros(NUM_BINS, dtype=said.dtype, device=said.device)
-    gap = size.index_add(0, bins, said - true)  # |sum of differences| = size times the gap of the means
-    return float(gap.abs().sum() / max(len(said), 1))
+    bins = (confidence * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    size = torch.zeros(NUM_BINS, dtype=confidence.dtype, device=confidence.device)
+    gap = size.index_add(0, bins, confidence - true)  # |sum of differences| = size times the gap of the means
+    return float(gap.abs().sum() / max(len(confidence), 1))

@@ -121,9 +121,9 @@ class EagleRecipe(UnrolledRecipe):
             features = features + (torch.rand_like(features) - 0.5) * scale[:, None, None]
         return features
 
-    def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `said`."""
-        return self._loss(said.law, logits) * self._settings.loss_weight, acceptance(said.whole, logits.detach())
+    def _judge(self, target_laws: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
+        return self._loss(target_laws.law, logits) * self._settings.loss_weight, acceptance(target_laws.whole, logits.detach())
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
         distance = smooth_l1(batch.hidden[AFTER_NORM][rows, places].to(states.dtype), states)

@@ -163,11 +163,11 @@ def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> Laws:
     share, counts = (torch.empty(len(logits), device=logits.device) for _ in range(2))
     for begin in range(0, len(logits), size):
         places = slice(begin, begin + size)
-        said = logits[places].float()
-        chosen = said.index_select(-1, ids)
+        scored = logits[places].float()
+        chosen = scored.index_select(-1, ids)
         law[places] = chosen.softmax(dim=-1)
-        share[places] = (chosen.logsumexp(dim=-1) - said.logsumexp(dim=-1)).exp()
-        counts[places] = inside[said.argmax(dim=-1)]
+        share[places] = (chosen.logsumexp(dim=-1) - scored.logsumexp(dim=-1)).exp()
+        counts[places] = inside[scored.argmax(dim=-1)]
     return Laws(law, share, counts)
 
 

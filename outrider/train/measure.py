@@ -90,13 +90,13 @@ def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
     return replace(configuration, drafter_options=options)
 
 
-def _prompts(held_out: Sequence[Text], most: int) -> dict[str, list[Text]]:
+def _prompts(held_out: Sequence[Text], max_prompts: int) -> dict[str, list[Text]]:
     """Different prompts by task, at most so many of each."""
     found: dict[str, list[Text]] = {}
     seen: set[tuple[int, ...]] = set()
     for text in held_out:
         key = tuple(text.prompt)
-        if key not in seen and len(found.setdefault(text.task, [])) < most:
+        if key not in seen and len(found.setdefault(text.task, [])) < max_prompts:
             found[text.task].append(text)
             seen.add(key)
     return found

@@ -109,8 +109,8 @@ class MedusaRecipe:
             (rows, places), counts = chain_starts(batch.mask, self.heads.num_heads)
             guesses = self.heads(batch.hidden[AFTER_NORM][rows, places]).topk(ranks, dim=-1).indices  # (N, heads, ranks)
             for head in range(self.heads.num_heads):
-                said = batch.tokens[rows, (places + head + 2).clamp(max=batch.tokens.shape[1] - 1)]
-                hits = (guesses[:, head] == said[:, None]) & counts[:, head, None]
+                actual = batch.tokens[rows, (places + head + 2).clamp(max=batch.tokens.shape[1] - 1)]
+                hits = (guesses[:, head] == actual[:, None]) & counts[:, head, None]
                 right[head] += hits.sum(dim=0).cpu()
                 tried[head] += counts[:, head].sum().cpu()
         accuracies = (right / tried.clamp(min=1)).tolist()

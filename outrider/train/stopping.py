@@ -55,29 +55,29 @@ def chains(before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: T
     return before_it * steps(before)
 
 
-def saving(said: Tensor, true: Tensor, fixed: int) -> Saving:
-    """`said` and `true` (N, depth): c and S, N at least 1; `fixed`: the length compared with, at most depth."""
-    said, true = said.double(), true.double()
+def saving(estimated: Tensor, true: Tensor, fixed: int) -> Saving:
+    """`estimated` and `true` (N, depth): c and S, N at least 1; `fixed`: the length compared with, at most depth."""
+    estimated, true = estimated.double(), true.double()
     places = len(true)
-    order = _lowest(said).flatten().argsort(descending=True, stable=True)
+    order = _lowest(estimated).flatten().argsort(descending=True, stable=True)
     submitted = torch.zeros_like(order, dtype=torch.bool)
     submitted[order[: fixed * places]] = True
     survival = (true * submitted.view_as(true)).mean(dim=0).tolist()
     wanted = float(true[:, :fixed].sum())
     return Saving(
-        survival, 1.0 + wanted / places, _saved(said, true, fixed, wanted), _saved(true, true, fixed, wanted),
-        expected_calibration_error(said.flatten(), true.flatten()),
+        survival, 1.0 + wanted / places, _saved(estimated, true, fixed, wanted), _saved(true, true, fixed, wanted),
+        expected_calibration_error(estimated.flatten(), true.flatten()),
     )  # fmt: skip
 
 
-def _lowest(said: Tensor) -> Tensor:
+def _lowest(estimated: Tensor) -> Tensor:
     """The lowest so far along each draft: what has stopped does not begin again."""
-    return said.cummin(dim=1).values
+    return estimated.cummin(dim=1).values
 
 
-def _saved(said: Tensor, true: Tensor, fixed: int, wanted: float) -> float:
-    """Share of the fixed length's tokens that are not needed when they are submitted in the order of `said`."""
-    order = _lowest(said).flatten().argsort(descending=True, stable=True)
+def _saved(estimated: Tensor, true: Tensor, fixed: int, wanted: float) -> float:
+    """Share of the fixed length's tokens that are not needed when they are submitted in the order of `estimated`."""
+    order = _lowest(estimated).flatten().argsort(descending=True, stable=True)
     gained = true.flatten()[order].cumsum(dim=0)
     needed = int((gained < wanted * (1 - 1e-9)).sum()) + 1 if wanted > 0 else 0
     return 1.0 - needed / (fixed * len(true))

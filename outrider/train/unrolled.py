@@ -75,9 +75,9 @@ class UnrolledRecipe:
         """(B, T, H) that the head reads."""
         return self.head.features(batch.hidden)
 
-    def _judge(self, said: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `said`."""
-        return self._loss(said.law, logits), acceptance(said.whole, logits.detach())
+    def _judge(self, target_laws: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
+        return self._loss(target_laws.law, logits), acceptance(target_laws.whole, logits.detach())
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
         """The loss of states (n, H) of these rows and places as states: none, they are free to be whatever drafts best."""

@@ -196,7 +196,7 @@ class Texts:
 
     # ---------------------------------------------------------------- the computing thread's side
 
-    def take(self, most: int) -> list[Job]:
+    def take(self, max_jobs: int) -> list[Job]:
         """At most so many drafts to be made: a row of each asker in turn, until there are no more."""
         with self._news:
             jobs: list[Job] = []
@@ -204,7 +204,7 @@ class Texts:
             if turn:  # whoever came first this time comes last next time
                 self._turn.remove(turn[0])
                 self._turn.append(turn[0])
-            while turn and len(jobs) < most:
+            while turn and len(jobs) < max_jobs:
                 name = turn.pop(0)
                 waiting = self._askers[name].waiting
                 jobs.append(self._job(waiting.pop(next(iter(waiting)))))

@@ -111,11 +111,11 @@ class DraftTree:
         for sent in nodes:
             known.append(self._grafted(known[sent.parent + 1], sent))
 
-    def chain(self, most: int) -> list[Node]:
+    def chain(self, max_tokens: int) -> list[Node]:
         """The nodes to propose, at most so many, one below the other."""
         found: list[Node] = []
         node = self._root
-        while len(found) < most:
+        while len(found) < max_tokens:
             following = node.drawn if node.drawn is not None else node.placed[0] if node.placed else None
             if following is None or (following.law is not None and following.is_used):
                 break

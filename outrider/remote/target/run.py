@@ -112,11 +112,11 @@ async def _run(
     server = GrpcServer(settings.service, metrics.registry)
     stubs.add_TargetServiceServicer_to_server(service, server.server)
     await server.listen()
-    told = asyncio.ensure_future(until_signal())
+    stopped = asyncio.ensure_future(until_signal())
     loading = in_thread(lambda: load(settings, monitoring, status))
     began = time.monotonic()
     try:
-        first: set[asyncio.Future[Any]] = {told, loading}
+        first: set[asyncio.Future[Any]] = {stopped, loading}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             log.info("received a signal to end while loading")
@@ -126,13 +126,13 @@ async def _run(
         await server.set_serving(True)
         log.info("ready after %.1f s: %s", time.monotonic() - began, settings.model.name)
         try:
-            await told
+            await stopped
             await _drain(settings, service, server, loaded.engine)
         finally:
             await asyncio.to_thread(loaded.engine.stop)
             await service.close()
     finally:
-        told.cancel()
+        stopped.cancel()
         await server.stop(LAST_WORDS_S)
 
 

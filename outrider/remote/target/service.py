@@ -117,8 +117,8 @@ class TargetService(stubs.TargetServiceServicer):
         self, request: messages.WatchRequest, context: aio.ServicerContext
     ) -> AsyncIterator[messages.TargetState]:
         """The engine's state at once, then every `interval_s`, and when draining begins."""
-        least, most = INTERVALS_S
-        interval_s = min(most, max(least, request.interval_s or 1.0))
+        min_s, max_s = INTERVALS_S
+        interval_s = min(max_s, max(min_s, request.interval_s or 1.0))
         try:
             while (phase := self._phase) != OVER:
                 yield self._state(self._loaded())
