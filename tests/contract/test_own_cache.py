@@ -264,10 +264,23 @@ def generated(name: str, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", EACH)
 def test_greedy_texts(name: str) -> None:
     """Catches any of the above that a few passes do not show: a window that is full, a state that drifts."""
-    said = written(name, NoDrafter(), 0)
-    assert written(name, OracleThatErrs(said), GAMMA) == said
+    alone = written(name, NoDrafter(), 0)
+    compare_texts(name, written(name, OracleThatErrs(alone), GAMMA), alone)
     if name not in NOT_ALONE:
-        assert said[:2] == [generated(name, prompt) for prompt in PROMPTS[:2]]
+        compare_texts(name, alone[:2], [generated(name, prompt) for prompt in PROMPTS[:2]])
+
+
+def compare_texts(name: str, found: list[list[int]], expected: list[list[int]]) -> None:
+    """Equal texts; those of a family that is served up to rounding may part at two tokens that are as good as tied."""
+    for prompt, ours, theirs in zip(PROMPTS, found, expected, strict=False):
+        assert len(ours) == len(theirs)
+        parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+        if parted is None:
+            continue
+        assert not subject(name).limits.exact_rows
+        logits = plain(name, [*prompt, *theirs[:parted]])[-1]
+        apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
+        assert apart <= TOLERANCE * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
 
 
 @pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME])
