@@ -12,6 +12,7 @@ from torch import nn
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
+from outrider.models import hub
 from outrider.models.adapter import merged_note
 from outrider.models.context import check_asked, held_context
 from outrider.models.generation_config import asked_of
@@ -61,6 +62,7 @@ class ModelLoader:
         self._runtime = EAGER  # of the target
         self._kernels: DeviceRun | None = None  # of the model that was loaded last
         self._starts: dict[tuple[str, int | None], kept.Start | None] = {}  # that were looked for
+        self._folders: dict[str, str] = {}  # of models on the hub, in its cache
         self._refuse_elsewhere()
 
     def _names(self) -> list[str]:
@@ -82,7 +84,14 @@ class ModelLoader:
         return self._starts[name, quantise]
 
     def _key(self, name: str, quantise: int | None) -> str | None:
-        return None if self._may_differ() else kept.key_of(name, self._labels[name], self.options.dtype, quantise)
+        told = self._labels[name], self.options.dtype, quantise
+        return None if self._may_differ() else kept.key_of(self._folder(name), *told)
+
+    def _folder(self, name: str) -> str:
+        """The folder with the files of a model on the hub, once they are here; of others the name."""
+        if name not in self._folders:
+            self._folders[name] = str(hub.snapshot_of(name, self._revision(name)) or name)
+        return self._folders[name]
 
     def _is_target(self, name: str) -> bool:
         return name == self.options.target
@@ -121,7 +130,7 @@ class ModelLoader:
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         lacking = self._lacking(name, tokenizer)
         self._limit(module, lacking, self._labels[name])
-        key = None if self._may_differ() else checked.key_of(name, config, dtype, quantise)
+        key = None if self._may_differ() else checked.key_of(self._folder(name), config, dtype, quantise)
         known, kernels = checked.find(key), layer_kernels(self.device, dtype)
         with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
             lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
@@ -145,7 +154,8 @@ class ModelLoader:
         if rounded is not None:
             self.notes.append(rounded.note(self._labels[name]))
         if runtime == NATIVE and not lacking:
-            kept.keep(self._key(name, quantise), lm, module, name, config, tokenizer, ends, asked, self.notes[told:])
+            key, folder = self._key(name, quantise), self._folder(name)
+            kept.keep(key, lm, module, folder, config, tokenizer, ends, asked, self.notes[told:])
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
@@ -162,12 +172,12 @@ class ModelLoader:
         if start is None or (self._is_target(name) and (self.needs.module or self.needs.tables)):
             return None
         config, revision = self._config(name), self._revision(name)
-        found = checked.find(checked.key_of(name, config, getattr(torch, start.dtype), quantise))
+        found = checked.find(checked.key_of(self._folder(name), config, getattr(torch, start.dtype), quantise))
         tokenizer = kept.kept_tokenizer(start, partial(load_tokenizer, name, self.options.trust_remote_code, revision))
         if found is None or self._lacking(name, tokenizer):
             return None
         self._say(name, start.dtype, quantise)
-        lm = kept.started_lm(start, name, found)
+        lm = kept.started_lm(start, self._folder(name), found)
         self.notes += start.notes
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, NATIVE

@@ -6,12 +6,14 @@ firewall that drops packets. Where the hub gives no sign of life, models are loo
 
 from __future__ import annotations
 
+import re
 import time
 from functools import lru_cache
 from pathlib import Path
 
 from outrider.lazy import huggingface_hub
 
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 PATIENCE_S = 5.0  # for each of connecting and answering
 REMEMBERED_S = 60  # one model is several questions
 
@@ -19,6 +21,20 @@ REMEMBERED_S = 60  # one model is several questions
 def only_cached(name: str) -> bool:
     """Whether the model of this name can only come from the cache: it is no folder, and the hub is out of reach."""
     return not Path(name).is_dir() and not _answers(huggingface_hub.constants.ENDPOINT, int(time.monotonic() // REMEMBERED_S))
+
+
+def snapshot_of(name: str, revision: str | None = None) -> Path | None:
+    """The hub cache's folder of a model's newest commit, which the hub is asked for where it answers.
+
+    None for a name of anything else, and where the config cannot be had: loading says what is wrong.
+    """
+    if REPOSITORY.fullmatch(name) is None or Path(name).exists():
+        return None
+    try:
+        config = huggingface_hub.hf_hub_download(name, "config.json", revision=revision, local_files_only=only_cached(name))
+    except Exception:  # noqa: BLE001  of any HTTP library, and of the hub's own kinds
+        return None
+    return Path(config).parent
 
 
 def is_absent(error: BaseException) -> bool:

@@ -57,7 +57,7 @@ def a_gguf(folder: Path) -> Path:
     return write_model(folder / "model.gguf", made, "llama", kind=Kind.Q4_1)
 
 
-def start(model: Path, **options: Any) -> LLM:
+def start(model: Path | str, **options: Any) -> LLM:
     return LLM(model, drafter="none", threads=1, **options)
 
 
@@ -93,6 +93,28 @@ def test_a_second_start_makes_no_module_and_has_the_same_bits(model: Path, monke
     assert second._built.target.tokenizer("Zwölf 🙂 <b>")["input_ids"] == tokens
     assert isinstance(second._built.target.tokenizer, KeptTokenizer)
     assert isinstance(second._built.target.config, KeptConfig)
+
+
+def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path
+) -> None:
+    """Catches a hub id that starts anew each time, and one that keeps an older commit's weights."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("outrider.models.hub._answers", lambda endpoint, minute: False)
+    repository, tokenizer = tmp_path / "hub" / "models--me--tiny", byte_tokenizer()
+    (repository / "refs").mkdir(parents=True)
+    texts = []
+    for commit, sharpness in (("a" * 40, 4.0), ("b" * 40, 2.5)):
+        module = tiny_llama(len(tokenizer), sharpness=sharpness).bfloat16()
+        save_checkpoint(repository / "snapshots" / commit, module, tokenizer)
+        (repository / "refs" / "main").write_text(commit)
+        texts.append(says(start("me/tiny")))
+        with monkeypatch.context() as patched:
+            no_module(patched)
+            assert says(start("me/tiny")) == texts[-1]
+    assert texts[0] != texts[1]
 
 
 @pytest.mark.parametrize("what", ["start", "tokenizer", "findings"])
