@@ -176,7 +176,7 @@ def measure(
 
 def undisturbed(built: Built, prompt: list[int], max_tokens: int, repeats: Repeats, **sampling: Any) -> Decoded:
     """`decode`, repeated beside busy neighbours; the quietest run."""
-    return repeats.calmest(lambda: decode(built, prompt, max_tokens, **sampling), lambda run: run.other_cpu, most=3)[0]
+    return repeats.calmest(lambda: decode(built, prompt, max_tokens, **sampling), lambda run: run.other_cpu, limit=3)[0]
 
 
 def arithmetic_bound(folder: Path, lm: LM, flops_per_s: list[float]) -> dict[str, Any]:

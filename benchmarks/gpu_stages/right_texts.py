@@ -13,7 +13,7 @@ from outrider.build import Models, Needs, Options, assemble, choose, load_models
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
 from outrider.lab.certify.law import sampled_law
-from outrider.lab.certify.places import find_spots
+from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.llm import LLM

@@ -162,8 +162,8 @@ class _TimeLeft(ProgressColumn):
     """The time left as the pace so far forecasts it, at most what the stage may take."""
 
     def render(self, task: Task) -> Text:
-        most = max(task.fields["most_s"] - (task.elapsed or 0.0), 0.0)
-        left = most if task.time_remaining is None else min(task.time_remaining, most)
+        longest = max(task.fields["max_s"] - (task.elapsed or 0.0), 0.0)
+        left = longest if task.time_remaining is None else min(task.time_remaining, longest)
         return Text("-:--:--" if math.isinf(left) else str(timedelta(seconds=int(left))), style="progress.remaining")
 
 
@@ -174,9 +174,9 @@ class _Shown:
         self._bars = bars
         self._task: TaskID | None = None
 
-    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
+    def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
         self._end()
-        self._task = self._bars.add_task(name, total=total, most_s=most_s)
+        self._task = self._bars.add_task(name, total=total, max_s=max_s)
 
     def advance(self, units: int = 1) -> None:
         if self._task is not None:

@@ -115,9 +115,9 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
         server, endpoints = from_file(config, given)
     else:
         models = replicas.model or _from_environment("MODEL")
-        places = replicas.target_endpoint or _from_environment("TARGET_ENDPOINT")
+        addresses = replicas.target_endpoint or _from_environment("TARGET_ENDPOINT")
         server, endpoints = from_options(
-            models, places, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision,
+            models, addresses, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision,
             reasoning_parser=replicas.reasoning_parser or "auto",
         )
     security = ClientSecurity(

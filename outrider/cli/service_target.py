@@ -89,8 +89,8 @@ def target(
     """
     if target is None:
         raise ConfigError("name a model to run ('demo', a folder or a hub id), or set the environment variable MODEL")
-    if model.num_draft_tokens is None and (most := os.environ.get("MAX_DRAFT_TOKENS")):
-        model = dataclasses.replace(model, num_draft_tokens=most)
+    if model.num_draft_tokens is None and (max_tokens := os.environ.get("MAX_DRAFT_TOKENS")):
+        model = dataclasses.replace(model, num_draft_tokens=max_tokens)
     if model.draft_endpoint is None and (address := os.environ.get(DRAFT_VARIABLE)):
         if model.draft is None and model.drafter in ("auto", "remote"):
             model = dataclasses.replace(model, draft_endpoint=address)

@@ -24,7 +24,7 @@ def check_file(path: Path) -> None:
 
 def check_folder(path: Path) -> None:
     """Raises ConfigError where no folder can be made or filled: a file of that name or above it, no permission."""
-    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))  # "/" is always there
+    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))  # "/" is always there
     if not os.path.isdir(nearest):
         raise ConfigError(f"{nearest} is a file; a folder is needed there. Give another --out")
     if not os.access(nearest, os.W_OK | os.X_OK):

@@ -87,7 +87,7 @@ class Configuration:
 def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
     """The configurations in comma-separated texts, without duplicates. Raises ConfigError."""
     found = [Configuration.parse(part) for text in texts for part in text.split(",")]
-    return [one for place, one in enumerate(found) if one not in found[:place]]
+    return [one for index, one in enumerate(found) if one not in found[:index]]
 
 
 def _word(value: Any) -> str:

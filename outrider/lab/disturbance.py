@@ -49,32 +49,32 @@ class Repeats:
     max_other_cpu: float  # share of the processors that others may use during a run
     say: Callable[[str], None] = lambda line: None
     deadline_s: float = math.inf  # on the clock of `time.perf_counter`; nothing is repeated after it
-    _in_vain: int = field(default=0, init=False)  # runs in a row that no attempt found undisturbed
-    _said_s: float = field(default=-math.inf, init=False)
+    _num_disturbed: int = field(default=0, init=False)  # runs in a row that no attempt found undisturbed
+    _reported_s: float = field(default=-math.inf, init=False)
 
-    def calmest(self, run: Callable[[], T], share_of: Callable[[T], float], most: int) -> tuple[T, int]:
-        """The attempt during which others used least, and how many attempts there were: one, and at most `most` further ones."""
+    def calmest(self, run: Callable[[], T], share_of: Callable[[T], float], limit: int) -> tuple[T, int]:
+        """The attempt during which others used least, and how many attempts there were: one, and at most `limit` further ones."""
         attempts = [run()]
-        while share_of(attempts[-1]) > self.max_other_cpu and len(attempts) <= most and self._may_repeat(share_of(attempts[-1])):
+        while share_of(attempts[-1]) > self.max_other_cpu and len(attempts) <= limit and self._may_repeat(share_of(attempts[-1])):
             attempts.append(run())
         best = min(attempts, key=share_of)
         if share_of(best) <= self.max_other_cpu:
-            self._in_vain = 0
-        elif len(attempts) > most > 0:
-            self._in_vain += 1
+            self._num_disturbed = 0
+        elif len(attempts) > limit > 0:
+            self._num_disturbed += 1
         return best, len(attempts)
 
     def _may_repeat(self, share: float) -> bool:
         if time.perf_counter() >= self.deadline_s:
             self._tell(share, "there is no time left to repeat runs, so they count as they are and are called disturbed")
             return False
-        if self._in_vain >= GIVE_UP:
+        if self._num_disturbed >= GIVE_UP:
             self._tell(share, "repeating runs has not helped, so they count as they are and are called disturbed")
             return False
         self._tell(share, "disturbed runs are repeated")
         return True
 
     def _tell(self, share: float, what: str) -> None:
-        if time.perf_counter() - self._said_s >= SILENCE_S:
-            self._said_s = time.perf_counter()
+        if time.perf_counter() - self._reported_s >= SILENCE_S:
+            self._reported_s = time.perf_counter()
             self.say(f"other processes use {share:.0%} of the processors: {what}")

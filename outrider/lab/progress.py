@@ -13,8 +13,8 @@ FIRST_S, LONGEST_S = 5.0, 60.0  # between two lines of a stage: at its beginning
 class Progress(Protocol):
     """One stage at a time."""
 
-    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
-        """Begins a stage of `total` units that ends after at most `most_s` seconds.
+    def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
+        """Begins a stage of `total` units that ends after at most `max_s` seconds.
 
         What was left of the last stage is not coming.
         """
@@ -28,7 +28,7 @@ class Progress(Protocol):
 class Quiet:
     """Tells nobody."""
 
-    def stage(self, name: str, total: int, most_s: float = math.inf) -> None: ...
+    def stage(self, name: str, total: int, max_s: float = math.inf) -> None: ...
 
     def advance(self, units: int = 1) -> None: ...
 
@@ -42,15 +42,15 @@ class Lines:
         self._write = write
         self._name = ""
         self._total = self._done = 0
-        self._most_s = math.inf
+        self._max_s = math.inf
         self._began = self._next = 0.0
         self._wait = FIRST_S
 
-    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
-        self._name, self._total, self._done, self._most_s = name, total, 0, most_s
+    def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
+        self._name, self._total, self._done, self._max_s = name, total, 0, max_s
         self._began, self._wait = time.perf_counter(), FIRST_S
         self._next = self._began + self._wait
-        self._write(f"{name}: 0 of {total}" + ("" if math.isinf(most_s) else f", at most {_minutes(most_s)}"))
+        self._write(f"{name}: 0 of {total}" + ("" if math.isinf(max_s) else f", at most {_minutes(max_s)}"))
 
     def advance(self, units: int = 1) -> None:
         self._done += units
@@ -61,7 +61,7 @@ class Lines:
         self._next = now + self._wait
         elapsed = now - self._began
         left = elapsed / max(self._done, 1) * max(self._total - self._done, 0)
-        left = min(left, max(self._most_s - elapsed, 0.0))
+        left = min(left, max(self._max_s - elapsed, 0.0))
         self._write(f"{self._name}: {self._done} of {self._total}, {_minutes(elapsed)} so far, about {_minutes(left)} left")
 
     def say(self, line: str) -> None:

@@ -46,9 +46,9 @@ class Recorder:
         parents = None if draft.parents is None else draft.parent_lists
         sampled = None if draft.probs is None else draft.is_sampled().tolist()
         for index, row in enumerate(rows):
-            length, mine = lengths[index], self.steps.setdefault(row.request, [])
-            start = mine[-1].start + mine[-1].taken if mine else 0
-            mine.append(
+            length, recorded = lengths[index], self.steps.setdefault(row.request, [])
+            start = recorded[-1].start + recorded[-1].taken if recorded else 0
+            recorded.append(
                 Step(
                     start, facts.asked[index], tokens[index][:length], None if parents is None else parents[index][:length],
                     None if sampled is None else sampled[index][:length], paths[index][: counts[index]], next_tokens[index],

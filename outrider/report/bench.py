@@ -144,8 +144,8 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
     for cell in result.cells:
         needed = f"; about {cell.prompts_for_precision} prompts would do" if cell.prompts_for_precision else ""
         rounds = "round" if cell.rounds == 1 else "rounds"
-        most = max((one.num_runs for one in cell.configurations), default=0)
-        runs = "1 run" if most == 1 else f"{most} runs"
+        num_runs = max((one.num_runs for one in cell.configurations), default=0)
+        runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
         yield (
             f"{cell.label}: {len(cell.prompt_ids)} prompts, {cell.rounds} {rounds}, {runs} each; "
             f"ended by: {ENDINGS[cell.ended_by]}{needed}"

@@ -50,14 +50,14 @@ def grids(result: BenchResult) -> Iterator[Block]:
 
 def _found(result: BenchResult) -> Iterator[Grid]:
     for first in main_cells(result):
-        mine = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
-        if len({cell.batch_size for cell in mine if cell.context is not None}) > 1:
-            yield Grid(f"{first.task}, T = {first.temperature:g}", mine)
+        alike = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
+        if len({cell.batch_size for cell in alike if cell.context is not None}) > 1:
+            yield Grid(f"{first.task}, T = {first.temperature:g}", alike)
 
 
 def _table(result: BenchResult, grid: Grid) -> Table:
     columns = [Column("configuration", "left"), Column("rows at once")]
-    columns += [Column(_name(context), help="" if place else HELP) for place, context in enumerate(grid.contexts)]
+    columns += [Column(_name(context), help="" if index else HELP) for index, context in enumerate(grid.contexts)]
     rows = []
     for number in compared(grid.cells):
         label = result.configurations[number].label

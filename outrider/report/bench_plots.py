@@ -22,9 +22,9 @@ def plots(result: BenchResult) -> Iterator[Block]:
 def _curves(result: BenchResult) -> Iterator[Plot]:
     """One for each task and temperature."""
     for first in main_cells(result):
-        mine = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
-        by_batch = [cell for cell in mine if cell.context is None]
-        by_context = [cell for cell in mine if cell.context is not None and cell.batch_size == first.batch_size]
+        alike = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
+        by_batch = [cell for cell in alike if cell.context is None]
+        by_context = [cell for cell in alike if cell.context is not None and cell.batch_size == first.batch_size]
         where = f"{first.task}, T = {first.temperature:g}"
         if len(by_batch) > 1:
             sizes = [cell.batch_size for cell in by_batch]
@@ -35,10 +35,10 @@ def _curves(result: BenchResult) -> Iterator[Plot]:
 
 
 def _speedups(result: BenchResult, cells: Sequence[Cell], title: str, x_label: str, x: Sequence[int]) -> Plot:
-    order = sorted(range(len(cells)), key=lambda place: x[place])
-    ordered = [cells[place] for place in order]
+    order = sorted(range(len(cells)), key=lambda index: x[index])
+    ordered = [cells[index] for index in order]
     series = [speedups_of(number, ordered, result.configurations[number].label) for number in compared(cells)]
-    return Plot(title, x_label, "speedup", [x[place] for place in order], series, baseline=1.0, log_x=True)
+    return Plot(title, x_label, "speedup", [x[index] for index in order], series, baseline=1.0, log_x=True)
 
 
 def speedups_of(number: int, cells: Sequence[Cell | None], label: str) -> Series:

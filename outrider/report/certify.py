@@ -108,7 +108,7 @@ def _first(found: FirstTokenLaw) -> list[Block]:
     )  # fmt: skip
     if found.places:
         columns = [
-            Column("Place"), Column("Draft token", "left"),
+            Column("Test point"), Column("Draft token", "left"),
             Column("Enumerated", help="probability of the draft tokens that were tried"),
             Column("Total variation", help="sum of the probability put on tokens beyond the target's; the limit is "
                    f"{found.limit:.0e}"),
@@ -183,9 +183,9 @@ def _sampled(found: SampledLaw) -> list[Block]:
         ]
         for one in found.tests
     ]  # fmt: skip
-    marked = frozenset(place for place, one in enumerate(found.tests) if one.rejected)
+    marked = frozenset(index for index, one in enumerate(found.tests) if one.rejected)
     blocks.append(Table(columns, rows, marked=marked))
-    entropies = [place.entropy_nats for place in found.places]
+    entropies = [index.entropy_nats for index in found.places]
     origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
     blocks.append(Paragraph(
         f"Speculative tokens tested: {origins}. Positions: {len(found.places)}, with distributions of {min(entropies):.2f} to "

@@ -90,7 +90,7 @@ def _table(changes: Sequence[Change]) -> Iterator[Block]:
         Column("change", help=METHOD), Column("old"), Column("new"),
     ]  # fmt: skip
     rows = [[_label(one), WORDS[one.verdict], _written(one), _number(one.old), _number(one.new)] for one in changes]
-    marked = frozenset(place for place, change in enumerate(changes) if change.verdict == "worse")
+    marked = frozenset(index for index, change in enumerate(changes) if change.verdict == "worse")
     yield Table(columns, rows, "All numbers", marked)
 
 

@@ -87,8 +87,8 @@ def _table(block: Table, *, ascii_only: bool) -> Iterator[RenderableType]:
     table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     if block.marked:
         table.add_column("", no_wrap=True)
-    for place, column in enumerate(block.columns):
-        words = " ".join([one_line(column.heading), *(one_line(row[place]) for row in block.rows)]).split()
+    for index, column in enumerate(block.columns):
+        words = " ".join([one_line(column.heading), *(one_line(row[index]) for row in block.rows)]).split()
         widest = min(LONGEST_WORD, max(map(cell_len, words), default=0))
         table.add_column(Text(one_line(column.heading)), justify=column.align, min_width=widest, overflow="fold")
     for number, row in enumerate(block.rows):

@@ -183,8 +183,8 @@ def _alpha_plot(result: EstimateResult) -> Plot:
 
 def _mark(label: str, alphas: Sequence[float], at: float, height: float) -> Series:
     """A single point, at the place closest to `at`: the result has one there."""
-    place = min(range(len(alphas)), key=lambda index: abs(alphas[index] - at))
-    return Series(label, [height if index == place else None for index in range(len(alphas))])
+    nearest = min(range(len(alphas)), key=lambda index: abs(alphas[index] - at))
+    return Series(label, [height if index == nearest else None for index in range(len(alphas))])
 
 
 def _memory(result: EstimateResult) -> list[Block]:

@@ -229,8 +229,8 @@ def _counterfactuals(result: ExplainResult) -> Iterator[Block]:
     now = ["this run", number(result.tau.value), number(result.tokens_per_s, 1), "measured"]
     rows = [now, *(_counterfactual(one) for one in result.counterfactuals)]
     best = max(
-        (place for place, one in enumerate(result.counterfactuals) if one.tokens_per_s and one.family != "temperature"),
-        key=lambda place: result.counterfactuals[place].tokens_per_s or 0.0, default=None,
+        (index for index, one in enumerate(result.counterfactuals) if one.tokens_per_s and one.family != "temperature"),
+        key=lambda index: result.counterfactuals[index].tokens_per_s or 0.0, default=None,
     )  # fmt: skip
     yield Table(
         (

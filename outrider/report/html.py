@@ -95,9 +95,9 @@ def _part(block: Block, number: int) -> Part:
 
 
 def _runs(tokens: Sequence[Token]) -> Iterator[Span]:
-    def alone(place_and_token: tuple[int, Token]) -> Any:
-        place, token = place_and_token
-        return token.fate if token.fate in ("prompt", "plain") and not token.hover else place
+    def alone(numbered: tuple[int, Token]) -> Any:
+        index, token = numbered
+        return token.fate if token.fate in ("prompt", "plain") and not token.hover else index
 
     for _, group in groupby(enumerate(tokens), key=alone):
         together = [token for _, token in group]
@@ -119,7 +119,7 @@ def _prose(text: str) -> Markup:
 
 def _classes(table: Table) -> list[str]:
     """The CSS classes of each column: its alignment, and whether a narrow page must leave it some room."""
-    longest = [max((len(row[place]) for row in table.rows), default=0) for place in range(len(table.columns))]
+    longest = [max((len(row[index]) for row in table.rows), default=0) for index in range(len(table.columns))]
     return [
         f"{column.align} long" if column.align == "left" and length >= LONG_CELL else column.align
         for column, length in zip(table.columns, longest, strict=True)

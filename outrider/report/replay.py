@@ -87,7 +87,7 @@ def _overview(result: ReplayResult) -> Table:
     columns = [*COLUMNS, SPEEDUP] if result.costs is not None else COLUMNS
     best = _best(result)
     rows = [_row(one) for one in result.configurations]
-    marked = frozenset(place for place, one in enumerate(result.configurations) if one is best)
+    marked = frozenset(index for index, one in enumerate(result.configurations) if one is best)
     return Table(columns, rows, "All texts (95 % intervals in brackets)", marked)
 
 
@@ -143,8 +143,8 @@ def _positions(result: ReplayResult) -> list[Block]:
         return []
     longest = max(len(one.overall.accepted_per_position) for one in champions)
     series = [Series(one.configuration, _survival(one.overall, longest)) for one in champions]
-    title, places = "How far drafts are kept", list(range(1, longest + 1))
-    return [Plot(title, "draft token", "share of all steps that keep it", places, series)]
+    title, positions = "How far drafts are kept", list(range(1, longest + 1))
+    return [Plot(title, "draft token", "share of all steps that keep it", positions, series)]
 
 
 def _champions(result: ReplayResult) -> list[ReplayedConfiguration]:

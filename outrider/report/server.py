@@ -201,21 +201,21 @@ def _troubles(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
 
 def _level_notes(measurement: ServerMeasurement) -> list[str]:
     """Each once, with the levels it is about unless it is about all."""
-    places: dict[str, list[str]] = {}
+    by_note: dict[str, list[str]] = {}
     for level in measurement.levels:
         gauges = [f"{name} stood at {value:.2f}" for name, value in level.gauges.items()]
         for note in (*level.notes, *gauges):
-            places.setdefault(note, []).append(level.level.label)
+            by_note.setdefault(note, []).append(level.level.label)
     return [
-        note if len(labels) == len(measurement.levels) else f"{', '.join(labels)}: {note}" for note, labels in places.items()
+        note if len(labels) == len(measurement.levels) else f"{', '.join(labels)}: {note}" for note, labels in by_note.items()
     ]
 
 
 def _levels(measurements: Sequence[ServerMeasurement]) -> Iterator[tuple[ServerMeasurement, LevelMeasurement]]:
     """Level by level, the servers of each beside one another."""
-    most = max((len(one.levels) for one in measurements), default=0)
-    for place in range(most):
-        yield from ((one, one.levels[place]) for one in measurements if place < len(one.levels))
+    num_levels = max((len(one.levels) for one in measurements), default=0)
+    for index in range(num_levels):
+        yield from ((one, one.levels[index]) for one in measurements if index < len(one.levels))
 
 
 def _formulas(known: Sequence[tuple[ServerMeasurement, LevelMeasurement, Speculation]]) -> str:

@@ -24,7 +24,7 @@ def document(result: Result) -> Document:
     assert isinstance(result, ServerResult)
     blocks: list[Block] = [Bullets(result.findings)]
     if result.question == "tune":
-        blocks += [_advice(result.advice), *_told(result)]
+        blocks += [_advice(result.advice), *_counters_as_reported(result)]
     blocks += [*_positions(result), *_standing(result.standing), *server.blocks(result.servers)]
     blocks += [Heading("What a server cannot tell"), Bullets(result.unknown), *to_keep_in_mind(result)]
     engine = " ".join(filter(None, (result.server.server.engine, result.server.server.version)))
@@ -51,7 +51,7 @@ def _advice(rows: list[LevelAdvice]) -> Table:
     return Table(columns, cells, title="Draft tokens by load")
 
 
-def _told(result: ServerResult) -> Iterator[Block]:
+def _counters_as_reported(result: ServerResult) -> Iterator[Block]:
     """The table in the words of who has one."""
     if not result.table:
         return
@@ -61,8 +61,8 @@ def _told(result: ServerResult) -> Iterator[Block]:
     yield Heading("In other words", 3)
     text = ",".join(f"{start}:{size}" for start, size in result.table)
     yield Code(f"outrider serve ... --num-draft-tokens {text if len(result.table) > 1 else result.table[0][1]}", "bash")
-    most = max(size for _, size in result.table)
-    config: dict[str, Any] = {"num_speculative_tokens": most}
+    longest = max(size for _, size in result.table)
+    config: dict[str, Any] = {"num_speculative_tokens": longest}
     if len(result.table) > 1:
         config |= {"num_speculative_tokens_per_batch_size": batch_size_table(result.table)}
     yield Paragraph("vLLM, beside the method in its --speculative-config:")
@@ -87,17 +87,17 @@ def _positions(result: ServerResult) -> Iterator[Block]:
 def _standing(found: Standing | None) -> Iterator[Block]:
     if found is None:
         return
-    said = []
+    lines = []
     counts = found.speculation
     if counts is not None and counts.num_steps:
         used = number(counts.draft_utilisation)
-        said.append(f"{counts.num_steps} passes with a draft, {number(counts.tau)} tokens each; {used} of the draft accepted")
+        lines.append(f"{counts.num_steps} passes with a draft, {number(counts.tau)} tokens each; {used} of the draft accepted")
     if found.num_generated is not None:
-        said.append(f"{found.num_generated} tokens generated")
+        lines.append(f"{found.num_generated} tokens generated")
     if found.cache_hits is not None:
-        said.append(f"{found.cache_hits:.0%} of the prompt tokens came from the prefix cache")
+        lines.append(f"{found.cache_hits:.0%} of the prompt tokens came from the prefix cache")
     if found.running is not None or found.waiting is not None:
-        said.append(f"when this run began, {number(found.running, 0)} requests ran and {number(found.waiting, 0)} waited")
-    if said:
+        lines.append(f"when this run began, {number(found.running, 0)} requests ran and {number(found.waiting, 0)} waited")
+    if lines:
         yield Heading("All traffic since the server started", 3)
-        yield Bullets(said)
+        yield Bullets(lines)

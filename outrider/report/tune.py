@@ -77,7 +77,7 @@ def _confirmed(result: TuneResult) -> list[Block]:
     if not result.confirmed:
         return []
     order = sorted(result.confirmed, key=lambda one: -one.speedup.value)
-    best = next((place for place, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
+    best = next((index for index, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
     rows = [
         [
             one.configuration, _interval(one.speedup), _times(one.estimates.get("all")),

@@ -79,7 +79,7 @@ class Identity(Record):
 
 
 class Divergence(Record):
-    """The first place of the first text that parts."""
+    """The first token of the first text that parts."""
 
     prompt: str  # its id
     position: int  # output token, from 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.lab.bench.plan import Place, Plan
+from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Request, Workload
@@ -39,9 +39,9 @@ class Material:
     first_token: int | None  # that begins every text
     notes: tuple[str, ...] = ()
 
-    def prompts(self, place: Place) -> list[Prompt]:
+    def prompts(self, key: CellKey) -> list[Prompt]:
         """The prompts of a cell."""
-        own, length = self.by_task[place.task], place.context
+        own, length = self.by_task[key.task], key.context
         return own if length is None else [filled(own, number, length, self.first_token) for number in range(len(own))]
 
 
@@ -53,19 +53,19 @@ def gather(
     Raises ConfigError where one of them does not fit into `context` together with its answer (with `on_bad="skip"`: where none
     does; later ones then take its place), and for context lengths that the model does not hold.
     """
-    most = plan.sampling.required_max_tokens
-    if plan.context_lengths and max(plan.context_lengths) + most > context:
+    max_tokens = plan.sampling.required_max_tokens
+    if plan.context_lengths and max(plan.context_lengths) + max_tokens > context:
         raise ConfigError(
-            f"context length {max(plan.context_lengths)} and {most} new tokens are more than the {context} tokens that the model "
-            f"holds: --context-lengths up to {context - most}, or fewer --max-new-tokens"
+            f"context length {max(plan.context_lengths)} and {max_tokens} new tokens are more than the {context} tokens that the "
+            f"model holds: --context-lengths up to {context - max_tokens}, or fewer --max-new-tokens"
         )
     wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, plan.prompts)))
-    prepared = prepare(wanted, tokenizer, context=context, max_tokens=most, on_bad=on_bad, chat_template=chat_template)
+    prepared = prepare(wanted, tokenizer, context=context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template)
     by_request = {one.request.id: one for one in prepared.prompts}
     by_task: dict[str, list[Prompt]] = {}
     for request in firsts([one.request for one in prepared.prompts], plan.prompts):
-        mine, found = by_task.setdefault(request.task, []), by_request[request.id]
-        mine.append(Prompt(len(mine), request, found.tokens, found.max_tokens))
+        of_task, found = by_task.setdefault(request.task, []), by_request[request.id]
+        of_task.append(Prompt(len(of_task), request, found.tokens, found.max_tokens))
     notes = [f"{len(prepared.skipped)} prompts left out, the first: {prepared.skipped[0].reason}"] if prepared.skipped else []
     return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(notes))
 
@@ -82,15 +82,15 @@ def filled(prompts: Sequence[Prompt], number: int, length: int, first_token: int
     return replace(own, tokens=[*head, *filler, *body[-room:]])
 
 
-def places_that_can(plan: Plan, material: Material) -> tuple[list[Place], list[str]]:
+def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[str]]:
     """Cells with enough prompts for their batch size, and a note for each task that has too few. Raises ConfigError where none
     has enough."""
-    places = plan.places(list(material.by_task))
-    able = [place for place in places if place.batch_size <= len(material.by_task[place.task])]
+    keys = plan.cell_keys(list(material.by_task))
+    able = [key for key in keys if key.batch_size <= len(material.by_task[key.task])]
     notes = [
-        f"{place.task}: {len(material.by_task[place.task])} prompts are no batch of {place.batch_size}; left out"
-        for place in places
-        if place not in able
+        f"{key.task}: {len(material.by_task[key.task])} prompts are no batch of {key.batch_size}; left out"
+        for key in keys
+        if key not in able
     ]
     if not able:
         raise ConfigError(f"{notes[0].removesuffix('; left out')}: raise --prompts, or take a smaller batch size")

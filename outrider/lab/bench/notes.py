@@ -173,5 +173,5 @@ def _parting(plain: Sequence[int], own: Sequence[int]) -> Parting | None:
     if list(plain) == list(own):
         return None
     both = enumerate(zip(plain, own, strict=False))
-    place = next((at for at, (a, b) in both if a != b), min(len(plain), len(own)))
-    return Parting(position=place, plain=list(plain[place : place + SHOWN]), own=list(own[place : place + SHOWN]))
+    index = next((at for at, (a, b) in both if a != b), min(len(plain), len(own)))
+    return Parting(position=index, plain=list(plain[index : index + SHOWN]), own=list(own[index : index + SHOWN]))

@@ -17,7 +17,7 @@ GOES_ON_BY = ("rounds", "max_rounds", "budget_s", "precision")  # what a resumed
 
 
 @dataclass(frozen=True)
-class Place:
+class CellKey:
     """A cell's name."""
 
     task: str
@@ -96,13 +96,13 @@ class Plan:
         seed = int(np.random.SeedSequence([self.seed, prompt, turn]).generate_state(1)[0])
         return replace(self.sampling, temperature=temperature, seed=seed, max_tokens=max_tokens or self.sampling.max_tokens)
 
-    def places(self, tasks: Sequence[str]) -> list[Place]:
+    def cell_keys(self, tasks: Sequence[str]) -> list[CellKey]:
         """All cells: every batch size with the prompts as they are, every context length at the first batch size; in a grid at
         every batch size."""
         shapes: list[tuple[int, int | None]] = [(size, None) for size in self.batch_sizes]
         filled = self.batch_sizes if self.grid else self.batch_sizes[:1]
         shapes += [(size, length) for length in self.context_lengths for size in filled]
-        found = [Place(task, t, size, length) for task in tasks for t in self.temperatures for size, length in shapes]
+        found = [CellKey(task, t, size, length) for task in tasks for t in self.temperatures for size, length in shapes]
         return list(dict.fromkeys(found))
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,6 +125,6 @@ def default_configurations(has_draft: bool) -> list[Configuration]:
     return [Configuration.parse(text) for text in [*of_draft, "ngram k=auto", "suffix k=auto"]]
 
 
-def _check_above(what: str, number: int, least: int) -> None:
-    if number < least:
-        raise ConfigError(f"{what} must be {least} or more, got {number}")
+def _check_above(what: str, number: int, minimum: int) -> None:
+    if number < minimum:
+        raise ConfigError(f"{what} must be {minimum} or more, got {number}")

@@ -10,8 +10,8 @@ from typing import Any
 from outrider.build import Options
 from outrider.lab.bench.bench_result import BenchResult, Cell, ConfigurationInfo, Measured, TargetInfo, WorkloadInfo
 from outrider.lab.bench.machine import added_memory, describe_target
-from outrider.lab.bench.material import Material, digest, gather, places_that_can
-from outrider.lab.bench.plan import COUPLED, Place, Plan
+from outrider.lab.bench.material import Material, digest, gather, runnable_cells
+from outrider.lab.bench.plan import COUPLED, CellKey, Plan
 from outrider.lab.bench.stages import CellState, Rounds
 from outrider.lab.bench.summary import measured, others_during, run_line
 from outrider.lab.bench.turn import Field
@@ -38,12 +38,12 @@ def run_bench(
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     runner = Runner(options, plan.all_configurations, status)
     material = gather(workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template)
-    places, notes = places_that_can(plan, material)
+    keys, notes = runnable_cells(plan, material)
     field, failures = Field.open(runner, plan.all_configurations)
     status("measuring the memory's bandwidth")
     target = describe_target(runner.models, options.target, options.draft)
     journal = journal or Journal.open(journal_path, identity, resume=False)
-    rounds = Rounds(field, plan, material, places, journal, progress or Quiet())
+    rounds = Rounds(field, plan, material, keys, journal, progress or Quiet())
     with journal:
         try:
             states = rounds.run()
@@ -59,7 +59,7 @@ def run_bench(
         cells=cells,
         seconds=rounds.spent_s,
         interrupted=any(cell.ended_by == "interrupted" for cell in cells),
-        notes=[*runner.models.notes, *material.notes, *notes, *_unreached(places, states), *_remarks(cells, plan, material)],
+        notes=[*runner.models.notes, *material.notes, *notes, *_unreached(keys, states), *_remarks(cells, plan, material)],
     )
     return result, journal
 
@@ -73,7 +73,7 @@ def plan_identity(options: Options, plan: Plan, workload: Workload, *, chat_temp
 
 
 def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, tokenizer: Any) -> Cell:
-    place = state.place
+    key = state.cell_key
     labels = [one.label for one in rounds.configurations]
     found: list[Measured] = []
     ids = [one.request.id for one in state.prompts]
@@ -83,14 +83,14 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         baseline = rounds.baselines[number]
         found.append(
             measured(
-                own, None if baseline == number else state.of(baseline), target=target, times=state.times, rows=place.batch_size,
+                own, None if baseline == number else state.of(baseline), target=target, times=state.times, rows=key.batch_size,
                 max_other_cpu=plan.max_other_cpu, ids=ids, tokenizer=tokenizer,
-                same_text=place.temperature == 0 or configuration.verifier == COUPLED,
+                same_text=key.temperature == 0 or configuration.verifier == COUPLED,
             )
         )  # fmt: skip
     assert state.ended_by is not None
     return Cell(
-        task=place.task, temperature=place.temperature, batch_size=place.batch_size, context=place.context, prompt_ids=ids,
+        task=key.task, temperature=key.temperature, batch_size=key.batch_size, context=key.context, prompt_ids=ids,
         mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids),
         max_new_tokens=plan.sampling.required_max_tokens,
         rounds=state.rounds, ended_by=state.ended_by, prompts_for_precision=state.prompts_needed, seconds=state.seconds,
@@ -123,10 +123,10 @@ def _describe(rounds: Rounds, field: Field, failures: dict[int, str]) -> list[Co
     return found
 
 
-def _unreached(places: list[Place], states: list[CellState]) -> list[str]:
+def _unreached(keys: list[CellKey], states: list[CellState]) -> list[str]:
     """Cells that an interrupted run has not begun."""
-    reached = [state.place for state in states]
-    return [f"{place.label}: not measured, the run was stopped before" for place in places if place not in reached]
+    reached = [state.cell_key for state in states]
+    return [f"{key.label}: not measured, the run was stopped before" for key in keys if key not in reached]
 
 
 def _remarks(cells: list[Cell], plan: Plan, material: Material) -> list[str]:

@@ -51,8 +51,8 @@ def speedup(found: Sequence[Sample]) -> Speedup | None:
     if not found:
         return None
     by_prompt = list(_by_prompt(found).values())
-    plain = [fmean(one.plain_s for one in mine) for mine in by_prompt]
-    own = [fmean(one.own_s for one in mine) for mine in by_prompt]
+    plain = [fmean(one.plain_s for one in group) for group in by_prompt]
+    own = [fmean(one.own_s for one in group) for group in by_prompt]
     groups = {one.group for one in found}
     if len(by_prompt) == 1 or (None not in groups and len(groups) == 1):
         return Speedup(value=sum(plain) / sum(own), num_prompts=len(by_prompt))
@@ -64,7 +64,7 @@ def speedup(found: Sequence[Sample]) -> Speedup | None:
 
 def _reaching(interval: Interval, groups: Sequence[Sequence[Sample]]) -> Interval:
     """The interval, widened as far as the groups' own interval."""
-    other = ratio_of_sums([sum(s.plain_s for s in mine) for mine in groups], [sum(s.own_s for s in mine) for mine in groups])
+    other = ratio_of_sums([sum(s.plain_s for s in group) for group in groups], [sum(s.own_s for s in group) for group in groups])
     low, high = min(interval.low, other.low), max(interval.high, other.high)
     return interval.model_copy(update={"low": low, "high": high})
 
@@ -84,11 +84,11 @@ def prompts_needed(found: Sequence[Sample], precision: float) -> int | None:
     """The number of prompts that would reach the precision where more rounds cannot. None where they can, or where it
     cannot be told (fewer than two rounds, or one prompt)."""
     by_prompt = _by_prompt(found)
-    repeated = [mine for mine in by_prompt.values() if len(mine) > 1]
+    repeated = [group for group in by_prompt.values() if len(group) > 1]
     now = speedup(found)
     if now is None or now.interval is None or not repeated or now.interval.low <= 0:
         return None
-    within = fmean(variance(math.log(one.plain_s / one.own_s) for one in mine) for mine in repeated)
+    within = fmean(variance(math.log(one.plain_s / one.own_s) for one in group) for group in repeated)
     error = math.log(now.interval.high / now.interval.low) / WIDTH
     left = error**2 - within / len(found)
     width = WIDTH * math.sqrt(max(left, 0.0))

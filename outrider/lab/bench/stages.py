@@ -22,7 +22,7 @@ from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import Ending
 from outrider.lab.bench.material import Material, Prompt, groups
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.plan import Place, Plan, baseline_of
+from outrider.lab.bench.plan import CellKey, Plan, baseline_of
 from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
 from outrider.lab.bench.sweeps import PASSES, Sweep, Times, time_steps, together
 from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
@@ -37,7 +37,7 @@ WARMUP_TOKENS = 8
 class CellState:
     """What is known of a cell so far."""
 
-    place: Place
+    cell_key: CellKey
     prompts: list[Prompt]
     notes: list[RunNote] = field(default_factory=list)
     sweeps: dict[int, list[Sweep]] = field(default_factory=dict)  # by configuration
@@ -69,7 +69,7 @@ class Rounds:
     """Measures configurations in rounds until the intervals are narrow enough."""
 
     def __init__(
-        self, field: Field, plan: Plan, material: Material, places: list[Place], journal: Journal, progress: Progress
+        self, field: Field, plan: Plan, material: Material, keys: list[CellKey], journal: Journal, progress: Progress
     ) -> None:
         self._field, self._plan, self._journal, self._progress = field, plan, journal, progress
         self.configurations = plan.all_configurations
@@ -77,7 +77,7 @@ class Rounds:
             number: number if one.is_plain else self.configurations.index(baseline_of(one))
             for number, one in enumerate(self.configurations)
         }
-        self.cells = [CellState(place, material.prompts(place)) for place in places]
+        self.cells = [CellState(cell_key, material.prompts(cell_key)) for cell_key in keys]
         self._warm: set[str] = set()  # cells that this process has run
         self._repeats = Repeats(plan.max_other_cpu, progress.say)
 
@@ -94,8 +94,8 @@ class Rounds:
             left_s = max(self._plan.budget_s - self.spent_s, 0.0)
             name = f"round {turn + 1}" + (f" of at most {self._plan.max_rounds}" if turn else "")
             self._progress.stage(name, runs, left_s)
-            for place, cell in enumerate(going_on):
-                left = (self._plan.budget_s - self.spent_s) / (len(going_on) - place)
+            for index, cell in enumerate(going_on):
+                left = (self._plan.budget_s - self.spent_s) / (len(going_on) - index)
                 self._round(cell, turn, left)
                 self._judge(cell, turn)
                 self._progress.say(self._line(cell))
@@ -124,16 +124,16 @@ class Rounds:
         with self._counted(cell):
             self._warm_up(cell)
             self._field.restart()
-        several = list(groups(cell.prompts, cell.place.batch_size, turn, self._plan.seed))
+        several = list(groups(cell.prompts, cell.cell_key.batch_size, turn, self._plan.seed))
         for number, group in enumerate(several):
-            key = f"{cell.place.key} / round {turn} / group {number}"
+            key = f"{cell.cell_key.key} / round {turn} / group {number}"
             if key in self._journal:
                 untaught.append(group)
             elif cell.seconds > until and (turn or number):
                 break
             elif untaught:
                 with self._counted(cell):
-                    teach(self._field, self._running(cell), untaught, cell.place, self._plan, turn)
+                    teach(self._field, self._running(cell), untaught, cell.cell_key, self._plan, turn)
                 untaught = []
             for sweep in _sweeps_before(number, len(several)) if turn == 0 else ():
                 if sweep == 0 or cell.seconds <= until:
@@ -143,10 +143,10 @@ class Rounds:
 
     def _warm_up(self, cell: CellState) -> None:
         """The first sweep touches all memory; a resumed run, which has it in the journal, still needs that."""
-        if _costs_key(cell, 0) in self._journal and cell.place.key not in self._warm:
+        if _costs_key(cell, 0) in self._journal and cell.cell_key.key not in self._warm:
             for number in self._field.numbers:
                 self._short_run(number, cell)
-        self._warm.add(cell.place.key)
+        self._warm.add(cell.cell_key.key)
 
     @contextmanager
     def _counted(self, cell: CellState) -> Iterator[None]:
@@ -172,12 +172,12 @@ class Rounds:
         """One sweep of every configuration; of one that learns on a copy, for it must not know the prompts."""
         times: dict[int, Sweep] = {}
         failures: dict[int, str] = {}
-        params = self._plan.params(cell.place.temperature, 0, 0)
+        params = self._plan.params(cell.cell_key.temperature, 0, 0)
         for number in self._running(cell):
             self._progress.advance()
             try:
                 times[number] = time_steps(
-                    self._field.spare(number), [one.tokens for one in group], params, cell.place.batch_size,
+                    self._field.spare(number), [one.tokens for one in group], params, cell.cell_key.batch_size,
                     self._repeats,
                 )  # fmt: skip
             except OutriderError as error:
@@ -190,17 +190,17 @@ class Rounds:
         failures: dict[int, str] = {}
         order = order_of(self._running(cell), number, turn)
         notes = run_group(
-            self._field, order, group, cell.place, self._plan, turn, number, self.baselines,
+            self._field, order, group, cell.cell_key, self._plan, turn, number, self.baselines,
             failed=lambda who, error: failures.update({who: one_line(error)}), done=self._progress.advance,
             repeats=self._repeats,
         )  # fmt: skip
         return {"notes": [note.model_dump() for note in notes], "failures": failures}
 
     def _short_run(self, number: int, cell: CellState) -> None:
-        prompts = [one.tokens for one in cell.prompts[: cell.place.batch_size]]
-        params = self._plan.params(cell.place.temperature, 0, 0, WARMUP_TOKENS)
+        prompts = [one.tokens for one in cell.prompts[: cell.cell_key.batch_size]]
+        params = self._plan.params(cell.cell_key.temperature, 0, 0, WARMUP_TOKENS)
         try:
-            self._field.spare(number).run(prompts, params, cell.place.batch_size)
+            self._field.spare(number).run(prompts, params, cell.cell_key.batch_size)
         except OutriderError:  # it is among the failures that the journal knows, or will be
             if self.baselines[number] == number:
                 raise
@@ -209,7 +209,7 @@ class Rounds:
         return [number for number in self._field.numbers if number not in cell.failures]
 
     def _num_runs(self, cell: CellState, turn: int) -> int:
-        num_groups = len(cell.prompts) // cell.place.batch_size
+        num_groups = len(cell.prompts) // cell.cell_key.batch_size
         return (num_groups + (0 if turn else PASSES)) * len(self._running(cell))
 
     # ---------------------------------------------------------------- enough?
@@ -241,11 +241,11 @@ class Rounds:
             if self.baselines[number] != number and (found := speedup(samples(cell.of(number)))) is not None:
                 span = f" [{found.interval.low:.2f}, {found.interval.high:.2f}]" if found.interval else ""
                 words.append(f"{self.configurations[number].label} {found.value:.2f}x{span}")
-        return f"{cell.place.label}: {', '.join(words) or 'no speedup to tell'}"
+        return f"{cell.cell_key.label}: {', '.join(words) or 'no speedup to tell'}"
 
 
 def _costs_key(cell: CellState, sweep: int) -> str:
-    return f"{cell.place.key} / costs {sweep}"
+    return f"{cell.cell_key.key} / costs {sweep}"
 
 
 def _sweeps_before(group: int, num_groups: int) -> range:

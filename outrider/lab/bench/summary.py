@@ -150,8 +150,8 @@ def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:
             by_prompt.setdefault(note.prompt, []).append(note)
     if not by_prompt:
         return None
-    tokens = [sum(note.decode_tokens for note in mine) / len(mine) for mine in by_prompt.values()]
-    seconds = [sum(note.decode_s for note in mine) / len(mine) for mine in by_prompt.values()]
+    tokens = [sum(note.decode_tokens for note in of_prompt) / len(of_prompt) for of_prompt in by_prompt.values()]
+    seconds = [sum(note.decode_s for note in of_prompt) / len(of_prompt) for of_prompt in by_prompt.values()]
     return ratio_of_sums(tokens, seconds)
 
 

@@ -64,10 +64,10 @@ def together(sweeps: Sequence[Sweep]) -> Times:
     """For every number of rows and shape that any sweep timed; each sweep in units of its own plain steps, if it has any."""
     found: dict[int, Timings] = {}
     for rows in dict.fromkeys(rows for sweep in sweeps for rows in sweep):
-        mine = _alike([sweep[rows] for sweep in sweeps if rows in sweep])
+        alike = _alike([sweep[rows] for sweep in sweeps if rows in sweep])
         steps: dict[str, list[float]] = {}
         passes: dict[int, list[float]] = {}
-        for one in mine:
+        for one in alike:
             for shape, seconds in one["steps"].items():
                 steps.setdefault(shape, []).extend(seconds)
             for width, time in one["passes"].items():
@@ -103,11 +103,11 @@ def _timed(
     contender: Contender, prompts: Sequence[list[int]], params: SamplingParams, rows: int
 ) -> tuple[float, dict[str, Any]]:
     """One attempt: the share of the processors that others used, and the times."""
-    most = contender.built.options.num_draft_tokens
+    length = contender.built.options.num_draft_tokens
     others = Disturbance()
-    steps = _seconds_by_shape(*_steps(contender, prompts, params, _lengths(contender, most)), rows)
+    steps = _seconds_by_shape(*_steps(contender, prompts, params, _lengths(contender, length)), rows)
     passes = measure_passes(
-        contender.built.target.lm, _widths(contender, most), rows=rows, context=max(map(len, prompts)), repeats=PASS_REPEATS
+        contender.built.target.lm, _widths(contender, length), rows=rows, context=max(map(len, prompts)), repeats=PASS_REPEATS
     )
     return others.share(), {"steps": steps, "passes": {str(width): s for width, s in passes.items()}}
 
@@ -136,7 +136,7 @@ def _steps(
 
 def _in_turn(lengths: Sequence[int]) -> list[int]:
     """Plain steps between any two lengths that draft: what everything is compared with."""
-    return [length for most in lengths if most for length in (0, most) for _ in range(HELD)] or [0]
+    return [tokens for length in lengths if length for tokens in (0, length) for _ in range(HELD)] or [0]
 
 
 def _seconds_by_shape(traces: Sequence[Trace], asked: Sequence[int], rows: int) -> dict[str, list[float]]:
@@ -160,17 +160,17 @@ def _seconds_by_shape(traces: Sequence[Trace], asked: Sequence[int], rows: int) 
     return found
 
 
-def _lengths(contender: Contender, most: int | str | None) -> list[int]:
+def _lengths(contender: Contender, length: int | str | None) -> list[int]:
     """Draft lengths to time: around the fixed one, or over the range that `auto` may choose from."""
     if contender.configuration.is_plain:
         return [0]
-    bound = int(str(most).rpartition(":")[2])
-    if str(most).startswith("auto"):
+    bound = int(str(length).rpartition(":")[2])
+    if str(length).startswith("auto"):
         return sorted({0, 1, max(1, bound // 4), max(1, bound // 2), bound})
     return sorted({0, max(1, bound // 2), bound})
 
 
-def _widths(contender: Contender, most: int | str | None) -> list[int]:
+def _widths(contender: Contender, length: int | str | None) -> list[int]:
     """Query tokens of the passes to time: all that may come up while there are few, some of the others."""
-    bound = max(_lengths(contender, most)) + 1
+    bound = max(_lengths(contender, length)) + 1
     return sorted({*range(1, min(bound, EVERY_WIDTH) + 1), *range(EVERY_WIDTH, bound, WIDE_STRIDE), bound})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from outrider.errors import OutriderError
 from outrider.lab.bench.material import Prompt
 from outrider.lab.bench.notes import RunNote, notes_of, pair
-from outrider.lab.bench.plan import Place, Plan
+from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Repeats
 from outrider.lab.runner import Contender, Runner, Trace
@@ -73,38 +73,38 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
 
 
 def run_group(
-    field: Field, numbers: Sequence[int], group: Sequence[Prompt], place: Place, plan: Plan, turn: int,
+    field: Field, numbers: Sequence[int], group: Sequence[Prompt], key: CellKey, plan: Plan, turn: int,
     group_number: int, baselines: Mapping[int, int], failed: Callable[[int, OutriderError], None], done: Callable[[], None],
     repeats: Repeats,
 ) -> list[RunNote]:  # fmt: skip
     """All `numbers`, in this order. One that fails is told to `failed` and has no notes; a plain one raises."""
-    params = [plan.params(place.temperature, one.number, turn, one.max_tokens) for one in group]
+    params = [plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
     traces: dict[int, list[Trace]] = {}
     attempts: dict[int, int] = {}
     for number in numbers:
         try:
-            traces[number], attempts[number] = _calmest(field[number], group, params, place, repeats)
+            traces[number], attempts[number] = _calmest(field[number], group, params, key, repeats)
         except OutriderError as error:
             if baselines[number] == number:
                 raise
             failed(number, error)
         done()
     notes: list[RunNote] = []
-    for number, mine in sorted(traces.items()):
-        found = notes_of(mine, number, [one.number for one in group], turn, attempts[number], group_number)
+    for number, of_group in sorted(traces.items()):
+        found = notes_of(of_group, number, [one.number for one in group], turn, attempts[number], group_number)
         base = None if baselines[number] == number else traces[baselines[number]]
-        for row, (note, trace) in enumerate(zip(found, mine, strict=True)):
+        for row, (note, trace) in enumerate(zip(found, of_group, strict=True)):
             notes.append(_graded(_paired(note, trace, base, row), trace, group[row]))
     return notes
 
 
-def teach(field: Field, numbers: Sequence[int], groups: Sequence[Sequence[Prompt]], place: Place, plan: Plan, turn: int) -> None:
+def teach(field: Field, numbers: Sequence[int], groups: Sequence[Sequence[Prompt]], key: CellKey, plan: Plan, turn: int) -> None:
     """Groups that an interrupted run had finished, for those who must have seen them."""
     for group in groups:
-        params = [plan.params(place.temperature, one.number, turn, one.max_tokens) for one in group]
+        params = [plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
         for number in numbers:
             if field[number].keeps_learning:
-                field[number].run([one.tokens for one in group], params, place.batch_size)
+                field[number].run([one.tokens for one in group], params, key.batch_size)
 
 
 def one_line(error: OutriderError) -> str:
@@ -113,13 +113,13 @@ def one_line(error: OutriderError) -> str:
 
 
 def _calmest(
-    contender: Contender, group: Sequence[Prompt], params: Sequence[SamplingParams], place: Place, repeats: Repeats
+    contender: Contender, group: Sequence[Prompt], params: Sequence[SamplingParams], key: CellKey, repeats: Repeats
 ) -> tuple[list[Trace], int]:
     """The attempt with the fewest neighbours, and how many there were."""
     prompts = [one.tokens for one in group]
-    most = 0 if contender.keeps_learning else REPEATS
+    max_repeats = 0 if contender.keeps_learning else REPEATS
     return repeats.calmest(
-        lambda: contender.run(prompts, params, place.batch_size), lambda traces: traces[0].other_cpu, most
+        lambda: contender.run(prompts, params, key.batch_size), lambda traces: traces[0].other_cpu, max_repeats
     )
 
 

@@ -21,7 +21,7 @@ from outrider.lab.certify.first_token import first_token
 from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.invariance import invariance, not_claimed
 from outrider.lab.certify.law import FALSE_ALARMS, POWER, sampled_law
-from outrider.lab.certify.places import find_spots
+from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.workload.prompts import prepare
@@ -56,8 +56,8 @@ def tokens_of(subject: Subject, workload: Workload, plan: CertifyPlan) -> list[l
     """Prompts as the target reads them. Raises ConfigError where one does not fit the context together with its answer."""
     tokenizer = subject.built.target.tokenizer
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    most = plan.sampling.required_max_tokens
-    prepared = prepare(workload, tokenizer, context=subject.built.context, max_tokens=most, chat_template=has_template)
+    max_tokens = plan.sampling.required_max_tokens
+    prepared = prepare(workload, tokenizer, context=subject.built.context, max_tokens=max_tokens, chat_template=has_template)
     return [prompt.tokens for prompt in prepared.prompts]
 
 
@@ -132,7 +132,7 @@ def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: Sam
     if plan.sampling.is_greedy:
         notes.append("no --temperature was given: greedy text is tested as such, the sampled sections at temperature 1")
     if str(subject.built.options.num_draft_tokens).startswith("auto"):
-        notes.append(f"the sampled sections ask for {subject.most_drafted} draft tokens a step, the most that auto may choose")
+        notes.append(f"the sampled sections ask for {subject.max_drafted} draft tokens a step, the most that auto may choose")
     missing = [name for name in ("accepted", "correction", "bonus") if sampled.origins and not sampled.origins.get(name)]
     if missing:
         notes.append(f"among the tokens of the sampled distribution was no {' and no '.join(missing)} token")

@@ -49,18 +49,18 @@ class ExactLaw(Section):
     failures: list[CaseFound]  # over the limit; the first 20
 
 
-class Place(Record):
-    """A text of the pair's own at which laws were tested."""
+class TestPoint(Record):
+    """A text of the pair's own at which distributions were tested."""
 
     prompt: int  # number of the prompt, from 0
-    num_output_tokens: int  # of the target's greedy answer that precede the place
+    num_output_tokens: int  # of the target's greedy answer that precede the test point
     entropy_nats: float  # of the target's law there, under the sampling options
 
 
 class FirstToken(Record):
-    """The exact law of one emitted token at one place."""
+    """The exact law of one emitted token at one test point."""
 
-    place: int  # number of the place, from 0
+    place: int  # number of the test point, from 0
     draft: Literal["drawn", "placed"]
     covered: float  # probability of the outcomes that were enumerated
     total_variation: float  # that they prove: sum of the probability they put on tokens beyond the target's
@@ -75,7 +75,7 @@ class FirstTokenLaw(Section):
 
 
 class Difference(Record):
-    """The first place where two texts that should be equal are not."""
+    """The first position where two texts that should be equal are not."""
 
     prompt: int
     run: str  # which of the section's runs
@@ -145,7 +145,7 @@ class SampledLaw(Section):
     num_samples: int  # continuations of each sampler
     num_tokens: int  # tokens tested per continuation
     origins: dict[str, int]  # of the speculative tokens: accepted, correction, bonus, plain
-    places: list[Place]
+    places: list[TestPoint]
     tests: list[LawTest]
     detectable_total_variation: float | None  # the worst of the speculative tests
 

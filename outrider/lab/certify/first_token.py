@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.errors import OutriderError
 from outrider.lab.certify.certify_result import FirstToken, FirstTokenLaw, Status
-from outrider.lab.certify.places import Spot, first_draft
+from outrider.lab.certify.points import Spot, first_draft
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.lab.certify.units import Units
 from outrider.sampling.params import SamplingParams
@@ -27,7 +27,7 @@ from outrider.verifiers.base import Verifier
 
 LIMIT = 1e-4  # total variation; fp32 laws over 152k tokens were seen to miss a sum of 1 by 1.2e-5
 COVERED = 1 - 1e-9  # enough
-MOST_WORK = 1 << 26  # draft tokens enumerated at a place, times the vocabulary
+MOST_WORK = 1 << 26  # draft tokens enumerated at a test point, times the vocabulary
 MOST_NUMBERS = 1 << 22  # of one batch of laws
 
 
@@ -63,13 +63,13 @@ class _Prescribed:
 
 
 def first_token(subject: Subject, spots: Sequence[Spot], params: SamplingParams, units: Units) -> FirstTokenLaw:
-    """Every place where something is drafted."""
+    """Every test point where something is drafted."""
     units.progress.stage("exact distribution of the first token", len(spots))
     found: list[FirstToken] = []
     unfamiliar = ""
-    for place, spot in enumerate(spots):
+    for number, spot in enumerate(spots):
         try:
-            one = units.get(f"first/{place}", _at, subject, place, spot, params)
+            one = units.get(f"first/{number}", _at, subject, number, spot, params)
         except UnfamiliarError as error:
             unfamiliar = str(error)
             break
@@ -79,7 +79,7 @@ def first_token(subject: Subject, spots: Sequence[Spot], params: SamplingParams,
     return FirstTokenLaw(status=status, why=why, limit=LIMIT, max_total_variation=worst, places=[] if unfamiliar else found)
 
 
-def _at(subject: Subject, place: int, spot: Spot, params: SamplingParams) -> dict | None:
+def _at(subject: Subject, number: int, spot: Spot, params: SamplingParams) -> dict | None:
     seen = first_draft(subject, spot, params)
     if seen is None:
         return None
@@ -87,7 +87,7 @@ def _at(subject: Subject, place: int, spot: Spot, params: SamplingParams) -> dic
     verifier = subject.speculative.verifier
     covered, law = emitted_law(verifier, p, q, token, as_tree=seen.draft.parents is not None)
     excess = float((law - p.double() / p.sum(dtype=torch.float64)).clamp(min=0).sum())
-    found = FirstToken(place=place, draft="placed" if q is None else "drawn", covered=covered, total_variation=excess)
+    found = FirstToken(place=number, draft="placed" if q is None else "drawn", covered=covered, total_variation=excess)
     return found.model_dump()
 
 

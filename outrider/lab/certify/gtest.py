@@ -36,7 +36,7 @@ class Table:
     groups: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # observed, expected
     num_draws: int = 0
     impossible: int = 0  # tokens of probability 0
-    _places: list[float] = field(default_factory=list)  # of draws without a group
+    _quantiles: list[float] = field(default_factory=list)  # of draws without a group
     _preferred: list[float] = field(default_factory=list)  # of all draws, in the order of the draft's preference
 
     def add(self, law: np.ndarray, drawn: Sequence[int], rng: np.random.Generator, draft: np.ndarray | None = None) -> None:
@@ -48,14 +48,14 @@ class Table:
         if len(observed) > 1:
             self.groups.append((observed, expected))
         elif law.max() < 1:
-            self._places += places(law, tokens, rng, law)
+            self._quantiles += quantiles(law, tokens, rng, law)
         if draft is not None and law.max() < 1:
             ratio = np.divide(draft, law, where=law > 0, out=np.zeros_like(law))
-            self._preferred += places(law, tokens, rng, ratio)
+            self._preferred += quantiles(law, tokens, rng, ratio)
 
     def tokens(self, tolerated: float = 0.0) -> LawStatistic:
         """The test of single tokens. `tolerated`: share of impossible tokens that does not end the matter."""
-        found = self._statistic([*self.groups, *_uniform(self._places, _halving(len(self._places)))])
+        found = self._statistic([*self.groups, *_uniform(self._quantiles, _halving(len(self._quantiles)))])
         return replace(found, p_value=0.0) if self.impossible > tolerated * self.num_draws else found
 
     def preference(self) -> LawStatistic | None:
@@ -110,7 +110,7 @@ def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
     return ends
 
 
-def places(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
+def quantiles(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
     """Positions of tokens in their law, ordered by falling `score` (V,): uniform numbers in [0, 1)."""
     order = np.argsort(-score, kind="stable")
     before = np.empty_like(law)
@@ -119,7 +119,7 @@ def places(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score:
 
 
 def _uniform(found: list[float], edges: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Places as one group of the cells between `edges`; none where they are too few for two."""
+    """Quantiles as one group of the cells between `edges`; none where they are too few for two."""
     if len(edges) < 3:
         return []
     return [(np.histogram(found, bins=edges)[0], np.diff(edges) * len(found))]

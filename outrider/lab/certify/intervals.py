@@ -48,8 +48,8 @@ class IntervalRandomness:
 
     def categorical(self, weights: Tensor, purpose: Purpose, start: Tensor, offset: int | list[int]) -> Tensor:
         cumulative = (weights[0].cumsum(0) / weights[0].sum()).tolist()
-        place = offset if isinstance(offset, int) else offset[0]
-        return torch.tensor([self._choose(self.key(purpose, int(start), place), cumulative)])
+        position = offset if isinstance(offset, int) else offset[0]
+        return torch.tensor([self._choose(self.key(purpose, int(start), position), cumulative)])
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
         raise UnsoundError("Gumbel noise has no intervals")

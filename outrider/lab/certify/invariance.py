@@ -69,8 +69,8 @@ def _configuration(subject: Subject) -> Configuration:
 
 
 def _others(subject: Subject, own: Configuration) -> list[Configuration]:
-    most = subject.most_drafted
-    lengths = [length for length in (1, most + 2) if length <= MAX_DRAFT_TOKENS]
+    longest = subject.max_drafted
+    lengths = [length for length in (1, longest + 2) if length <= MAX_DRAFT_TOKENS]
     found = [replace(own, num_draft_tokens=length) for length in lengths]
     if own.drafter != "ngram":
         found.append(replace(own, drafter="ngram", drafter_options={}, num_draft_tokens=4))

@@ -18,7 +18,7 @@ import torch
 from outrider.kv.view import KVView
 from outrider.lab.certify.certify_result import LawTest, SampledLaw, Sampler, Status, View
 from outrider.lab.certify.gtest import LawStatistic, Table, detectable, holm
-from outrider.lab.certify.places import Beginning, Spot, conditionals
+from outrider.lab.certify.points import Beginning, Spot, conditionals
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
 from outrider.lab.certify.units import Units
 from outrider.models.lm import LM
@@ -40,8 +40,8 @@ Tables = Mapping[tuple[Sampler, int], Table]  # by position, from 0
 def sampled_law(
     subject: Subject, spots: Sequence[Spot], params: SamplingParams, num_samples: int, seed: int, units: Units
 ) -> SampledLaw:
-    """`num_samples` continuations of each sampler, the same number at every place."""
-    depth = min(DEPTH, subject.most_drafted + 1)
+    """`num_samples` continuations of each sampler, the same number at every test point."""
+    depth = min(DEPTH, subject.max_drafted + 1)
     each = -(-num_samples // len(spots))
     size = _rows_at_once(subject)
     chunks = [min(size, each - start) for start in range(0, each, size)]
@@ -50,13 +50,13 @@ def sampled_law(
     origins: Counter[str] = Counter()
     rng = np.random.default_rng(seed)
     draft = _own_model(subject)
-    for place, spot in enumerate(spots):
+    for point, spot in enumerate(spots):
         counts = {name: Counter[Beginning]() for name in SAMPLERS}
         for number, count in enumerate(chunks):
             for which, name in enumerate(SAMPLERS):
-                seeds = _seeds([seed, place, number, which], count)
+                seeds = _seeds([seed, point, number, which], count)
                 decoder = subject.plain if name == "plain" else subject.drafting
-                found = units.get(f"law/{name}/{place}/{number}", draw, subject, decoder, spot, params, seeds, depth)
+                found = units.get(f"law/{name}/{point}/{number}", draw, subject, decoder, spot, params, seeds, depth)
                 counts[name] += _read(found["texts"])
                 origins += Counter(found["origins"])
         _add(subject, tables, draft, spot, params, counts, rng)
@@ -80,7 +80,7 @@ def draw(
 ) -> dict[str, Any]:
     """One continuation per seed: how often each text of `depth` tokens was drawn, and where the speculative tokens came from."""
     is_plain = decoder is subject.plain
-    rooms = [depth, max(depth, subject.most_drafted + 1)]  # the first cuts drafts short
+    rooms = [depth, max(depth, subject.max_drafted + 1)]  # the first cuts drafts short
     rows = [
         subject.row(number, spot.tokens, len(spot.prompt), params, seed, rooms[number % 2])
         for number, seed in enumerate(seeds)
@@ -107,7 +107,7 @@ def _seeds(key: Sequence[int], count: int) -> list[int]:
 
 
 def _rows_at_once(subject: Subject) -> int:
-    laws = 4 * subject.target.shape.vocab_size * (subject.most_drafted + 1) * 2  # bytes of p and q of one row
+    laws = 4 * subject.target.shape.vocab_size * (subject.max_drafted + 1) * 2  # bytes of p and q of one row
     return max(2, min(MOST_ROWS, MOST_BYTES // laws))
 
 
@@ -124,7 +124,7 @@ def _add(
     subject: Subject, tables: Tables, draft: LM | None, spot: Spot, params: SamplingParams,
     counts: Mapping[Sampler, Counts], rng: np.random.Generator,
 ) -> None:  # fmt: skip
-    """Everything drawn at one place goes into the tables."""
+    """Everything drawn at one test point goes into the tables."""
     after = {name: followers(found) for name, found in counts.items()}
     beginnings = sorted({beginning for found in after.values() for beginning in found}, key=lambda b: (len(b), b))
     fed = longest(beginnings)
@@ -168,8 +168,8 @@ def _tests(tables: Tables, tolerated: float) -> list[LawTest]:
     ]  # fmt: skip
 
 
-def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples: int, num_places: int) -> tuple[Status, str]:
-    what = f"{num_samples} continuations at {num_places} positions"
+def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples: int, num_points: int) -> tuple[Status, str]:
+    what = f"{num_samples} continuations at {num_points} positions"
     if bad := [one for one in tests if one.rejected and one.sampler == "plain"]:
         return "inconclusive", f"the plain sampler itself deviates at position {bad[0].position} (p = {bad[0].p_value:.1e})"
     if bad := [one for one in tests if one.rejected]:

@@ -110,7 +110,7 @@ class Subject:
     def drafting(self) -> WatchedDecoder:
         """The speculative decoder, asking for the most nodes in every step: `auto` may find that drafting does not pay here."""
         given = self.speculative
-        return WatchedDecoder(given.target, given.drafter, given.verifier, FixedLength(self.most_drafted))
+        return WatchedDecoder(given.target, given.drafter, given.verifier, FixedLength(self.max_drafted))
 
     @property
     def is_lossless(self) -> bool:
@@ -122,7 +122,7 @@ class Subject:
         return self.built.target.lm
 
     @property
-    def most_drafted(self) -> int:
+    def max_drafted(self) -> int:
         """Nodes that a step asks for at most."""
         return int(str(self.built.options.num_draft_tokens).rpartition(":")[2])
 

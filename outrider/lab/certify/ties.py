@@ -59,12 +59,12 @@ class Comparison:
             begin = len(row.output) - taken[index]
             wanted = self.expected[row.request][begin : len(row.output)]
             news = row.output[begin:]
-            place = next((i for i, (a, b) in enumerate(zip(wanted, news, strict=False)) if a != b), None)
-            if place is not None:
-                column = [0, *(node + 1 for node in seen.verdict.lists.path[index])][place]
+            position = next((i for i, (a, b) in enumerate(zip(wanted, news, strict=False)) if a != b), None)
+            if position is not None:
+                column = [0, *(node + 1 for node in seen.verdict.lists.path[index])][position]
                 logits = seen.logits[index, column].float().cpu()
-                choice = chosen(seen.laws[index, column], row.params, row.seed, row.num_prompt + begin + place)
-                self.partings[row.request] = Parting(begin + place, wanted[place], news[place], logits, choice)
+                choice = chosen(seen.laws[index, column], row.params, row.seed, row.num_prompt + begin + position)
+                self.partings[row.request] = Parting(begin + position, wanted[position], news[position], logits, choice)
 
     def finish(self, texts: list[list[int]]) -> None:
         """Texts of which one is the beginning of the other."""
@@ -74,8 +74,8 @@ class Comparison:
                 self.partings[number] = Parting(at, _at(wanted, at), _at(text, at))
 
 
-def _at(text: list[int], place: int) -> int | None:
-    return text[place] if place < len(text) else None
+def _at(text: list[int], position: int) -> int | None:
+    return text[position] if position < len(text) else None
 
 
 def chosen(law: Tensor, params: SamplingParams, seed: int, position: int) -> int:

@@ -166,9 +166,9 @@ def predict(survival: Sequence[float], costs: StepCosts, gamma: int) -> Predicti
     )
 
 
-def predict_best(survival: Sequence[float], costs: StepCosts, max_gamma: int, least: int = 0) -> Prediction:
-    """The length from `least` to `max_gamma` with the most tokens per second; ties: fewer tokens."""
-    found = [predict(survival, costs, gamma) for gamma in range(least, max_gamma + 1)]
+def predict_best(survival: Sequence[float], costs: StepCosts, max_gamma: int, min_gamma: int = 0) -> Prediction:
+    """The length from `min_gamma` to `max_gamma` with the most tokens per second; ties: fewer tokens."""
+    found = [predict(survival, costs, gamma) for gamma in range(min_gamma, max_gamma + 1)]
     return max(found, key=lambda one: (one.tokens_per_s, -one.num_draft_tokens))
 
 

@@ -55,7 +55,7 @@ def estimate(asked: EstimateInput) -> EstimateResult:
     load = load_of(asked)
     acceptance, costs = acceptance_of(asked, length), costs_of(asked, length, load)
     models = speedup_models(costs.c, costs.steps)
-    gamma = asked.num_draft_tokens or predict_best(acceptance.survival, costs.steps, length, least=1).num_draft_tokens
+    gamma = asked.num_draft_tokens or predict_best(acceptance.survival, costs.steps, length, min_gamma=1).num_draft_tokens
     lengths = [_at(gamma, acceptance, costs) for gamma in range(length + 1)]
     opinions = [_opinion(model, acceptance, gamma, length) for model in models]
     here = lengths[gamma].curve

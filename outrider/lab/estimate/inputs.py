@@ -44,12 +44,12 @@ class Costs:
 
 def longest(asked: EstimateInput) -> int:
     """The longest draft length to try."""
-    wanted, most = asked.num_draft_tokens, asked.max_draft_tokens
+    wanted, max_drafted = asked.num_draft_tokens, asked.max_draft_tokens
     if wanted is not None and wanted < 1:
         raise ConfigError(f"--num-draft-tokens must be at least 1, got {wanted}; plain decoding is in every estimate")
-    if most is not None and most < max(1, wanted or 1):
-        raise ConfigError(f"--max-draft-tokens must be at least {max(1, wanted or 1)}, got {most}")
-    return most or max(MAX_DRAFT_TOKENS, wanted or 0)
+    if max_drafted is not None and max_drafted < max(1, wanted or 1):
+        raise ConfigError(f"--max-draft-tokens must be at least {max(1, wanted or 1)}, got {max_drafted}")
+    return max_drafted or max(MAX_DRAFT_TOKENS, wanted or 0)
 
 
 def acceptance_of(asked: EstimateInput, length: int) -> Acceptance:
@@ -73,9 +73,9 @@ def load_of(asked: EstimateInput) -> Load:
             f"--batch-size {asked.num_rows}, but the costs are of {measured} row(s): leave --batch-size out, or measure "
             f"costs with {asked.num_rows}"
         )
-    for option, value, least in (("--batch-size", asked.num_rows, 1), ("--set context", asked.context, 0)):
-        if value is not None and value < least:
-            raise ConfigError(f"{option} must be at least {least}, got {value}")
+    for option, value, minimum in (("--batch-size", asked.num_rows, 1), ("--set context", asked.context, 0)):
+        if value is not None and value < minimum:
+            raise ConfigError(f"{option} must be at least {minimum}, got {value}")
     if asked.context is not None and not knows_kv(asked):
         raise ConfigError(
             "--set context changes nothing without the size of keys and values: add --target FOLDER and --draft FOLDER"
@@ -128,8 +128,8 @@ def _measured_c(costs: StepCosts) -> float:
     """Draft token / plain target pass. Of whole steps: what a step grows by per draft token, in plain steps."""
     if not costs.whole_steps:
         return costs.draft_s_per_token / costs.target.seconds(1)[0]
-    most = costs.target.points[-1].num_tokens - 1
-    return (costs.relative(most) - 1) / most if most else 0.0
+    max_drafted = costs.target.points[-1].num_tokens - 1
+    return (costs.relative(max_drafted) - 1) / max_drafted if max_drafted else 0.0
 
 
 def _check_sources(asked: EstimateInput) -> None:

@@ -49,9 +49,9 @@ def read_known(path: Path, configuration: str | None, cell: str | None) -> Known
 
 def _of_bench(path: Path, result: BenchResult, configuration: str | None, wanted: str | None) -> Known:
     cells: dict[str, Cell] = {}
-    for place in result.cells:
-        cells.setdefault(place.task, place)
-        cells[place.label] = place
+    for measured in result.cells:
+        cells.setdefault(measured.task, measured)
+        cells[measured.label] = measured
     cell = _named(path, "cell", cells, wanted)
     labels = {one.configuration: result.configurations[one.configuration].label for one in cell.configurations}
     able = {labels[one.configuration]: one for one in cell.configurations if _is_chain(labels[one.configuration]) and _timed(one)}

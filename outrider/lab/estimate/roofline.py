@@ -95,9 +95,9 @@ def pass_seconds(model: ModelSize, num_tokens: int, machine: Machine, load: Load
     return max(memory_seconds(model, machine, load), compute_seconds(model, num_tokens, machine, load))
 
 
-def pass_curve(model: ModelSize, most_tokens: int, machine: Machine, load: Load) -> CostPoints:
-    """The roof as a cost curve, for 1 to `most_tokens` query tokens per row."""
-    seconds = {count: pass_seconds(model, count, machine, load) for count in range(1, most_tokens + 1)}
+def pass_curve(model: ModelSize, max_tokens: int, machine: Machine, load: Load) -> CostPoints:
+    """The roof as a cost curve, for 1 to `max_tokens` query tokens per row."""
+    seconds = {count: pass_seconds(model, count, machine, load) for count in range(1, max_tokens + 1)}
     return CostPoints.of(seconds, context=load.context)
 
 

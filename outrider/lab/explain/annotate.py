@@ -94,23 +94,23 @@ class _Rows:
         self._ints = {name: np.full(size, NONE) for name in ("token", "draft", "siblings", "p_best", "q_best", "guess")}
         self._numbers = {name: np.full(size, np.nan) for name in NUMBERS}
 
-    def add(self, place: int, law: Laws, tested: list[int]) -> None:
+    def add(self, index: int, law: Laws, tested: list[int]) -> None:
         ints, numbers = self._ints, self._numbers
-        ints["token"][place], ints["siblings"][place], ints["p_best"][place] = law.token, len(tested), law.p_best
+        ints["token"][index], ints["siblings"][index], ints["p_best"][index] = law.token, len(tested), law.p_best
         p, q = law.p_soft, law.q
-        numbers["p_token"][place], numbers["p_entropy"][place] = p[law.token], entropy(p)
+        numbers["p_token"][index], numbers["p_entropy"][index] = p[law.token], entropy(p)
         if tested:
-            ints["draft"][place] = tested[0]
-            numbers["p_draft"][place], numbers["rank_draft"][place] = p[tested[0]], rank(p, tested[0])
+            ints["draft"][index] = tested[0]
+            numbers["p_draft"][index], numbers["rank_draft"][index] = p[tested[0]], rank(p, tested[0])
         if q is None:
             return
         assert law.q_best is not None
-        ints["q_best"][place], ints["guess"][place] = law.q_best, NONE if law.guess is None else law.guess
-        numbers["q_token"][place], numbers["q_entropy"][place] = q[law.token], entropy(q)
-        numbers["rank_token"][place], numbers["tv"][place] = rank(q, law.token), 1 - np.minimum(p, q).sum()
-        numbers["outside"][place] = 0.0 if law.outside is None else p[law.outside].sum()
+        ints["q_best"][index], ints["guess"][index] = law.q_best, NONE if law.guess is None else law.guess
+        numbers["q_token"][index], numbers["q_entropy"][index] = q[law.token], entropy(q)
+        numbers["rank_token"][index], numbers["tv"][index] = rank(q, law.token), 1 - np.minimum(p, q).sum()
+        numbers["outside"][index] = 0.0 if law.outside is None else p[law.outside].sum()
         if tested:
-            numbers["q_draft"][place] = q[tested[0]]
+            numbers["q_draft"][index] = q[tested[0]]
 
     def done(self) -> Positions:
         return Positions(**self._ints, **self._numbers)

@@ -126,7 +126,7 @@ def account(step: Step, laws: Sequence[Laws], remaining: int, drafting: Drafting
         if children is None:
             _end(found, level, lost, law, walk, tree, drafting, remaining)
             break
-        kept = tree.place_of(step.path[level]) if level < len(step.path) else None
+        kept = tree.rank_of(step.path[level]) if level < len(step.path) else None
         found.kept[level], found.lost[level] = kept is not None, lost
         found.expected[level], found.parts[level] = _node(law, children, walk, kept is not None, tree, drafting)
         found.parts[level] *= lost
@@ -168,7 +168,7 @@ class _Tree:
             [self._step.tokens[child] for child in nodes], [self._sampled[child] for child in nodes], self._replacement
         )
 
-    def place_of(self, node: int) -> int:
+    def rank_of(self, node: int) -> int:
         """Among its siblings."""
         return self._children[self._parents[node] + 1].index(node)
 

@@ -43,16 +43,16 @@ class TextWalk:
         """P(at least 1, 2, ... draft tokens are kept) of a step that starts here; as long as the draft is."""
         found: list[float] = []
         alive, product = 1.0, 1.0
-        for place in range(start, min(start + levels, len(self))):
-            if stop is not None and self._stops(place, product, stop):
+        for position in range(start, min(start + levels, len(self))):
+            if stop is not None and self._stops(position, product, stop):
                 break
             if self.mode == "guessed":
-                alive *= float(self.agrees[place])
+                alive *= float(self.agrees[position])
             else:
-                ratio = float(self.ratio[place])
+                ratio = float(self.ratio[position])
                 alive *= min(1.0, 1 / (weight * ratio)) if ratio > 0 else 1.0
                 weight = min(1.0, weight * ratio) if self.mode == "block" else 1.0
-            product *= float(self.prob[place])
+            product *= float(self.prob[position])
             found.append(alive)
             if alive == 0:
                 break
@@ -63,19 +63,19 @@ class TextWalk:
         total = len(self)
         starts = np.zeros(total + 1)  # P(a step starts here)
         starts[0] = 1
-        for place in range(total):
-            if starts[place] == 0:
+        for position in range(total):
+            if starts[position] == 0:
                 continue
-            asked = max(0, min(length, self.limit - place - 1))
-            kept = [1.0, *self.survival(place, asked, stop=stop)]
+            asked = max(0, min(length, self.limit - position - 1))
+            kept = [1.0, *self.survival(position, asked, stop=stop)]
             for level, alive in enumerate(kept):
                 gone = alive - (kept[level + 1] if level + 1 < len(kept) else 0.0)
-                starts[min(place + level + 1, total)] += starts[place] * gone
+                starts[min(position + level + 1, total)] += starts[position] * gone
         return float(starts[:total].sum())
 
-    def _stops(self, place: int, product: float, stop: ConfidenceSettings) -> bool:
+    def _stops(self, position: int, product: float, stop: ConfidenceSettings) -> bool:
         if stop.stop == "entropy":
-            return bool(self.bound[place] < stop.stop_below)
+            return bool(self.bound[position] < stop.stop_below)
         return stop.stop == "product" and product < stop.stop_below
 
 

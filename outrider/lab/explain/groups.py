@@ -67,10 +67,10 @@ class Pool:
 
     def by_entropy(self) -> list[GroupRow]:
         """Groups by the entropy of the target's law."""
-        place = np.searchsorted(ENTROPIES, self.column("p_entropy"), side="right")
+        index = np.searchsorted(ENTROPIES, self.column("p_entropy"), side="right")
         ends = [0.0, *ENTROPIES]
         names = [f"{low:g}-{high:g}" for low, high in pairwise(ends)] + [f"{ends[-1]:g} and more"]
-        return self._groups(names, np.array(names)[place])
+        return self._groups(names, np.array(names)[index])
 
     def ranks(self) -> list[RankRow]:
         """Ranks of the text's token in the draft's law, at rejections; empty where there is no law."""
@@ -100,11 +100,11 @@ class Pool:
         spread = float(np.sqrt(sum(one.annotated.ledger.luck_variance for one in self.texts)))
         return [
             CauseRow(
-                cause=name, tokens=float(total[place]), tokens_per_step=float(total[place]) / steps,
-                tokens_per_s=None if seconds is None else float(total[place]) / seconds,
-                spread=spread if place == LUCK else None,
+                cause=name, tokens=float(total[index]), tokens_per_step=float(total[index]) / steps,
+                tokens_per_s=None if seconds is None else float(total[index]) / seconds,
+                spread=spread if index == LUCK else None,
             )
-            for place, name in enumerate(CAUSES)
+            for index, name in enumerate(CAUSES)
         ]  # fmt: skip
 
     def _groups(self, names: Sequence[str], group: np.ndarray) -> list[GroupRow]:

@@ -49,7 +49,7 @@ class Labelled:
         parts = self.annotated.ledger.parts.copy()
         parts[:, LUCK] = 0
         best = parts.argmax(1)
-        return [CAUSES[cause] if parts[place, cause] > LEAST_LOST else None for place, cause in enumerate(best.tolist())]
+        return [CAUSES[cause] if parts[index, cause] > LEAST_LOST else None for index, cause in enumerate(best.tolist())]
 
 
 def labelled(annotated: Annotated, tokenizer: Any, origins: Sequence[str], *, id: str = "", task: str = "other") -> Labelled:

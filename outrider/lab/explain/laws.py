@@ -243,20 +243,20 @@ class _LawMaker:
             q_best = greedy_choice(draft, self._best, history, chain)[0]
             silent = draft[0, 0] < OUTSIDE / 2  # 16-bit floats round it
             outside = silent.cpu().numpy() if bool(silent.any()) else None
-        for place in range(count):
-            own = None if q is None else q[place]
+        for index in range(count):
+            own = None if q is None else q[index]
             yield Laws(
-                output[first + place], greedy, p[place], own, p_open[place] if self._open else p[place],
-                own if self._open is None or q_open is None else q_open[place], outside, p_best[place], q_best[place],
-                self._guess(first + place, own, q_best[place]),
+                output[first + index], greedy, p[index], own, p_open[index] if self._open else p[index],
+                own if self._open is None or q_open is None else q_open[index], outside, p_best[index], q_best[index],
+                self._guess(first + index, own, q_best[index]),
             )  # fmt: skip
 
-    def _guess(self, place: int, q: np.ndarray | None, favourite: int | None) -> int | None:
+    def _guess(self, index: int, q: np.ndarray | None, favourite: int | None) -> int | None:
         if q is None or self._text.params.is_greedy:
             return favourite
         if self._noise is None:
             return None
-        noise = self._noise.gumbel(len(self._text.prompt) + place, self._size).numpy()
+        noise = self._noise.gumbel(len(self._text.prompt) + index, self._size).numpy()
         with np.errstate(divide="ignore"):
             return int((np.log(q) + noise).argmax())
 

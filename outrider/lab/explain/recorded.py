@@ -67,7 +67,7 @@ def finished_text(contender: Contender, question: Question, recording: Recording
 
 def params_of(params: SamplingParams, question: Question, number: int) -> SamplingParams:
     """Sampling parameters of the number-th prompt: each sampled one has a seed of its own."""
-    most = params.max_tokens if question.max_tokens is None else params.limit(question.max_tokens)
+    max_tokens = params.max_tokens if question.max_tokens is None else params.limit(question.max_tokens)
     if params.is_greedy or params.seed is None:
-        return replace(params, max_tokens=most)
-    return replace(params, max_tokens=most, seed=(params.seed + number) % 2**64)
+        return replace(params, max_tokens=max_tokens)
+    return replace(params, max_tokens=max_tokens, seed=(params.seed + number) % 2**64)

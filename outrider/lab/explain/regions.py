@@ -69,10 +69,10 @@ def token_sections(prompt_end: str, pieces: Sequence[str]) -> list[str]:
     """The section of each token; an opened <think> may stand in `prompt_end`. Marks belong to the section they open."""
     text = prompt_end + "".join(pieces)
     cuts = section_starts(text, len(prompt_end))
-    places = [at for at, _ in cuts]
+    boundaries = [at for at, _ in cuts]
     starts = [len(prompt_end) + at for at in accumulate(map(len, pieces), initial=0)]
     ends = [start + max(0, len(piece) - 1) for start, piece in zip(starts, pieces, strict=False)]
-    return [cuts[bisect_right(places, end) - 1][1] for end in ends]
+    return [cuts[bisect_right(boundaries, end) - 1][1] for end in ends]
 
 
 def character_kinds(text: str) -> list[str]:

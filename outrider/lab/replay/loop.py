@@ -52,7 +52,7 @@ class LoggedRow(Row):
         if len(self.tokens) == self.num_prompt + len(self.answer):
             self.finish_reason = self.finish_reason or "stop"
 
-    def said_after(self, levels: list[int]) -> list[int]:
+    def emitted_after(self, levels: list[int]) -> list[int]:
         """The log's token that many draft tokens ahead, for each of `levels`."""
         begin, end = len(self.tokens) - self.num_prompt, len(self.answer)
         return [self.answer[begin + level] if begin + level < end else UNKNOWN for level in levels]
@@ -110,6 +110,6 @@ class ReplayLoop:
 
     def _verdict(self, draft: Draft) -> Verdict:
         """`greedy_verdict` of a target that says what was said. Off that path its choices are unknown, and not asked for."""
-        choice = [row.said_after(levels) for row, levels in zip(self.rows, draft.levels, strict=True)]  # type: ignore[attr-defined]
+        choice = [row.emitted_after(levels) for row, levels in zip(self.rows, draft.levels, strict=True)]  # type: ignore[attr-defined]
         ends = agreeing_ends(draft, choice)
-        return path_verdict(draft, ends, [said[end + 1] for said, end in zip(choice, ends, strict=True)])
+        return path_verdict(draft, ends, [emitted[end + 1] for emitted, end in zip(choice, ends, strict=True)])

@@ -96,13 +96,13 @@ class Client:
             content += part
             if len(content) >= ERROR_BYTES:
                 break
-        text = _said(content[:ERROR_BYTES])
+        text = _message_of(content[:ERROR_BYTES])
         if response.status_code == 200:
             raise BadStreamError(f"it answered {kind or 'data of no type'} instead of a stream of events: {text}")
         raise _StatusError(response.status_code, text)
 
     def _failure(self, request_id: str, error: Exception, stream: Stream) -> Failure:
-        kind, words = _told(error, self._timeout_s)
+        kind, words = _describe(error, self._timeout_s)
         message = one_line(self.endpoint.clean(f"{self.endpoint.root}: {words}"), 400)
         status = error.status if isinstance(error, _StatusError | BadStreamError) else None
         return Failure(id=request_id, kind=kind, message=message, status=status, num_chunks=len(stream.chunks_s))
@@ -138,7 +138,7 @@ def _answer(request_id: str, stream: Stream) -> Answer:
     )
 
 
-def _told(error: Exception, timeout_s: float) -> tuple[FailureKind, str]:
+def _describe(error: Exception, timeout_s: float) -> tuple[FailureKind, str]:
     """(kind, words for a person) of what went wrong."""
     reason = one_line(str(error)) or type(error).__name__
     match error:
@@ -155,7 +155,7 @@ def _told(error: Exception, timeout_s: float) -> tuple[FailureKind, str]:
     return "dropped", f"the connection was dropped ({reason})"
 
 
-def _said(content: bytes) -> str:
+def _message_of(content: bytes) -> str:
     """An error body in one line: the message in its JSON, or the text itself."""
     text = content.decode("utf-8", errors="replace")
     try:

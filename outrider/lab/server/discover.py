@@ -51,8 +51,8 @@ async def _models(client: Client) -> tuple[list[str], str | None, str]:
     """(names of the models, who owns the first, what came instead of a list): no names where the server has no such list."""
     response = await client.get("/v1/models")
     if response.status_code in HINTS and response.status_code != 404:
-        said = error_text(_json(response) or response.text)
-        message = f"{client.endpoint.root}: HTTP {response.status_code}: {said} ({HINTS[response.status_code]})"
+        reason = error_text(_json(response) or response.text)
+        message = f"{client.endpoint.root}: HTTP {response.status_code}: {reason} ({HINTS[response.status_code]})"
         raise ServerError(client.endpoint.clean(message))
     found = _json(response)
     kind = response.headers.get("content-type", "").partition(";")[0].strip() or "data of no type"

@@ -38,15 +38,15 @@ class LevelAdvice(Record):
     why_not: str = ""  # it cannot be told
 
 
-def advise(mine: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvice:
+def advise(ours: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvice:
     """For one load, by what was measured there. `plain`: the same model without drafts at the same load."""
-    found = LevelAdvice(level=mine.level, plain_pass_ms=_token_ms(plain))
-    counts, token_ms = mine.speculation, _token_ms(mine)
+    found = LevelAdvice(level=ours.level, plain_pass_ms=_token_ms(plain))
+    counts, token_ms = ours.speculation, _token_ms(ours)
     if counts is None or not counts.num_steps or counts.num_draft_tokens is None or counts.num_accepted_tokens is None:
         what = SILENT if counts is None or counts.num_steps else "a pass with a draft"
         return found.model_copy(update={"why_not": what, "measured": _ratio(found.plain_pass_ms, token_ms)})
-    emitted = sum(answer.num_tokens or 0 for answer in mine.answers) - len(mine.answers)  # a first token comes with the prompt
-    alone = max(0, emitted - counts.num_steps - counts.num_accepted_tokens) if counts is mine.counted else 0
+    emitted = sum(answer.num_tokens or 0 for answer in ours.answers) - len(ours.answers)  # a first token comes with the prompt
+    alone = max(0, emitted - counts.num_steps - counts.num_accepted_tokens) if counts is ours.counted else 0
     passes = counts.num_steps + alone  # of one request each; those without a draft emit one token
     per_pass = (counts.num_steps + counts.num_accepted_tokens + alone) / passes
     length = counts.num_draft_tokens / passes

@@ -64,8 +64,8 @@ async def _measure(
             client = await stack.enter_async_context(Client(endpoint, timeout_s=options.timeout_s))
             info = await discover(client)
             alone = sum(other.root == endpoint.root for other in endpoints.values()) == 1
-            said = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, salt.NOTE: salt.is_salted(info.engine, options)}
-            notes = [*info.notes, *(note for note, is_so in said.items() if is_so)]
+            applies = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, salt.NOTE: salt.is_salted(info.engine, options)}
+            notes = [*info.notes, *(note for note, is_so in applies.items() if is_so)]
             servers.append(_Server(label, client, info, info.metrics and alone, notes))
         run = _Measuring(servers, requests, options, progress)
         try:
@@ -129,15 +129,15 @@ class _Measuring:
     def results(self) -> list[ServerMeasurement]:
         """Raises the first failure when there is nothing else to tell, or when a server refused everything."""
         levels = [[self._measured(server, level) for level in self._options.levels] for server in self._servers]
-        failures = [failure for mine in levels for level in mine for failure in level.failures]
+        failures = [failure for repeats in levels for level in repeats for failure in level.failures]
         failures += [self._cold] if self._cold else []
-        if failures and not any(level.answers for mine in levels for level in mine):
+        if failures and not any(level.answers for repeats in levels for level in repeats):
             raise raised(failures[0])
-        for mine in levels:
-            errors = [raised(failure) for level in mine for failure in level.failures]
-            if errors and not any(level.answers for level in mine) and all(isinstance(one, RequestError) for one in errors):
+        for repeats in levels:
+            errors = [raised(failure) for level in repeats for failure in level.failures]
+            if errors and not any(level.answers for level in repeats) and all(isinstance(one, RequestError) for one in errors):
                 raise errors[0]
-        return [self._result(server, mine, levels[0]) for server, mine in zip(self._servers, levels, strict=True)]
+        return [self._result(server, repeats, levels[0]) for server, repeats in zip(self._servers, levels, strict=True)]
 
     async def _warm_up(self, server: _Server, level: Level) -> Reading | None:
         """A few short answers under the level's load, so that no measured one pays for connections, compilation and graphs. The
@@ -219,7 +219,7 @@ class _Measuring:
             server=server.info,
             levels=levels,
             baseline=None if server is first else first.label,
-            comparisons=[compare(theirs, mine, greedy=greedy) for theirs, mine in pairs],
+            comparisons=[compare(theirs, repeats, greedy=greedy) for theirs, repeats in pairs],
             complete=unanswered == len(refused),
             interrupted=self.stopped,
             notes=server.notes,

@@ -98,19 +98,19 @@ def _explained(server: ServerMeasurement) -> list[str]:
     total = counted[0]
     for more in counted[1:]:
         total = total + more
-    said = findings(total)
+    lines = findings(total)
     taus = [(level.level.label, level.speculation.tau) for level in server.levels if level.speculation and level.speculation.tau]
     if len(taus) > 1:
         low, high = min(taus, key=lambda one: one[1]), max(taus, key=lambda one: one[1])
         if high[1] > low[1] * (1 + DIFFERENT):
-            said.append(
+            lines.append(
                 f"Passes emit {high[1]:.2f} tokens at {high[0]}, {low[1]:.2f} at {low[0]}: acceptance does not depend on load, "
                 "so the server drafts otherwise there."
             )
     lengths = [(level.level.label, _length(level.speculation)) for level in server.levels if level.speculation]
     if len({round(length, 1) for _, length in lengths if length is not None}) > 1:
-        said.append("Draft tokens a pass: " + ", ".join(f"{length:.1f} at {label}" for label, length in lengths if length) + ".")
-    return said
+        lines.append("Draft tokens a pass: " + ", ".join(f"{length:.1f} at {label}" for label, length in lengths if length) + ".")
+    return lines
 
 
 def _length(counts: Speculation) -> float | None:
@@ -118,17 +118,17 @@ def _length(counts: Speculation) -> float | None:
 
 
 def _tuned(advice: Sequence[LevelAdvice]) -> list[str]:
-    said = []
+    lines = []
     for one in advice:
         label = one.level.label
         if one.best is None:
             measured = "" if one.measured is None else f" As it drafts now it is {one.measured:.2f}x plain decoding."
-            said.append(f"{label}: how many draft tokens pay is unknown. Missing: {one.why_not}.{measured}")
+            lines.append(f"{label}: how many draft tokens pay is unknown. Missing: {one.why_not}.{measured}")
         elif one.best == 0:
-            said.append(f"{label}: do not speculate; the best length would give {max(one.forecast):.2f}x.")
+            lines.append(f"{label}: do not speculate; the best length would give {max(one.forecast):.2f}x.")
         else:
-            said.append(
+            lines.append(
                 f"{label}: {one.best} draft tokens, {one.forecast[one.best - 1]:.2f}x plain decoding by forecast; now "
                 f"{one.num_draft_tokens:.1f} a pass and {one.measured:.2f}x, measured."
             )
-    return said
+    return lines

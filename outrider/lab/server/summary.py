@@ -27,7 +27,7 @@ def summarise(
     busy_s = busy_seconds(answers)
     tokens = num_tokens(answers)
     num_chunks = sum(len(answer.chunks_s) for answer in answers)
-    told = [answer.speculation for answer in answers if answer.speculation is not None]
+    counters = [answer.speculation for answer in answers if answer.speculation is not None]
     return LevelMeasurement(
         level=level,
         num_requests=num_requests,
@@ -42,8 +42,8 @@ def summarise(
         tpot_s=percentiles(answer.tpot_s for answer in answers),
         gap_s=percentiles(gap for answer in answers for gap in answer.gaps_s),
         counted=None if window is None else window.speculation,
-        reported=reduce(add, told) if told else None,
-        num_reported=len(told),
+        reported=reduce(add, counters) if counters else None,
+        num_reported=len(counters),
         gauges={} if window is None else window.gauges,
         notes=_notes(level, answers, window),
     )

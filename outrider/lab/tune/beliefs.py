@@ -64,8 +64,8 @@ class Belief:
 
     def error(self, label: str) -> float:
         """Standard deviation of the logarithm."""
-        place = self.labels.index(label)
-        return math.sqrt(float(self.covariance[place, place]))
+        index = self.labels.index(label)
+        return math.sqrt(float(self.covariance[index, index]))
 
     def chances(self, tolerance: float = 0.0, seed: int = 0) -> dict[str, float]:
         """P(no other member is faster by more than `tolerance`, a share) of every member, from DRAWS draws of this belief."""
@@ -113,14 +113,14 @@ def _shared(one: Member, other: Member) -> float:
 class _Group:
     """Laps of two members or more on the same prompts."""
 
-    places: np.ndarray  # (m,) of the members
+    indices: np.ndarray  # (m,) of the members
     seconds: np.ndarray  # (m,) logarithms per token
     alike: np.ndarray  # (m, m) 1 where two have the same drafter
     plain: int | None  # which of them is plain decoding, if it ran
 
     def precision(self, noise: float) -> np.ndarray:
         """(m, m): of these laps."""
-        return np.linalg.inv(noise**2 * np.eye(len(self.places)) + SUITED**2 * self.alike)
+        return np.linalg.inv(noise**2 * np.eye(len(self.indices)) + SUITED**2 * self.alike)
 
     def weights(self, noise: float) -> np.ndarray:
         """(m, m): their precision, the group's own level being unknown."""
@@ -134,21 +134,21 @@ class _Group:
         if self.plain is not None:
             return float(self.seconds[self.plain])
         sums = self.precision(noise).sum(axis=1)
-        return float(sums @ (self.seconds + mean[self.places]) / sums.sum())
+        return float(sums @ (self.seconds + mean[self.indices]) / sums.sum())
 
 
 def _by_group(members: Sequence[Member], laps: Laps) -> list[_Group]:
     found: dict[int, list[int]] = {}
-    for place, one in enumerate(members):
+    for index, one in enumerate(members):
         for group in laps.get(one.label, {}):
-            found.setdefault(group, []).append(place)
+            found.setdefault(group, []).append(index)
     groups = []
-    for group, places in found.items():
-        if len(places) > 1:
-            drafters = np.array([members[place].label.split()[0] for place in places])
-            seconds = np.array([laps[members[place].label][group] for place in places])
-            plain = next((at for at, place in enumerate(places) if members[place].family is None), None)
-            groups.append(_Group(np.array(places), seconds, (drafters[:, None] == drafters[None, :]).astype(float), plain))
+    for group, indices in found.items():
+        if len(indices) > 1:
+            drafters = np.array([members[index].label.split()[0] for index in indices])
+            seconds = np.array([laps[members[index].label][group] for index in indices])
+            plain = next((at for at, index in enumerate(indices) if members[index].family is None), None)
+            groups.append(_Group(np.array(indices), seconds, (drafters[:, None] == drafters[None, :]).astype(float), plain))
     return groups
 
 
@@ -157,11 +157,11 @@ def _linear(groups: Sequence[_Group], mean: np.ndarray, noise: float) -> list[_G
     levels = [group.level(mean, noise) for group in groups]
     relative: dict[int, list[float]] = {}
     for group, level in zip(groups, levels, strict=True):
-        for place, seconds in zip(group.places.tolist(), np.exp(group.seconds - level).tolist(), strict=True):
-            relative.setdefault(place, []).append(seconds)
+        for index, seconds in zip(group.indices.tolist(), np.exp(group.seconds - level).tolist(), strict=True):
+            relative.setdefault(index, []).append(seconds)
     found = []
     for group, level in zip(groups, levels, strict=True):
-        middle = np.array([fmean(relative[place]) for place in group.places.tolist()])
+        middle = np.array([fmean(relative[index]) for index in group.indices.tolist()])
         found.append(replace(group, seconds=level + np.log(middle) + np.exp(group.seconds - level) / middle - 1))
     return found
 
@@ -173,8 +173,8 @@ def _after(
     pull = precision @ mean
     for group in groups:
         weights = group.weights(noise)
-        precision[np.ix_(group.places, group.places)] += weights
-        pull[group.places] -= weights @ group.seconds
+        precision[np.ix_(group.indices, group.indices)] += weights
+        pull[group.indices] -= weights @ group.seconds
     after = np.linalg.inv(precision)
     return after @ pull, (after + after.T) / 2
 
@@ -183,10 +183,10 @@ def _noise(mean: np.ndarray, groups: Sequence[_Group], before: float) -> float:
     """The noise of a lap, from what the belief leaves unexplained: laps as a whole are more or less noisy than was thought."""
     unexplained, free, seen = 0.0, 0.0, set()
     for group in groups:
-        left = group.seconds + mean[group.places]
+        left = group.seconds + mean[group.indices]
         unexplained += float(left @ group.weights(before) @ left)
-        free += len(group.places) - 1
-        seen |= set(group.places.tolist())
+        free += len(group.indices) - 1
+        seen |= set(group.indices.tolist())
     free = max(free - len(seen) / 2, 0.0)  # members share what they explain
     usual = USUAL_WORTH * (USUAL_NOISE / before) ** 2
     return max(LEAST_NOISE, before * math.sqrt((unexplained + usual) / (free + USUAL_WORTH)))

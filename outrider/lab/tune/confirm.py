@@ -122,9 +122,9 @@ def summarise(
 def _summary(laps: Sequence[Lap], base: dict[int, Lap], beliefs: Mapping[str, Belief], *, greedy: bool) -> Confirmed:
     label = laps[0].configuration
     both = [lap for lap in laps if lap.group in base]
-    same = [mine == theirs for lap in both for mine, theirs in zip(lap.texts, base[lap.group].texts, strict=True)]
+    same = [ours == theirs for lap in both for ours, theirs in zip(lap.texts, base[lap.group].texts, strict=True)]
     by_task = {task: [lap for lap in laps if lap.task == task] for task in dict.fromkeys(lap.task for lap in laps)}
-    speedups = {task: _speedup(mine, base, beliefs.get(task)) for task, mine in by_task.items()}
+    speedups = {task: _speedup(ours, base, beliefs.get(task)) for task, ours in by_task.items()}
     found = _speedup(laps, base, beliefs.get(ALL))
     if found is None:
         raise ValueError(f"'{label}' never ran beside plain decoding, and nothing else is known about it")

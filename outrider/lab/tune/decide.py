@@ -33,10 +33,10 @@ def recommendations(found: Findings, configurations: Sequence[Configuration], dr
     for task in found.shares if len(found.shares) > 1 else ():
         speedups = {one.configuration: one.by_task[task] for one in found.confirmed if task in one.by_task}
         estimates = _estimates(task, found)
-        mine = _recommend(task, speedups, estimates, found, known, draft)
-        gain = estimates.get(mine.configuration, 1.0) / estimates.get(first.configuration, 1.0)  # not speculating is 1
-        if mine.configuration != first.configuration and gain > WORTH:
-            others.append(mine)
+        recommended = _recommend(task, speedups, estimates, found, known, draft)
+        gain = estimates.get(recommended.configuration, 1.0) / estimates.get(first.configuration, 1.0)  # not speculating is 1
+        if recommended.configuration != first.configuration and gain > WORTH:
+            others.append(recommended)
     return [first, *others]
 
 

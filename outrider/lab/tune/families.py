@@ -78,18 +78,18 @@ def _draft_model(options: SpaceOptions) -> Iterator[Family]:
 
 
 def _head(head: Head, options: SpaceOptions) -> Iterator[Family]:
-    own, most = head.options, head.most or HEAD_SIZES[-1]
+    own, max_tokens = head.options, head.most or HEAD_SIZES[-1]
     if head.kind == ACCEPTANCE:
         yield Family.of("draft-model", CHAIN_SIZES, stop="acceptance", acceptance_head=head.folder)
     elif head.kind == EARLY_EXIT:
         yield Family.of(EARLY_EXIT, SLOW_SIZES, **own)
     elif head.kind == "medusa":
-        yield from _chains("medusa", up_to(most), options, **own)
+        yield from _chains("medusa", up_to(max_tokens), options, **own)
         yield from _planned_tree("medusa", options, **own)
     else:
-        yield from _chains(head.kind, up_to(most), options, **own)
+        yield from _chains(head.kind, up_to(max_tokens), options, **own)
         if head.confidence:
-            yield Family.of(head.kind, up_to(most), stop="confidence", **own)
+            yield Family.of(head.kind, up_to(max_tokens), stop="confidence", **own)
         if head.kind != "mtp" or head.most is None:  # layers that take turns draft chains
             yield from _trees(head.kind, ("best-first",), options, **own)
 
@@ -179,6 +179,6 @@ def _tree_sizes(options: SpaceOptions) -> tuple[int, ...]:
     return WIDE_TREE_SIZES if options.on_accelerator else TREE_SIZES
 
 
-def up_to(most: int) -> list[int]:
+def up_to(max_tokens: int) -> list[int]:
     """Lengths of chains of at most so many tokens."""
-    return [*(size for size in (*HEAD_SIZES, *LONG_SIZES) if size < most), most]
+    return [*(size for size in (*HEAD_SIZES, *LONG_SIZES) if size < max_tokens), max_tokens]

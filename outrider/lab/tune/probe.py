@@ -145,8 +145,8 @@ def mean_kept(steps: Sequence[StepNote], size: int, *, nested: bool) -> float | 
     """Draft tokens kept by a step that asks for `size` nodes; None where none was ever asked so much."""
     if nested:
         return sum(survival(steps, size)) if any(step.asked for step in steps) else None
-    mine = [step.kept for step in steps if step.asked == size]
-    return sum(mine) / len(mine) if mine else None
+    kept = [step.kept for step in steps if step.asked == size]
+    return sum(kept) / len(kept) if kept else None
 
 
 def offered_widths(steps: Sequence[StepNote], size: int, *, nested: bool) -> list[int]:

@@ -70,12 +70,12 @@ class Race:
             return self.laps
         gone: set[str] = set()
         for number, group in enumerate(self._groups):
-            for place in range(len(track)):
-                contender = self._contenders[track[(place + number) % len(track)]]
+            for position in range(len(track)):
+                contender = self._contenders[track[(position + number) % len(track)]]
                 self.laps.append(run_lap(contender, number, group, self._batch_size, self._journal, self._repeats))
                 self._progress.advance()
             done = number + 1
-            if done >= self._at_least(LEAST_GROUPS) and sum(lap.wall_s for lap in self.laps) >= self._rules.budget_s:
+            if done >= self._min_groups(LEAST_GROUPS) and sum(lap.wall_s for lap in self.laps) >= self._rules.budget_s:
                 break
             if done % max(LOOK, self._num_tasks) == 0:
                 belief = self.belief()
@@ -92,7 +92,7 @@ class Race:
 
     # ---------------------------------------------------------------- decisions
 
-    def _at_least(self, groups: int) -> int:
+    def _min_groups(self, groups: int) -> int:
         """More where several tasks share them."""
         return max(groups, 2 * self._num_tasks)
 
@@ -101,7 +101,7 @@ class Race:
         staying = [label for label in track if label != PLAIN and chances[label] >= HOPELESS]
         staying = staying or [max((one for one in track if one != PLAIN), key=belief.speedup)]
         leader = max(staying, key=belief.speedup)
-        needed = PLAIN not in track or done < self._at_least(PLAIN_GROUPS) or not _is_clear(belief, leader)
+        needed = PLAIN not in track or done < self._min_groups(PLAIN_GROUPS) or not _is_clear(belief, leader)
         return [PLAIN, *staying] if needed and PLAIN in track else staying
 
     def _joining(self, belief: Belief, running: Sequence[str], gone: set[str]) -> list[str]:
@@ -121,13 +121,13 @@ class Race:
             if family_of[label] not in seen and families[family_of[label]] > HOPEFUL:
                 seen.add(family_of[label])
                 newcomers.append(label)
-        least = HOPEFUL if self.laps else 0.0
-        newcomers += [label for label in free if label not in newcomers and chances[label] > least]
+        min_chance = HOPEFUL if self.laps else 0.0
+        newcomers += [label for label in free if label not in newcomers and chances[label] > min_chance]
         return newcomers[: max(self._rules.on_track - len(found), 0)]
 
     def _is_decided(self, belief: Belief, done: int, track: Sequence[str]) -> bool:
         """Never before plain decoding ran enough for its speedup to be told."""
-        if done < self._at_least(PLAIN_GROUPS):
+        if done < self._min_groups(PLAIN_GROUPS):
             return False
         leader = max((label for label in track if label != PLAIN), key=belief.speedup)
         hopeless = belief.speedup(leader) * math.exp(2 * belief.error(leader)) < 1

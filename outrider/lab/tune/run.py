@@ -135,10 +135,10 @@ def gather_samples(
     workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
 ) -> tuple[list[Sample], list[str]]:
     """The first `request.prompts` of every task, as token ids, each with its seed. Raises ConfigError as `prepare` does."""
-    most = request.sampling.required_max_tokens
+    max_tokens = request.sampling.required_max_tokens
     chosen = replace(workload, requests=tuple(firsts(workload.requests, request.prompts)))
     prepared = prepare(
-        chosen, runner.tokenizer, context=runner.context, max_tokens=most, on_bad=on_bad, chat_template=chat_template
+        chosen, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template
     )
     samples = [
         Sample(

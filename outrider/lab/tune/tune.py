@@ -232,8 +232,8 @@ class Tuner:
         found."""
         chosen = []
         for task in found.shares if len(found.shares) > 1 else ():
-            mine = [one for one in found.forecasts if one.task == task and one.configuration in known]
-            chosen.append(max(mine, key=lambda one: one.speedup).configuration)
+            of_task = [one for one in found.forecasts if one.task == task and one.configuration in known]
+            chosen.append(max(of_task, key=lambda one: one.speedup).configuration)
         better = self._searched(found)
         return [*dict.fromkeys(chosen), *([better.label] if better is not None else [])]
 
@@ -296,7 +296,7 @@ def _grouped(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
     by_task: dict[str, list[Sample]] = {}
     for sample in samples:
         by_task.setdefault(sample.task, []).append(sample)
-    queues = [[mine[i : i + size] for i in range(0, len(mine), size)] for mine in by_task.values()]
+    queues = [[of_task[i : i + size] for i in range(0, len(of_task), size)] for of_task in by_task.values()]
     for turn in range(max(map(len, queues), default=0)):
         yield from (queue[turn] for queue in queues if turn < len(queue))
 

@@ -47,10 +47,10 @@ def is_right(text: str, reference: str) -> bool:
         return same(lead.group() if lead else answer, reference)
     if (inside := boxed(text)) is not None:
         return same(inside, reference)
-    said = _SAID.findall(text)
+    stated = _SAID.findall(text)
     if wanted is None:
-        return bool(said) and same(said[-1], reference)
-    behind = numbers_in(said[-1].rpartition("=")[2]) if said else []
+        return bool(stated) and same(stated[-1], reference)
+    behind = numbers_in(stated[-1].rpartition("=")[2]) if stated else []
     found = behind[:1] or numbers_in(text)[-1:]
     return bool(found) and found[0] == wanted
 
@@ -70,10 +70,10 @@ def boxed(text: str) -> str | None:
         if box.group(1):
             return box.group(1)
         depth = 1
-        for place in range(box.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
+        for end in range(box.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
             if depth == 0:
-                return text[box.end() : place].strip()
+                return text[box.end() : end].strip()
     return None
 
 

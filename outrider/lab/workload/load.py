@@ -78,7 +78,7 @@ def _names(spec: str) -> list[str]:
     names = [name.strip() for name in spec.split("+")]
     if "" in names:
         raise ConfigError(f"the workload '{spec}' has an empty part; write names or files with + between: gsm8k+chats.jsonl")
-    if double := next((name for place, name in enumerate(names) if name in names[:place]), None):
+    if double := next((name for index, name in enumerate(names) if name in names[:index]), None):
         raise ConfigError(f"'{double}' is twice in the workload '{spec}'")
     return names
 

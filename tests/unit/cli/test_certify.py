@@ -75,7 +75,7 @@ def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], 
     assert (plan.samples, plan.seed) == (80, 11)
     assert (plan.sampling.temperature, plan.sampling.top_k, plan.sampling.max_tokens, plan.sampling.stop) == (0.7, 5, 6, ["w3"])
     assert plan.drawing == plan.sampling
-    assert (subject.speculative.verifier.name, subject.most_drafted) == ("token", 3)
+    assert (subject.speculative.verifier.name, subject.max_drafted) == ("token", 3)
     assert told["prompts"] == [[5, 9, 5, 9]]
 
 

@@ -29,8 +29,8 @@ from outrider.lab.certify.certify_result import (
     Greedy,
     Invariance,
     LawTest,
-    Place,
     SampledLaw,
+    TestPoint,
     TextRun,
 )
 from outrider.lab.estimate.curves import CostPoints, StepCosts
@@ -255,7 +255,7 @@ def certificate(**changes: Any) -> CertifyResult:
             status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
             num_tokens=3,
             origins={"accepted": 5, "bonus": 2},
-            places=[Place(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
+            places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
             tests=[law_test("speculative"), law_test("plain")], detectable_total_variation=0.0734,
         ),
         "invariance": Invariance(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),

@@ -64,8 +64,8 @@ def _request(entry: Fields, asked: Any, answer: str | None = None) -> Request:
 
 def _response_input(asked: Fields) -> Any:
     """The Responses interface: `input` is a question or a list of messages, `instructions` the system's."""
-    said, instructions = asked["input"], optional_text(asked, "instructions")
-    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    content, instructions = asked["input"], optional_text(asked, "instructions")
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if instructions and isinstance(messages, list):
         return [{"role": "system", "content": instructions}, *messages]
     return messages

@@ -36,8 +36,8 @@ def read(entry: Fields, turns: Turns) -> list[Request]:
     if "prompt" in entry:
         prompt = prompt_text(entry, "prompt")
     else:
-        messages, said = conversation(entry["messages"])
-        answer = said if answer is None else answer
+        messages, reply = conversation(entry["messages"])
+        answer = reply if answer is None else answer
     return [
         Request(
             id=identity(entry, "id", "request_id", "custom_id"),

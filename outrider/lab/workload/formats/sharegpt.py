@@ -26,7 +26,7 @@ def read(entry: Fields, turns: Turns) -> list[Request]:
     if not isinstance(recorded, list) or not recorded:
         raise UnusableError("'conversations' must be a list of turns, got none")
     messages = [_message(number, turn) for number, turn in enumerate(recorded, 1)]
-    asked = [place for place, message in enumerate(messages) if message["role"] == "user" and message["content"].strip()]
+    asked = [index for index, message in enumerate(messages) if message["role"] == "user" and message["content"].strip()]
     if not asked:
         raise UnusableError("the conversation has no question: no turn is from 'human' or 'user'")
     name, task = identity(entry, "id"), optional_text(entry, "task") or "chat"
@@ -34,12 +34,12 @@ def read(entry: Fields, turns: Turns) -> list[Request]:
         # what an answer says before the first question has nothing to do with it (long chats are split into parts)
         before = [message for message in messages[: asked[0]] if message["role"] == "system"]
         return [_request(name, task, [*before, messages[asked[0]]], messages[asked[0] + 1 :])]
-    answered = [place for place in asked if place + 1 < len(messages) and messages[place + 1]["role"] == "assistant"]
+    answered = [index for index in asked if index + 1 < len(messages) and messages[index + 1]["role"] == "assistant"]
     if not answered:
         raise UnusableError("no question of the conversation has an answer, so turns='all' finds nothing")
     return [
-        _request(f"{name}/{number}" if name else "", task, messages[: place + 1], messages[place + 1 :])
-        for number, place in enumerate(answered, 1)
+        _request(f"{name}/{number}" if name else "", task, messages[: index + 1], messages[index + 1 :])
+        for number, index in enumerate(answered, 1)
     ]
 
 
@@ -51,9 +51,9 @@ def _request(name: str, task: str, messages: list[Message], after: list[Message]
 def _message(number: int, turn: Any) -> Message:
     if not isinstance(turn, dict):
         raise UnusableError(f"turn {number} must be an object with 'from' and 'value'")
-    speaker, said = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    speaker, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
     if not isinstance(speaker, str) or speaker.lower() not in ROLES:
         raise UnusableError(f"turn {number} is from {str(speaker)[:20]!r}; expected one of {', '.join(ROLES)}")
-    if not isinstance(said, str):
+    if not isinstance(content, str):
         raise UnusableError(f"turn {number} has no text")
-    return {"role": ROLES[speaker.lower()], "content": said}
+    return {"role": ROLES[speaker.lower()], "content": content}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.lab.bench.material import Prompt, filled, gather, groups, places_that_can
-from outrider.lab.bench.plan import Place, Plan
+from outrider.lab.bench.material import Prompt, filled, gather, groups, runnable_cells
+from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.configuration import Configuration
 from outrider.lab.workload.types import Request, Workload
 from outrider.sampling.params import SamplingParams
@@ -96,17 +96,17 @@ def test_context_lengths_must_leave_room_for_the_answer() -> None:
     with pytest.raises(ConfigError, match="--context-lengths up to 56"):
         gather(workload("a"), fake_tokenizer(), plan(context_lengths=(32, 57)), context=64)
     found = gather(workload("a", "a"), fake_tokenizer(), plan(context_lengths=(56,)), context=64)
-    cells = [Place("a", 0.0, 1, None), Place("a", 0.0, 1, 56)]
+    cells = [CellKey("a", 0.0, 1, None), CellKey("a", 0.0, 1, 56)]
     assert [[len(one.tokens) for one in found.prompts(place)] for place in cells] == [[4, 4], [56, 56]]
 
 
 def test_tasks_with_too_few_prompts_for_a_batch_are_left_out_by_name() -> None:
     found = gather(workload("a", "a", "b"), fake_tokenizer(), plan(), context=64)
-    places, notes = places_that_can(plan(batch_sizes=(1, 2)), found)
-    assert [(place.task, place.batch_size) for place in places] == [("a", 1), ("a", 2), ("b", 1)]
+    keys, notes = runnable_cells(plan(batch_sizes=(1, 2)), found)
+    assert [(place.task, place.batch_size) for place in keys] == [("a", 1), ("a", 2), ("b", 1)]
     assert notes == ["b: 1 prompts are no batch of 2; left out"]
     with pytest.raises(ConfigError, match="raise --prompts"):
-        places_that_can(plan(batch_sizes=(4,)), found)
+        runnable_cells(plan(batch_sizes=(4,)), found)
 
 
 def test_groups_of_one_keep_the_order() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.lab.bench.plan import Place, Plan, baseline_of, default_configurations
+from outrider.lab.bench.plan import CellKey, Plan, baseline_of, default_configurations
 from outrider.lab.configuration import Configuration, parse_configurations
 from outrider.sampling.params import SamplingParams
 
@@ -34,17 +34,17 @@ def test_texts_drawn_with_shared_noise_have_a_baseline_that_shares_it() -> None:
 
 
 def test_cells_are_curves_not_a_grid() -> None:
-    found = plan(temperatures=(0.0, 1.0), batch_sizes=(2, 8, 2), context_lengths=(64, 128)).places(["code", "chat"])
+    found = plan(temperatures=(0.0, 1.0), batch_sizes=(2, 8, 2), context_lengths=(64, 128)).cell_keys(["code", "chat"])
     shapes = [(2, None), (8, None), (2, 64), (2, 128)]
     assert found == [
-        Place(task, t, size, length) for task in ("code", "chat") for t in (0.0, 1.0) for size, length in shapes
+        CellKey(task, t, size, length) for task in ("code", "chat") for t in (0.0, 1.0) for size, length in shapes
     ]
 
 
 def test_a_grid_has_every_context_at_every_batch_size() -> None:
-    found = plan(batch_sizes=(2, 8), context_lengths=(64, 128), grid=True).places(["code"])
+    found = plan(batch_sizes=(2, 8), context_lengths=(64, 128), grid=True).cell_keys(["code"])
     shapes = [(2, None), (8, None), (2, 64), (8, 64), (2, 128), (8, 128)]
-    assert found == [Place("code", 0.0, size, length) for size, length in shapes]
+    assert found == [CellKey("code", 0.0, size, length) for size, length in shapes]
 
 
 @pytest.mark.parametrize("changes", [{"batch_sizes": (4, 4), "context_lengths": (64,)}, {"batch_sizes": (1, 4)}, {}])
@@ -56,7 +56,7 @@ def test_a_grid_wants_two_axes(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("grid", [False, True])
 def test_keys_of_cells_tell_them_apart(grid: bool) -> None:
-    found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,), grid=grid).places(["code", "chat"])
+    found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,), grid=grid).cell_keys(["code", "chat"])
     assert len({place.key for place in found}) == len({place.label for place in found}) == len(found)
 
 
@@ -76,7 +76,7 @@ def test_params_keep_what_was_asked() -> None:
 
 def test_a_temperature_that_is_nearly_zero_makes_a_greedy_cell() -> None:
     """Its texts are greedy, so its label and what is compared with it must say so."""
-    assert plan(temperatures=(0.0, 1e-8)).places(["code"]) == plan(temperatures=(0.0,)).places(["code"])
+    assert plan(temperatures=(0.0, 1e-8)).cell_keys(["code"]) == plan(temperatures=(0.0,)).cell_keys(["code"])
 
 
 def test_more_time_is_no_other_plan() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench import stages
-from outrider.lab.bench.material import gather, places_that_can
+from outrider.lab.bench.material import gather, runnable_cells
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.stages import CellState, Rounds
 from outrider.lab.bench.sweeps import PASSES
@@ -66,8 +66,8 @@ class Setting:
     def rounds(self, *, resume: bool = False) -> Rounds:
         field, _ = Field.open(self.runner, self.plan.all_configurations)  # type: ignore[arg-type]
         journal = Journal.open(self.path, self.plan.identity(), resume=resume)
-        places, _ = places_that_can(self.plan, self.material)
-        return Rounds(field, self.plan, self.material, places, journal, Quiet())
+        keys, _ = runnable_cells(self.plan, self.material)
+        return Rounds(field, self.plan, self.material, keys, journal, Quiet())
 
     def run(self, *, resume: bool = False) -> list[CellState]:
         return self.rounds(resume=resume).run()
@@ -278,7 +278,7 @@ def test_ctrl_c_leaves_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         rounds.run()
     (cell,) = rounds.stopped()
-    assert (cell.place.task, cell.ended_by, len(cell.of(1))) == ("t0", "interrupted", 4)
+    assert (cell.cell_key.task, cell.ended_by, len(cell.of(1))) == ("t0", "interrupted", 4)
 
 
 def test_progress_knows_what_bounds_a_round(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

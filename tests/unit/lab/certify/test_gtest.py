@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.lab.certify.gtest import MIN_EXPECTED, LawStatistic, Table, cells, detectable, holm, places
+from outrider.lab.certify.gtest import MIN_EXPECTED, LawStatistic, Table, cells, detectable, holm, quantiles
 
 V = 60
 
@@ -34,7 +34,7 @@ def table_of(seed: int, true: np.ndarray, told: np.ndarray, draft: np.ndarray, m
 
 
 def test_p_values_are_uniform_under_the_right_law() -> None:
-    """Catches a wrong number of degrees of freedom, cells chosen by what was drawn, and places that are not uniform."""
+    """Catches a wrong number of degrees of freedom, cells chosen by what was drawn, and quantiles that are not uniform."""
     own, draft = laws(1), laws(2)
     tables = [table_of(seed, own, own, draft) for seed in range(300)]
     for found in ([table.tokens() for table in tables], [table.preference() for table in tables]):
@@ -114,7 +114,7 @@ def test_cells_hold_everything_once(seed: int, num: int, spread: float) -> None:
 def test_places_follow_their_order(seed: int) -> None:
     """A token's place lies in its own interval, behind all tokens of higher score."""
     law, score = laws(seed, 1)[0], laws(seed + 1, 1)[0]
-    found = places(law, np.arange(V), np.random.default_rng(seed), score)
+    found = quantiles(law, np.arange(V), np.random.default_rng(seed), score)
     before = np.array([law[score > score[token]].sum() for token in range(V)])
     assert (np.array(found) >= before - 1e-12).all()
     assert (np.array(found) <= before + law + 1e-12).all()

@@ -10,7 +10,7 @@ import torch
 
 from outrider.lab.certify.certify_result import SampledLaw
 from outrider.lab.certify.law import FALSE_ALARMS, draw, followers, longest, sampled_law
-from outrider.lab.certify.places import Spot, conditionals, find_spots, laws_along
+from outrider.lab.certify.points import Spot, conditionals, find_spots, laws_along
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.journal import Journal

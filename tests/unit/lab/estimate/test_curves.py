@@ -151,7 +151,7 @@ def test_the_best_length_is_the_best_and_ties_are_short() -> None:
     best = predict_best(survival, costs, 12)
     assert best == max((predict(survival, costs, gamma) for gamma in range(13)), key=lambda one: one.tokens_per_s)
     assert predict_best([0.0], StepCosts(target=FLAT), 12).num_draft_tokens == 0
-    assert predict_best([0.0], StepCosts(target=FLAT), 12, least=1).num_draft_tokens == 1
+    assert predict_best([0.0], StepCosts(target=FLAT), 12, min_gamma=1).num_draft_tokens == 1
 
 
 def test_whole_steps_need_nothing_beside() -> None:

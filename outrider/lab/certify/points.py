@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from outrider.lab.certify.certify_result import Place
+from outrider.lab.certify.certify_result import TestPoint
 from outrider.lab.certify.gtest import as_laws
 from outrider.lab.certify.subject import Seen, Subject, clear, share_prefix
 from outrider.lab.progress import Progress
@@ -26,7 +26,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 
 WANTED = 1.5  # nats
-TRIES = 10  # tokens at which the drafter is asked, per place wanted
+TRIES = 10  # tokens at which the drafter is asked, per test point wanted
 CHUNK = 32  # tokens, or rows, of a teacher-forced pass
 
 Beginning = tuple[int, ...]  # tokens drawn so far
@@ -34,19 +34,19 @@ Beginning = tuple[int, ...]  # tokens drawn so far
 
 @dataclass(frozen=True)
 class Spot:
-    """A place with its text."""
+    """A test point with its text."""
 
     prompt_number: int
     prompt: list[int]
-    output: list[int]  # tokens of the answer before the place
+    output: list[int]  # tokens of the answer before the test point
     entropy: float
 
     @property
     def tokens(self) -> list[int]:
         return [*self.prompt, *self.output]
 
-    def as_record(self) -> Place:
-        return Place(prompt=self.prompt_number, num_output_tokens=len(self.output), entropy_nats=self.entropy)
+    def as_record(self) -> TestPoint:
+        return TestPoint(prompt=self.prompt_number, num_output_tokens=len(self.output), entropy_nats=self.entropy)
 
 
 def find_spots(
@@ -56,16 +56,16 @@ def find_spots(
     """At most `count`, the answers sharing them as evenly as they can."""
     progress.stage("positions to test", count)
     candidates = [
-        Spot(number, prompt, answer[:place], entropy)
+        Spot(number, prompt, answer[:position], entropy)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        for place, entropy in enumerate(map(_entropy, laws_along(subject, prompt, answer, params)))
+        for position, entropy in enumerate(map(_entropy, laws_along(subject, prompt, answer, params)))
     ]
     candidates.sort(key=lambda spot: abs(spot.entropy - WANTED))
-    most = -(-count // len(prompts)) + 1  # of one answer
+    max_of_answer = -(-count // len(prompts)) + 1  # of one answer
     chosen: list[Spot] = []
     for spot in candidates[: TRIES * count]:
-        mine = sum(one.prompt_number == spot.prompt_number for one in chosen)
-        if len(chosen) < count and mine < most and first_draft(subject, spot, params) is not None:
+        num_of_answer = sum(one.prompt_number == spot.prompt_number for one in chosen)
+        if len(chosen) < count and num_of_answer < max_of_answer and first_draft(subject, spot, params) is not None:
             chosen.append(spot)
             progress.advance()
     return chosen or candidates[:count]
@@ -78,14 +78,14 @@ def _entropy(law: np.ndarray) -> float:
 
 @torch.inference_mode()
 def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | None:
-    """What a first step at the place sees; None where the drafter proposes nothing."""
+    """What a first step at the test point sees; None where the drafter proposes nothing."""
     decoder, kept = subject.drafting, []
 
     def keep(rows: Rows, seen: Seen, taken: list[int]) -> None:
         kept.append(seen)
 
     decoder.watch = keep
-    room = subject.most_drafted + 1
+    room = subject.max_drafted + 1
     decoder.add(subject.row(0, spot.tokens, len(spot.prompt), params, seed=0, room=room))
     try:
         decoder.step()
