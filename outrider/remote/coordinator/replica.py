@@ -152,7 +152,8 @@ class Replica:
                 self._pause_s = SHORTEST_BREAK_S
                 self._stand("draining" if state.draining else "ready", "")
         except asyncio.CancelledError:  # a call that was cancelled from here says so, too
-            if self._watching is None:
+            task = asyncio.current_task()
+            if self._watching is None and not (task and task.cancelling()):
                 raise _GivenUpError from None
             raise
         finally:

@@ -112,6 +112,24 @@ def test_tokens_are_shown_and_asked_for() -> None:
         carriage.close()
 
 
+def test_a_replica_that_was_just_given_up_does_not_outlive_its_fleet() -> None:
+    """Catches a cancellation of the task that is taken for one of its call: closing would wait for ever."""
+    carriage = Carriage()
+    server = carriage.result(guarded(ScriptedTarget()))
+    fleet = carriage.result(fleet_of(server.address, "sesame"))
+    until(lambda: fleet.usable, "the replica")
+
+    async def give_up_and_close() -> None:
+        fleet.replicas[0].give_up("lost", "it lost a request")
+        await fleet.close()
+
+    try:
+        carriage.result(give_up_and_close(), timeout_s=10.0)
+    finally:
+        carriage.result(server.stop())
+        carriage.close()
+
+
 async def guarded(target: ScriptedTarget) -> GrpcServer:
     """A service that asks for a secret, on a free port."""
     server = GrpcServer(ServiceSettings(security=ServerSecurity(tokens=("sesame",))))
