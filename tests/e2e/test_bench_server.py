@@ -68,7 +68,7 @@ def test_explain_tells_of_one_of_our_servers(
     assert "Acceptance by position" in capsys.readouterr().out
     assert isinstance(read_result(Path("e.json")), ServerResult)
     assert app.run(["explain", speculative, "--baseline-url", plain, *SMALL]) == 2
-    assert "'outrider tune' compare it with --baseline-url" in capsys.readouterr().err
+    assert "unknown option '--baseline-url'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
