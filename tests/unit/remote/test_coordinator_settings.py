@@ -92,7 +92,7 @@ def test_a_wrong_file_names_its_place(tmp_path: Path, old: str, new: str, messag
 COMMAND = ["service", "coordinator", "--model", "demo", "--target-endpoint", "127.0.0.1:1"]
 WRONG: list[tuple[list[str], str]] = [
     (["service", "coordinator"], "--model MODEL"),
-    ([*COMMAND, "--draft-endpoint", "a:1"], "give it to the target services"),
+    ([*COMMAND, "--draft-endpoint", "a:1"], "unknown option '--draft-endpoint'"),
     ([*COMMAND, "--set", "self_test=false"], "a coordinator tries nothing"),
     ([*COMMAND, "--set", "max_retries=-1"], "max_retries"),
     ([*COMMAND, "--set", "replica_wait=0"], "replica_wait"),
