@@ -46,3 +46,17 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.is_paused = before
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a module, of torch or of Python, is another inside; one of its class shows again afterwards."""
+    is_own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)

@@ -21,7 +21,7 @@ from outrider.lazy import transformers
 from outrider.models.attention import NAME, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.signals import AFTER_NORM, Listening
-from outrider.runtime.events import Event, Recorder
+from outrider.runtime.events import Event, Recorder, replaced
 from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
 from outrider.runtime.recurrent import recurrent_by_event
@@ -113,11 +113,11 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for path, part in module.named_modules():
             if is_rotary(part):
-                stack.enter_context(_replaced(part, "forward", partial(_rotary, path, part.forward, recorder.events, recorder)))
+                stack.enter_context(replaced(part, "forward", partial(_rotary, path, part.forward, recorder.events, recorder)))
             elif isinstance(part, BlockEmbedding):
-                stack.enter_context(_replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder)))
+                stack.enter_context(replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder)))
             elif keeps_integers(part):
-                stack.enter_context(_replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
+                stack.enter_context(replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
         stack.enter_context(experts_by_event(module, recorder))
         stack.enter_context(recurrent_by_event(module, recorder, ROWS, TOKENS))
         stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
@@ -194,13 +194,3 @@ def _rows(path: str, layer: BlockEmbedding, events: list[Event], recorder: Recor
         out = torch.zeros(*tokens.shape, layer.inputs, dtype=layer.dtype)
     events.append(Event("rows", (path, layer, tokens), {}, (out,)))
     return out
-
-
-@contextmanager
-def _replaced(part: nn.Module, method: str, with_: Callable[..., Any]) -> Iterator[None]:
-    """A method of this module is another inside."""
-    setattr(part, method, with_)
-    try:
-        yield
-    finally:
-        delattr(part, method)  # the class's own again

@@ -9,12 +9,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from outrider.runtime.events import Event, Recorder
+from outrider.runtime.events import Event, Recorder, replaced
 
 CONVOLUTION = "causal_conv1d_fn"
 SCAN = "mamba2_chunk_scan"
@@ -37,13 +36,13 @@ def recurrent_by_event(module: nn.Module, recorder: Recorder, rows: int, tokens:
                     _instead(stack, code, name, partial(_delta_rule, recorder))
         for part in module.modules():
             if type(part).__name__.endswith(GATED_NORM):
-                stack.enter_context(patch.object(part, "forward", partial(_by_token, part.forward, (rows, tokens))))
+                stack.enter_context(replaced(part, "forward", partial(_by_token, part.forward, (rows, tokens))))
         yield
 
 
 def _instead(stack: ExitStack, code: ModuleType, name: str, function: Callable[..., Any]) -> None:
     names = tuple(inspect.signature(getattr(code, name)).parameters)
-    stack.enter_context(patch.object(code, name, partial(_called_by_name, names, function)))
+    stack.enter_context(replaced(code, name, partial(_called_by_name, names, function)))
 
 
 def _called_by_name(names: tuple[str, ...], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

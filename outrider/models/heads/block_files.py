@@ -108,10 +108,9 @@ def _config(
     num_queries = files.shape(f"{LAYER}q_proj.weight")[0]
     asked = values.get("head_dim") or hidden // int(values.get("num_attention_heads", default=1))
     head_dim = files.shape(f"{LAYER}q_norm.weight")[0] if norms else int(asked)
-    markov = "markov_head.markov_w1.weight" in files
-    rank = files.shape("markov_head.markov_w1.weight")[1] if markov else 0
-    confidence = "confidence_head.proj.weight" in files
-    is_dspark = markov or confidence or any("DSpark" in str(name) for name in files.config.get("architectures") or [])
+    corrections = _corrections(files, hidden)
+    named = any("DSpark" in str(name) for name in files.config.get("architectures") or [])
+    is_dspark = named or bool(corrections["markov_rank"]) or corrections["confidence"]
     own = files.config.get("outrider") or {}
     num_layers = len({name.split(".")[1] for name in files.names if name.startswith("layers.")})
     return BlockConfig(
@@ -134,12 +133,8 @@ def _config(
         max_positions=int(values.get("max_position_embeddings", default=40960)),
         attention_bias=f"{LAYER}q_proj.bias" in files,
         qk_norm=norms,
-        markov_rank=rank,
-        markov_gated="markov_head.gate_proj.weight" in files,
-        markov_recurrent="markov_head.joint_proj.weight" in files,
+        **corrections,
         **_dflash2(files, values, vocab_size),
-        confidence=confidence,
-        confidence_with_markov=confidence and files.shape("confidence_head.proj.weight")[1] > hidden,
         draft_vocab_size=draft_vocab,
         own_embedding=own_embedding,
         own_output="lm_head.weight" in files,
@@ -158,6 +153,18 @@ def _refuse_unknown(files: HeadTensors, values: _Values) -> None:
     projector = values.get("projector_type", default="dflash")
     if projector not in ("dflash", "dflash2"):
         raise CapabilityError(f"{files.what()}: projector_type '{projector}' is not known; 'dflash' and 'dflash2' are")
+
+
+def _corrections(files: HeadTensors, hidden: int) -> dict[str, Any]:
+    """What DSpark's Markov and confidence heads are, from their tensors."""
+    markov, confidence = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
+    return {
+        "markov_rank": files.shape(markov)[1] if markov in files else 0,
+        "markov_gated": "markov_head.gate_proj.weight" in files,
+        "markov_recurrent": "markov_head.joint_proj.weight" in files,
+        "confidence": confidence in files,
+        "confidence_with_markov": confidence in files and files.shape(confidence)[1] > hidden,
+    }
 
 
 def _dflash2(files: HeadTensors, values: _Values, vocab_size: int) -> dict[str, Any]:
