@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 MAX_ADDED = 64  # numbers of a sum that is written out
-MAX_INNER = 16  # products that each number of a small matrix product adds up
 
 
 def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
@@ -86,7 +85,7 @@ def small_products(low: Lowering, event: Event) -> list[Known]:
     (out,) = event.outputs
     if first.axes != ("N", "", "") or second.axes != first.axes:
         raise NotLoweredError("a product of matrices that are not a token's own")
-    if (inner := first.own.sizes[1]) > MAX_INNER:
+    if (inner := first.own.sizes[1]) > MAX_ADDED:
         raise NotLoweredError(f"a product of a token's matrices over {inner} numbers")
     found: Block | None = None
     for index in range(inner):
