@@ -25,7 +25,7 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.machine import describe_machine, versions
 from outrider.wellformed import read_json
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 KINDS = {
     "bench": "outrider.lab.bench.bench_result:BenchResult",
     "tune": "outrider.lab.tune.tune_result:TuneResult",
@@ -62,7 +62,7 @@ class Interval(Record):
 class Result(Record):
     """What every result file says about itself."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     kind: str
     created: datetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
     command: str = ""  # what was typed

@@ -10,7 +10,6 @@ from outrider.report.document import Block, Column, Heading, Paragraph, Table
 from outrider.report.text import amount, number
 
 POSITIONS = 5  # of acceptance in the table; the plots have all
-OFTEN = 0.1  # share of steps outside of what was timed that deserves a mark
 CELL, NAME = Column("cell", "left"), Column("configuration", "left")
 Line = list[str]
 
@@ -22,7 +21,6 @@ def tables(result: BenchResult) -> Iterator[Block]:
     yield Heading("Latency and time")
     yield _latency(result)
     yield _time_split(result)
-    yield from _predicted(result)
     yield from _accuracy(result)
     yield from _memory(result)
 
@@ -87,37 +85,6 @@ def _speed(result: BenchResult) -> Table:
         ]
 
     return _table(result, columns, line, "Speed", _winners(result))
-
-
-def _predicted(result: BenchResult) -> Iterator[Block]:
-    columns = [
-        CELL,
-        NAME,
-        Column(
-            "predicted",
-            help="speedup from step costs timed beforehand and the tokens that drafts kept (docs/bench.md); *: over a tenth of "
-            "the steps were outside of what was timed",
-        ),
-        Column("measured"),
-        Column("ratio", help="measured / predicted; 1: nothing is left unexplained"),
-        Column("τ", help="tokens per step behind the first ones, less what ends of answers cut off"),
-        Column("step", help="ms, predicted mean"),
-        Column("plain step", help="ms, predicted mean"),
-    ]
-
-    def line(one: Measured, cell: Cell) -> Line | None:
-        found = one.predicted
-        if found is None or one.speedup is None:
-            return None
-        star = "*" if found.extrapolated_share > OFTEN else ""
-        return [
-            f"{found.speedup:.2f}x{star}", f"{one.speedup.value:.2f}x", number(one.measured_over_predicted), number(found.tau),
-            number(1000 * found.step_s), number(1000 * found.plain_step_s),
-        ]  # fmt: skip
-
-    table = _table(result, columns, line, "Prediction")
-    if table.rows:
-        yield table
 
 
 def _accepted(result: BenchResult) -> Iterator[Block]:

@@ -102,16 +102,6 @@ class Accuracy(Record):
     p_value: float | None = None  # McNemar's exact test
 
 
-class Predicted(Record):
-    """From costs measured beforehand and what drafts kept in this cell."""
-
-    speedup: float
-    tau: float
-    step_s: float
-    plain_step_s: float
-    extrapolated_share: float  # of the steps: narrower or wider, or with more rows, than what was timed
-
-
 class Measured(Record):
     """One configuration in one cell, all rounds together."""
 
@@ -135,8 +125,7 @@ class Measured(Record):
     time_s: dict[str, float] = Field(default_factory=dict)  # by phase; the sum is the wall time of all runs
     acceptance: Acceptance | None = None  # None: nothing was drafted
     roof: float | None = None  # tokens per second / those of a plain pass that reads its bytes at full bandwidth
-    predicted: Predicted | None = None
-    step_s: dict[int, float] = Field(default_factory=dict)  # of sweeps with the full batch: nodes of a chain -> median seconds
+    step_s: dict[int, float] = Field(default_factory=dict)  # draft nodes of the widest row -> median seconds, all rows running
     identity: Identity | None = None  # None: sampled texts, which differ by design
     accuracy: Accuracy | None = None
 
@@ -154,11 +143,6 @@ class Measured(Record):
     def draft_utilisation(self) -> float | None:
         """Accepted / drafted: what vLLM calls the acceptance rate."""
         return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def measured_over_predicted(self) -> float | None:
-        """Speedups: 1 where the prediction is right."""
-        return self.speedup.value / self.predicted.speedup if self.speedup and self.predicted else None
 
 
 class RunLine(Record):

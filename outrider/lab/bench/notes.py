@@ -6,11 +6,9 @@ both have. Steps that reach over an end count by the share of their tokens insid
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from outrider.lab.recording import Step
 from outrider.lab.result import Record
 from outrider.lab.runner import Trace
 from outrider.stats import PHASES
@@ -37,16 +35,6 @@ class Pairing(Record):
     parting: Parting | None = None  # None: the same text
 
 
-class StepKind(Record):
-    """Steps behind the first one that cost alike and may keep alike."""
-
-    width: int  # nodes of the widest row
-    depth: int  # longest path of this row's draft
-    rows: int
-    count: int
-    kept: int  # draft tokens that all of them kept
-
-
 class RunNote(Record):
     """One prompt through one configuration."""
 
@@ -60,17 +48,17 @@ class RunNote(Record):
     drafted: int
     tested: int
     accepted: int
-    cut: int  # tokens that the verifier kept and the end of the answer cut off, behind the first step
     ttft_s: float
     decode_s: float  # behind the first step, to the last token
     decode_tokens: int
     wall_s: float  # of the whole group, prompts included
     gaps_s: list[float]  # from step to step
+    widths: list[int | None]  # draft nodes of the step's widest row, for each gap; None: a row of the group was missing
     time_s: dict[str, float]  # this row's share of wall_s: prompt, draft, target, verify, other
     num_drafts: int  # steps that had a draft
     reached: list[int]
     kept: list[int]
-    kinds: list[StepKind]
+    shared: bool  # its steps were those of other prompts, too
     other_cpu: float
     attempts: int = 1
     complete: bool  # the answer came to its own end
@@ -82,14 +70,11 @@ def notes_of(
     traces: Sequence[Trace], configuration: int, prompts: Sequence[int], turn: int, attempts: int, group: int = 0
 ) -> list[RunNote]:
     """Notes of a group that was decoded together, in order."""
-    widest: dict[float, int] = {}
-    for trace in traces:
-        for step in trace.steps:
-            widest[step.at_s] = max(widest.get(step.at_s, 0), len(step.tokens))
+    widths = _widths(traces)
     wall_s = max(trace.steps[-1].at_s for trace in traces) - traces[0].began_s
     times = _times(traces, wall_s)
     return [
-        _note(trace, widest, wall_s, times).model_copy(
+        _note(trace, widths, wall_s, times).model_copy(
             update={"configuration": configuration, "prompt": prompt, "round": turn, "group": group, "attempts": attempts}
         )
         for trace, prompt in zip(traces, prompts, strict=True)
@@ -123,40 +108,30 @@ def depth_counts(trace: Trace) -> tuple[list[int], list[int], int]:
     return reached, kept, len(drafts)
 
 
-def depth_of(parents: Sequence[int] | None, num_nodes: int) -> int:
-    """Longest path of a draft, in nodes."""
-    if parents is None:
-        return num_nodes
-    depths: list[int] = []
-    for parent in parents:  # parents stand before their children
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)
+def _widths(traces: Sequence[Trace]) -> dict[float, int]:
+    """Draft nodes of the widest row, by the end of the step; steps in which a row of the group is missing are left out."""
+    widths: dict[float, int] = {}
+    for trace in traces:
+        for step in trace.steps:
+            if step.rows == len(traces):
+                widths[step.at_s] = max(widths.get(step.at_s, 0), len(step.tokens))
+    return widths
 
 
-def _note(trace: Trace, widest: dict[float, int], wall_s: float, times: dict[str, float]) -> RunNote:
-    stats, later = trace.stats, trace.steps[1:]
+def _note(trace: Trace, widths: dict[float, int], wall_s: float, times: dict[str, float]) -> RunNote:
+    stats = trace.stats
     reached, kept, num_drafts = depth_counts(trace)
     ends = [step.at_s for step in trace.steps]
     return RunNote(
         configuration=0, prompt=0, round=0, group=0, prompt_tokens=trace.num_prompt,
         tokens=stats.emitted, steps=stats.steps, drafted=stats.drafted, tested=stats.tested, accepted=stats.accepted,
-        cut=sum(len(step.path) + 1 - step.taken for step in later),
         ttft_s=trace.ttft_s, decode_s=ends[-1] - ends[0], decode_tokens=trace.decode_tokens(), wall_s=wall_s,
         gaps_s=[round(after - before, 7) for before, after in pairwise(ends)],
+        widths=[widths.get(at_s) for at_s in ends[1:]],
         time_s=times, num_drafts=num_drafts, reached=reached, kept=kept,
-        kinds=_kinds(later, widest),
+        shared=any(step.rows > 1 for step in trace.steps[1:]),
         other_cpu=trace.other_cpu, complete=trace.completion.finish_reason == "stop",
     )  # fmt: skip
-
-
-def _kinds(steps: Sequence[Step], widest: dict[float, int]) -> list[StepKind]:
-    counts: Counter[tuple[int, int, int]] = Counter()
-    kept: Counter[tuple[int, int, int]] = Counter()
-    for step in steps:
-        kind = (widest[step.at_s], depth_of(step.parents, len(step.tokens)), step.rows)
-        counts[kind] += 1
-        kept[kind] += len(step.path)
-    return [StepKind(width=w, depth=d, rows=r, count=n, kept=kept[w, d, r]) for (w, d, r), n in sorted(counts.items())]
 
 
 def _times(traces: Sequence[Trace], wall_s: float) -> dict[str, float]:

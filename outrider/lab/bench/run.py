@@ -83,7 +83,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         baseline = rounds.baselines[number]
         found.append(
             measured(
-                own, None if baseline == number else state.of(baseline), target=target, times=state.times, rows=key.batch_size,
+                own, None if baseline == number else state.of(baseline), target=target, rows=key.batch_size,
                 max_other_cpu=plan.max_other_cpu, ids=ids, tokenizer=tokenizer,
                 same_text=key.temperature == 0 or configuration.verifier == COUPLED,
             )

@@ -42,7 +42,7 @@ def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Sampl
             continue
         plain_s, own_s = (pairing.plain_all_s, pairing.own_all_s) if end_to_end else (pairing.plain_s, pairing.own_s)
         if (end_to_end or pairing.tokens) and plain_s > 0 and own_s > 0:
-            found.append(Sample(note.prompt, plain_s, own_s, (note.round, note.group) if _is_shared(note) else None))
+            found.append(Sample(note.prompt, plain_s, own_s, (note.round, note.group) if note.shared else None))
     return found
 
 
@@ -67,10 +67,6 @@ def _reaching(interval: Interval, groups: Sequence[Sequence[Sample]]) -> Interva
     other = ratio_of_sums([sum(s.plain_s for s in group) for group in groups], [sum(s.own_s for s in group) for group in groups])
     low, high = min(interval.low, other.low), max(interval.high, other.high)
     return interval.model_copy(update={"low": low, "high": high})
-
-
-def _is_shared(note: RunNote) -> bool:
-    return any(kind.rows > 1 for kind in note.kinds)
 
 
 def is_tight(found: Speedup | None, precision: float) -> bool:

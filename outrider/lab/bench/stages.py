@@ -2,20 +2,16 @@
 
 The budget is shared: a cell may use, in a round, what is left of it divided by the cells still to come in this round. When
 that is spent the cell ends with the group that runs, in which nothing is repeated any more. However small the budget, each cell
-has one sweep and one group. Every finished group is in the journal. A resumed run reads those and goes on behind them;
-configurations that learn first go through the finished groups of the round again.
-
-What steps cost is timed in PASSES sweeps on runs of their own, spread over the first round between the groups: on the same
-prompts and in the same minutes as what they are to predict, so a machine that grows slower does so for both.
+has one group. Every finished group is in the journal. A resumed run reads those and goes on behind them; configurations that
+learn first go through the finished groups of the round again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
@@ -24,13 +20,12 @@ from outrider.lab.bench.material import Material, Prompt, groups
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import CellKey, Plan, baseline_of
 from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
-from outrider.lab.bench.sweeps import PASSES, Sweep, Times, time_steps, together
 from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
-WARMUP_TOKENS = 8
+WARMUP_TOKENS = 32  # so that every draft length has run once, nearly always
 
 
 @dataclass
@@ -40,7 +35,6 @@ class CellState:
     cell_key: CellKey
     prompts: list[Prompt]
     notes: list[RunNote] = field(default_factory=list)
-    sweeps: dict[int, list[Sweep]] = field(default_factory=dict)  # by configuration
     failures: dict[int, str] = field(default_factory=dict)
     rounds: int = 0
     seconds: float = 0.0
@@ -50,15 +44,8 @@ class CellState:
     def take(self, unit: dict[str, Any]) -> None:
         """A finished unit, fresh or from the journal."""
         self.notes += [RunNote.model_validate(note) for note in unit["notes"]]
-        for number, times in unit["times"].items():
-            self.sweeps.setdefault(int(number), []).append(times)
         self.failures |= {int(number): reason for number, reason in unit["failures"].items()}
         self.seconds += unit["seconds"]
-
-    @property
-    def times(self) -> dict[int, Times]:
-        """What steps of each configuration cost, all sweeps together."""
-        return {number: together(found) for number, found in self.sweeps.items()}
 
     def of(self, number: int) -> list[RunNote]:
         """Runs of one configuration; none of one that failed later, whose sample would be a choice."""
@@ -90,7 +77,7 @@ class Rounds:
         """Until every cell has ended."""
         turn = 0
         while going_on := self._going_on(turn):
-            runs = sum(self._num_runs(cell, turn) for cell in going_on)
+            runs = sum(len(cell.prompts) // cell.cell_key.batch_size * len(self._running(cell)) for cell in going_on)
             left_s = max(self._plan.budget_s - self.spent_s, 0.0)
             name = f"round {turn + 1}" + (f" of at most {self._plan.max_rounds}" if turn else "")
             self._progress.stage(name, runs, left_s)
@@ -135,16 +122,13 @@ class Rounds:
                 with self._counted(cell):
                     teach(self._field, self._running(cell), untaught, cell.cell_key, self._plan, turn)
                 untaught = []
-            for sweep in _sweeps_before(number, len(several)) if turn == 0 else ():
-                if sweep == 0 or cell.seconds <= until:
-                    self._unit(cell, _costs_key(cell, sweep), partial(self._costs, cell, group), until)
-            self._unit(cell, key, partial(self._group, cell, group, number, turn), until)
+            self._group(cell, key, group, number, turn, until)
             cell.rounds = turn + 1
 
     def _warm_up(self, cell: CellState) -> None:
-        """The first sweep touches all memory; a resumed run, which has it in the journal, still needs that."""
-        if _costs_key(cell, 0) in self._journal and cell.cell_key.key not in self._warm:
-            for number in self._field.numbers:
+        """Once in each process: touches all memory. Those that learn do it on a copy, for they must not know the prompts."""
+        if cell.cell_key.key not in self._warm:
+            for number in self._running(cell):
                 self._short_run(number, cell)
         self._warm.add(cell.cell_key.key)
 
@@ -155,62 +139,37 @@ class Rounds:
         yield
         cell.seconds += time.perf_counter() - start
 
-    def _unit(self, cell: CellState, key: str, measure: Callable[[], dict[str, Any]], until: float) -> None:
+    def _group(self, cell: CellState, key: str, group: list[Prompt], number: int, turn: int, until: float) -> None:
         """From the journal, or measured and written there; nothing is repeated once the cell has used `until` seconds."""
         if key in self._journal:
             cell.take(self._journal[key])
             self._progress.advance(len(self._running(cell)))
             return
-        start = time.perf_counter()
+        start, failures = time.perf_counter(), dict[int, str]()
         self._repeats.deadline_s = start + until - cell.seconds
-        unit = {"notes": [], "times": {}, "failures": {}, **measure()}
-        unit["seconds"] = time.perf_counter() - start
-        self._journal.add(key, unit)
-        cell.take(unit)
-
-    def _costs(self, cell: CellState, group: list[Prompt]) -> dict[str, Any]:
-        """One sweep of every configuration; of one that learns on a copy, for it must not know the prompts."""
-        times: dict[int, Sweep] = {}
-        failures: dict[int, str] = {}
-        params = self._plan.params(cell.cell_key.temperature, 0, 0)
-        for number in self._running(cell):
-            self._progress.advance()
-            try:
-                times[number] = time_steps(
-                    self._field.spare(number), [one.tokens for one in group], params, cell.cell_key.batch_size,
-                    self._repeats,
-                )  # fmt: skip
-            except OutriderError as error:
-                if self.baselines[number] == number:
-                    raise
-                failures[number] = one_line(error)
-        return {"times": times, "failures": failures}
-
-    def _group(self, cell: CellState, group: list[Prompt], number: int, turn: int) -> dict[str, Any]:
-        failures: dict[int, str] = {}
         order = order_of(self._running(cell), number, turn)
         notes = run_group(
             self._field, order, group, cell.cell_key, self._plan, turn, number, self.baselines,
             failed=lambda who, error: failures.update({who: one_line(error)}), done=self._progress.advance,
             repeats=self._repeats,
         )  # fmt: skip
-        return {"notes": [note.model_dump() for note in notes], "failures": failures}
+        unit = {
+            "notes": [note.model_dump() for note in notes], "failures": failures, "seconds": time.perf_counter() - start,
+        }  # fmt: skip
+        self._journal.add(key, unit)
+        cell.take(unit)
 
     def _short_run(self, number: int, cell: CellState) -> None:
         prompts = [one.tokens for one in cell.prompts[: cell.cell_key.batch_size]]
         params = self._plan.params(cell.cell_key.temperature, 0, 0, WARMUP_TOKENS)
         try:
             self._field.spare(number).run(prompts, params, cell.cell_key.batch_size)
-        except OutriderError:  # it is among the failures that the journal knows, or will be
+        except OutriderError:  # the first group will say so, too
             if self.baselines[number] == number:
                 raise
 
     def _running(self, cell: CellState) -> list[int]:
         return [number for number in self._field.numbers if number not in cell.failures]
-
-    def _num_runs(self, cell: CellState, turn: int) -> int:
-        num_groups = len(cell.prompts) // cell.cell_key.batch_size
-        return (num_groups + (0 if turn else PASSES)) * len(self._running(cell))
 
     # ---------------------------------------------------------------- enough?
 
@@ -242,12 +201,3 @@ class Rounds:
                 span = f" [{found.interval.low:.2f}, {found.interval.high:.2f}]" if found.interval else ""
                 words.append(f"{self.configurations[number].label} {found.value:.2f}x{span}")
         return f"{cell.cell_key.label}: {', '.join(words) or 'no speedup to tell'}"
-
-
-def _costs_key(cell: CellState, sweep: int) -> str:
-    return f"{cell.cell_key.key} / costs {sweep}"
-
-
-def _sweeps_before(group: int, num_groups: int) -> range:
-    """Numbers of the sweeps in front of a group, so that PASSES are spread over all groups and the first group has one."""
-    return range(-(-group * PASSES // num_groups), -(-(group + 1) * PASSES // num_groups))

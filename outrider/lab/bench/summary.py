@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from scipy.stats import binomtest, norm
@@ -18,28 +19,27 @@ from outrider.lab.bench.bench_result import (
     RunLine,
     TargetInfo,
 )
-from outrider.lab.bench.forecast import predicted
 from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.speedup import samples, speedup
-from outrider.lab.bench.sweeps import Times
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
 from outrider.lab.server.summary import percentiles
 from outrider.text import decode
 
+FEW_STEPS = 5  # of one width; the median of fewer is no time to rely on
+
 
 def measured(
-    own: Sequence[RunNote], plain: Sequence[RunNote] | None, *, target: TargetInfo, times: Mapping[int, Times], rows: int,
-    max_other_cpu: float, same_text: bool, ids: Sequence[str], tokenizer: Any,
+    own: Sequence[RunNote], plain: Sequence[RunNote] | None, *, target: TargetInfo, rows: int, max_other_cpu: float,
+    same_text: bool, ids: Sequence[str], tokenizer: Any,
 ) -> Measured:  # fmt: skip
     """One configuration's runs in one cell, at least one. `plain`: those of its baseline; None where it is its own. `same_text`:
     texts must be the plain ones. `ids`: of requests, by number of the prompt."""
-    number = own[0].configuration
     rate = _tokens_per_s(own)
     roof = roof_tokens_per_s(target, rows, _mean([note.prompt_tokens + note.tokens / 2 for note in own]))
     found = Measured(
-        configuration=number,
+        configuration=own[0].configuration,
         num_runs=len(own),
         num_tokens=sum(note.tokens for note in own),
         num_steps=sum(note.steps for note in own),
@@ -65,8 +65,7 @@ def measured(
         update={
             "speedup": speedup(samples(own)),
             "end_to_end": speedup(samples(own, end_to_end=True)),
-            "step_s": _step_seconds(times.get(number, {}), rows),
-            "predicted": predicted(own, plain, times.get(number, {}), times.get(plain[0].configuration, {})),
+            "step_s": {**step_seconds(own), **step_seconds(plain)},
             "identity": identity(own, ids, tokenizer) if same_text else None,
         }
     )
@@ -136,10 +135,14 @@ def run_line(note: RunNote) -> RunLine:
     )  # fmt: skip
 
 
-def _step_seconds(times: Times, rows: int) -> dict[int, float]:
-    """Seconds of steps that draft chains, by nodes drafted."""
-    steps = times[rows].steps if rows in times else {}
-    return {int(shape): seconds for shape, (seconds, _) in steps.items() if shape.isdigit()}
+def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:
+    """Median seconds of a step by draft nodes of its widest row, where FEW_STEPS or more were that wide."""
+    found: dict[int, list[float]] = {}
+    for note in notes:
+        for width, gap_s in zip(note.widths, note.gaps_s, strict=True):
+            if width is not None:
+                found.setdefault(width, []).append(gap_s)
+    return {width: median(found[width]) for width in sorted(found) if len(found[width]) >= FEW_STEPS}
 
 
 def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:

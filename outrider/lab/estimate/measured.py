@@ -1,7 +1,6 @@
 """Costs and acceptance of one configuration, out of a result file of `bench` or `tune`.
 
-    bench    seconds of steps by nodes drafted, from the sweeps of a cell; survival by position from its runs. Results before
-             2026-11-22 hold two points alone: a plain step, and the mean step of the configuration
+    bench    seconds of steps by nodes drafted, and survival by position, from the runs of a cell
     tune     seconds of steps and survival of a family, from its probe
 
 Only chains: a tree's costs and acceptance do not tell about other lengths.
@@ -61,7 +60,8 @@ def _of_bench(path: Path, result: BenchResult, configuration: str | None, wanted
     one = _named(path, "configuration", {label: able[label] for label in fastest}, configuration)
     assert one.acceptance is not None
     label = labels[one.configuration]
-    return Known(_bench_costs(one, label, cell), _conditional(one.acceptance.survival), f"bench: {label}, {cell.label}")
+    costs = StepCosts.of_steps(one.step_s, cell.batch_size)
+    return Known(costs, _conditional(one.acceptance.survival), f"bench: {label}, {cell.label}")
 
 
 def _speedup(one: Measured) -> float:
@@ -69,17 +69,7 @@ def _speedup(one: Measured) -> float:
 
 
 def _timed(one: Measured) -> bool:
-    return one.acceptance is not None and bool(one.acceptance.kept) and (bool(one.step_s) or one.predicted is not None)
-
-
-def _bench_costs(one: Measured, label: str, cell: Cell) -> StepCosts:
-    if one.step_s:
-        return StepCosts.of_steps(one.step_s, cell.batch_size)
-    assert one.predicted is not None
-    nodes = str(Configuration.parse(label).num_draft_tokens).rpartition(":")[2]
-    if not nodes.isdigit():
-        raise ConfigError(f"'{label}' has no length in this older result, so its one step time has no width: bench it again")
-    return StepCosts.of_steps({0: one.predicted.plain_step_s, int(nodes): one.predicted.step_s}, cell.batch_size)
+    return one.acceptance is not None and bool(one.acceptance.kept) and len(one.step_s) > 1
 
 
 def _of_tune(path: Path, result: TuneResult, configuration: str | None, wanted: str | None) -> Known:

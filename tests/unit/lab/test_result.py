@@ -71,7 +71,7 @@ def test_infinity_is_read_again(one: ProbeResult, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "prob"}, "unknown kind 'prob'. Did you mean 'probe'"), ({"schema_version": 2}, "schema version 2"),
+        ({"kind": "prob"}, "unknown kind 'prob'. Did you mean 'probe'"), ({"schema_version": 1}, "schema version 1"),
         ({"speedup": {"value": 1, "low": "x", "high": 2}}, r"damaged: speedup.low"), ({"extra": 1}, r"damaged: extra"),
     ],
 )  # fmt: skip

@@ -15,7 +15,6 @@ from outrider.lab.bench.bench_result import (
     Identity,
     Measured,
     OtherProcesses,
-    Predicted,
     Speedup,
     WorkloadInfo,
 )
@@ -108,7 +107,7 @@ def measured(number: int, found: Speedup | None = None, **changes: Any) -> Measu
     }  # fmt: skip
     if found is not None:
         values["acceptance"] = Acceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
-        values["predicted"] = Predicted(speedup=1.9, tau=3.0, step_s=0.02, plain_step_s=0.013, extrapolated_share=0.5)
+        values["step_s"] = {0: 0.013, 1: 0.015, 5: 0.02}
         values["identity"] = Identity(num_compared=9, num_identical=9)
     return Measured(**{**values, **changes})
 

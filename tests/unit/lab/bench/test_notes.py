@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lab.bench.notes import depth_counts, depth_of, notes_of, pair
+from outrider.lab.bench.notes import depth_counts, notes_of, pair
 from outrider.lab.recording import Step
 from outrider.lab.runner import Trace
 from tests.unit.lab.bench.fakes import OVERHEAD_S, trace_of
@@ -75,9 +77,6 @@ def test_depths_of_trees() -> None:
     parents = [-1, -1, 1]
     steps = step(3, [1, 2], complete=True, parents=parents), step(3, [], complete=False, parents=parents)
     assert depth_counts(with_steps(*steps)) == ([2, 1], [1, 1], 2)
-    assert depth_of(parents, 3) == 2
-    assert depth_of(None, 3) == 3
-    assert depth_of([], 0) == 0
 
 
 def test_a_group_is_noted_row_by_row() -> None:
@@ -94,11 +93,7 @@ def test_a_group_is_noted_row_by_row() -> None:
         3,
         9,
     )
-    assert [(kind.width, kind.depth, kind.rows, kind.count, kind.kept) for kind in first.kinds] == [
-        (3, 1, 2, 1, 1),
-        (4, 4, 2, 1, 2),
-    ]
-    assert [(kind.width, kind.depth) for kind in second.kinds] == [(3, 3), (4, 0)]
+    assert (first.widths, second.widths, first.shared) == ([4, 3], [4, 3], True)
     assert (first.tokens, first.steps, first.decode_tokens) == (8, 3, 5)
     assert first.decode_s == pytest.approx(0.04)
     assert first.gaps_s == pytest.approx([0.02, 0.02])
@@ -114,8 +109,8 @@ def test_times_of_a_group_add_up_to_its_wall_time() -> None:
     assert total["other"] == pytest.approx(3 * OVERHEAD_S)
 
 
-def test_tokens_cut_off_by_the_end_are_counted() -> None:
-    trace = trace_of([1, 2], [0.5, 0.1])
-    trace.steps[-1] = Step(1, 4, [7] * 4, None, None, [0, 1, 2, 3], 7, True, 2, 1, 0.1, trace.steps[-1].at_s)
-    (note,) = notes_of([trace], 0, [0], 0, 1)
-    assert note.cut == 3
+def test_steps_in_which_a_row_is_missing_have_no_width() -> None:
+    """The second row ends first; what a step costs is told of full batches."""
+    long, short = trace_of([3, 3, 2], [0.6, 0.02, 0.02], rows=2), trace_of([3, 3], [0.6, 0.02], rows=2)
+    alone = Trace(long.completion, [*long.steps[:-1], replace(long.steps[-1], rows=1)], long.began_s, 0.0)
+    assert [note.widths for note in notes_of([alone, short], 0, [0, 1], 0, 1)] == [[2, None], [2]]

@@ -13,7 +13,6 @@ from scipy.stats import multinomial
 
 from outrider.lab.bench.notes import RunNote, notes_of, pair
 from outrider.lab.bench.summary import accuracy, identity, measured, paired_difference, run_line
-from outrider.lab.bench.sweeps import Timings
 from outrider.lab.runner import Trace
 from tests.unit.lab.bench.fakes import trace_of
 from tests.unit.lab.bench.test_machine import target
@@ -43,12 +42,7 @@ ABOUT = {
 
 
 def test_numbers_of_a_configuration() -> None:
-    passes = {1: 0.010, 5: 0.010}
-    times = {
-        0: {1: Timings({"0": (0.010, 9)}, passes)},
-        1: {1: Timings({"2": (0.012, 9), "4": (0.012, 9)}, passes)},
-    }  # fmt: skip
-    found = measured(OWNS, PLAINS, times=times, **ABOUT)
+    found = measured(OWNS, PLAINS, **ABOUT)
     assert found.configuration == 1
     assert (found.num_runs, found.num_tokens, found.num_steps, found.drafted, found.accepted, found.tested) == (
         3,
@@ -79,15 +73,14 @@ def test_numbers_of_a_configuration() -> None:
     assert found.acceptance.survival == [1, 1, 0]
     assert found.acceptance.per_position == [1, 1, 0]
     assert found.roof == pytest.approx(250 / (100_000 / (8000 + 10 * (4 + 4.5))))
-    assert found.predicted is not None
-    assert found.measured_over_predicted == pytest.approx(2.5 / found.predicted.speedup)
+    assert found.step_s == {0: pytest.approx(0.010)}, "three steps of a width are too few"
     assert found.identity is not None
     assert (found.identity.num_compared, found.identity.num_identical, found.identity.first) == (3, 3, None)
 
 
 def test_plain_decoding_is_compared_with_nothing() -> None:
-    found = measured(PLAINS, None, times={}, **ABOUT)
-    assert (found.speedup, found.end_to_end, found.predicted, found.identity, found.acceptance) == (None,) * 5
+    found = measured(PLAINS, None, **ABOUT)
+    assert (found.speedup, found.end_to_end, found.identity, found.acceptance) == (None,) * 4
     assert found.tau == 1
     assert found.tokens_per_s == pytest.approx(100)
 
@@ -95,11 +88,11 @@ def test_plain_decoding_is_compared_with_nothing() -> None:
 def test_rows_of_a_batch_share_their_wall_time() -> None:
     """Two rows of 9 tokens each in 0.58 s."""
     rows = notes_of([PLAIN, PLAIN], 0, [0, 1], 0, 1)
-    assert measured(rows, None, times={}, **{**ABOUT, "rows": 2}).throughput_tokens_per_s == pytest.approx(18 / 0.58)
+    assert measured(rows, None, **{**ABOUT, "rows": 2}).throughput_tokens_per_s == pytest.approx(18 / 0.58)
 
 
 def test_sampled_texts_are_not_compared() -> None:
-    assert measured(OWNS, PLAINS, times={}, **{**ABOUT, "same_text": False}).identity is None
+    assert measured(OWNS, PLAINS, **{**ABOUT, "same_text": False}).identity is None
 
 
 def test_the_first_text_that_parts_is_shown() -> None:

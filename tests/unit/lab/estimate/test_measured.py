@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,37 +9,33 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.lab.estimate.measured import read_known
 from outrider.train.export_result import ExportResult
-
-RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
-BENCH = RESULTS / "bench-2026-11-22.json"
+from tests.unit.report import results
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """A result without timed steps, as they were before 2026-11-22."""
-    content = json.loads(BENCH.read_text(encoding="utf-8"))
-    for cell in content["cells"]:
-        for one in cell["configurations"]:
-            one.pop("step_s", None)
-    path = tmp_path / "older.json"
-    path.write_text(json.dumps(content), encoding="utf-8")
+def bench(tmp_path: Path) -> Path:
+    """Two cells: in the second one the look-up is faster."""
+    plain, tree = results.measured(0), results.measured(3, results.speedup(9, 8, 10))
+    model, lookup = results.measured(1, results.speedup(2, 1.9, 2.1)), results.measured(2, results.speedup(1.5, 1.4, 1.6))
+    best = results.measured(2, results.speedup(3, 2.9, 3.1))
+    labels = ("none", "draft-model k=5", "ngram k=5", "draft-model k=7 tree=best-first")
+    infos = [results.ConfigurationInfo(label=label, arguments={}, baseline=0) for label in labels]
+    cells = [results.cell(plain, model, lookup, tree), results.cell(plain, model, best, task="code", temperature=1.0)]
+    path = tmp_path / "bench.json"
+    results.bench(*cells, configurations=infos).write(path)
     return path
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-def test_the_fastest_chain_of_the_first_cell(older: Path, is_older: bool) -> None:
-    """An older result has the two points that it predicted with: a plain step and one of the configuration."""
-    known = read_known(older if is_older else BENCH, None, None)
-    assert known.source.startswith("bench: draft-model k=5, reasoning, T = 0")
-    points = {point.num_tokens for point in known.costs.target.points}
-    assert points == {1, 6} if is_older else points > {1, 6}
-    assert len(known.acceptance) == 5
-    assert all(0 < chance <= 1 for chance in known.acceptance)
+def test_the_fastest_chain_of_the_first_cell(bench: Path) -> None:
+    known = read_known(bench, None, None)
+    assert known.source == "bench: draft-model k=5, reasoning, T = 0"
+    assert [(point.num_tokens, point.seconds) for point in known.costs.target.points] == [(1, 0.013), (2, 0.015), (6, 0.02)]
+    assert known.acceptance == pytest.approx([25 / 30, 20 / 25, 1 / 2])
 
 
-def test_what_is_named() -> None:
-    known = read_known(BENCH, "ngram k=5", "code, T = 1")
-    assert known.source == "bench: ngram k=5, code, T = 1"
+@pytest.mark.parametrize("configuration", [None, "ngram k=5"])
+def test_what_is_named(bench: Path, configuration: str | None) -> None:
+    assert read_known(bench, configuration, "code, T = 1").source == "bench: ngram k=5, code, T = 1"
 
 
 @pytest.mark.parametrize(
@@ -51,9 +46,9 @@ def test_what_is_named() -> None:
         ("draft-model k=7 tree=best-first", None, "has no configuration"),
     ],
 )
-def test_what_is_not_there(configuration: str | None, cell: str | None, said: str) -> None:
+def test_what_is_not_there(bench: Path, configuration: str | None, cell: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_known(BENCH, configuration, cell)
+        read_known(bench, configuration, cell)
 
 
 def test_other_results_have_no_costs(tmp_path: Path) -> None:
