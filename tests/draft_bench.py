@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.asked import row_options
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import row_of

@@ -3,8 +3,8 @@
 A tiny draft is all overhead: each token costs a trip through Python, a dispatch per operation, a mask, a softmax, a draw.
 Unrolled and recorded, only the arithmetic is left. The program feeds what the draft's cache lacks (one token, or two
 after a full acceptance), then picks each next token inside, as `picking.py` does, and returns the laws of the rows that draw.
-Penalties, biases and grammars need the general path, token by token (`drafters/draft_model.py`), which is also the reference:
-`tests/unit/models/test_draft_loop.py`.
+Penalties, biases and grammars need the general path, token by token (`drafters/model/draft_model.py`), which is also the
+reference: `tests/unit/models/test_draft_loop.py`.
 """
 
 from __future__ import annotations

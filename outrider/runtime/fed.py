@@ -74,7 +74,7 @@ class FedRun:
 
 
 class FedChains:
-    """Whole chains of a head: what `drafters/feature_fed.py` does token by token."""
+    """Whole chains of a head: what `drafters/heads/feature_fed.py` does token by token."""
 
     def __init__(self, lm: HeadLM, run: FedRun) -> None:
         self._lm, self._run = lm, run

@@ -266,7 +266,7 @@ if __name__ == "__main__":
 """
 DICE = """
 import os
-from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.trees.token_tree import TokenTree, to_draft
 
 class Dice(NgramDrafter):

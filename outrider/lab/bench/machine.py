@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from outrider.build import Models
-from outrider.drafters.early_exit import EarlyExitDrafter
-from outrider.drafters.quantised import QuantisedDrafter
+from outrider.drafters.model.early_exit import EarlyExitDrafter
+from outrider.drafters.model.quantised import QuantisedDrafter
 from outrider.lab.bench.bench_result import TargetInfo
 from outrider.lab.estimate.sizes import EXPERTS
 from outrider.lab.runner import Contender

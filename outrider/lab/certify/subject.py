@@ -17,8 +17,8 @@ from outrider.admission import constraint_for, new_row
 from outrider.build import Built, Options, build
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
+from outrider.drafters.lookup.prediction import PredictionDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import ConfigError, OutriderError
 from outrider.grammar import Grammars, Spec
 from outrider.lab.certify.enumerate import UnsoundError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from outrider.drafters.composite import CompositeDrafter
-from outrider.drafters.suffix_array import DEPTH
+from outrider.drafters.lookup.suffix_array import DEPTH
 from outrider.errors import ConfigError, did_you_mean
 from outrider.lab.configuration import Configuration
 from outrider.parts import Parts

@@ -16,8 +16,8 @@ from outrider.demo import demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.composite import CompositeSettings
-from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.draft_tree import TreeModelDrafter
+from outrider.drafters.model.draft_model import ModelDrafter
+from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.loader import ModelLoader
 from outrider.models.context import context_length

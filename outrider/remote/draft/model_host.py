@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.kv.cache import BLOCK
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.host import no_output, row_of, shared_with

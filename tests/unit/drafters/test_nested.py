@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.ngram import NgramDrafter, NgramSettings
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheSettings
-from outrider.drafters.recycling import RecyclingDrafter, RecyclingSettings
-from outrider.drafters.retrieval import RetrievalDrafter, RetrievalSettings
-from outrider.drafters.suffix_array import SuffixArray
+from outrider.drafters.lookup.ngram import NgramDrafter, NgramSettings
+from outrider.drafters.lookup.ngram_cache import NgramCacheDrafter, NgramCacheSettings
+from outrider.drafters.lookup.recycling import RecyclingDrafter, RecyclingSettings
+from outrider.drafters.lookup.retrieval import RetrievalDrafter, RetrievalSettings
+from outrider.drafters.lookup.suffix_array import SuffixArray
 from outrider.rows import Rows
 from tests.unit.drafters.fake_target import join, step
 

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
-from outrider.drafters.eagle import Eagle3Drafter, EagleSettings
+from outrider.drafters.heads.eagle import Eagle3Drafter, EagleSettings
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import Rows

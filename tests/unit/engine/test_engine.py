@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM
-from outrider.drafters.reading import Turns
+from outrider.drafters.model.reading import Turns
 from outrider.engine import request as request_module
 from outrider.engine.request import ActiveRequest, Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError

@@ -14,8 +14,8 @@ from outrider.build import Needs, Options, assemble, choose, load_models
 from outrider.cache import keep_json, kept_json
 from outrider.decode import Decoder
 from outrider.draft_length import AutoLength
-from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.ngram_cache import NgramCacheDrafter
+from outrider.drafters.lookup.ngram import NgramDrafter
+from outrider.drafters.lookup.ngram_cache import NgramCacheDrafter
 from outrider.engine import warmup
 from outrider.engine.request import Speculation
 from outrider.engine.warmup import MAX_FILES, StepCosts, _Timer, calibrate_alone, facts_of

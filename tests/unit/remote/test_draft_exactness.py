@@ -10,7 +10,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.outcomes import outcome_coin
 from outrider.remote.protocol import messages

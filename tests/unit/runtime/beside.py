@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
-from outrider.drafters.block import BlockDrafter
+from outrider.drafters.heads.block import BlockDrafter
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM
 from outrider.models.load import build_lm

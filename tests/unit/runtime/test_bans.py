@@ -11,8 +11,8 @@ import torch
 
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
-from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.feature_fed import FedChain
+from outrider.drafters.heads.feature_fed import FedChain
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.programs import bans_bite, programs_serve
 from outrider.grammar import Grammars, choice
 from outrider.models.heads.head_lm import HeadLM

@@ -11,7 +11,7 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
-from outrider.drafters.block import BlockDrafter, BlockSettings
+from outrider.drafters.heads.block import BlockDrafter, BlockSettings
 from outrider.kv import KVCache, LayerShape
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses, Pending, Unread

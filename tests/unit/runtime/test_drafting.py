@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.models.lm import LM
 from outrider.rows import Rows
 from outrider.runtime.drafting import ChainLoop

@@ -11,8 +11,8 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
-from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.feature_fed import FedChain
+from outrider.drafters.heads.eagle import EagleDrafter
+from outrider.drafters.heads.feature_fed import FedChain
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle import Kind
 from outrider.models.heads.eagle_files import save_eagle

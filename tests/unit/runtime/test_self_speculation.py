@@ -10,7 +10,7 @@ import torch
 
 from outrider.build import Options, build
 from outrider.decode import Decoder
-from outrider.drafters.self_speculation import SelfDrafter
+from outrider.drafters.model.self_speculation import SelfDrafter
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.runtime.drafting import ChainLoop
 from outrider.runtime.run import NativeRun

@@ -12,7 +12,7 @@ import torch
 
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
-from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.models.lm import LM
 from outrider.models.load import build_lm
 from outrider.rows import Rows

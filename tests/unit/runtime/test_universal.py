@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import DraftSetup
-from outrider.drafters.universal import UniversalDrafter, UniversalSettings
+from outrider.drafters.model.universal import UniversalDrafter, UniversalSettings
 from outrider.models.alignment import TokenizerPair
 from outrider.models.lm import LM
 from outrider.models.load import LoadedModel, build_lm

@@ -19,7 +19,7 @@ from outrider.train.mtp import MtpRecipe
 from outrider.train.recipe import RecipeSetup
 from tests.helpers import tiny_llama
 from tests.mtp_heads import MTP_LAYOUTS, WEIGHTS, MtpReference, save_with_mtp
-from tests.unit.drafters.test_mtp import random_model
+from tests.unit.drafters.heads.test_mtp import random_model
 from tests.unit.train.test_eagle import VOCAB, batch_of, texts
 
 UNROLLS = 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.model.early_exit import EarlyExitDrafter
 from outrider.lab.bench.bench_result import TargetInfo
 from outrider.lab.bench.machine import added_memory, bandwidth, pass_bytes, roof_tokens_per_s
 from outrider.lab.configuration import Configuration

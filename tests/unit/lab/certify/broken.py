@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.rows import Rows
 from outrider.sampling.block import keep_probs, path_weights
 from outrider.sampling.rejection import acceptance, next_token_weights

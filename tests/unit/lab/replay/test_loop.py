@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
-from outrider.drafters.recycling import RecyclingDrafter
+from outrider.drafters.lookup.recycling import RecyclingDrafter
 from outrider.errors import CapabilityError
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop
 from outrider.lab.replay.target import text_target

@@ -1,0 +1,1 @@
+"""Drafters that run a small head on the target's hidden states."""

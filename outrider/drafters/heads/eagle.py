@@ -1,0 +1,137 @@
+"""EAGLE and EAGLE-3: a small head trained on the target's hidden states drafts chains or trees (`models/heads/eagle.py`).
+
+How such a head is fed the target's hidden states, and what its cache may hold: `feature_fed.py`.
+
+Beside a target on the native runtime the head's passes run there, too, and chains come whole from one call (`runtime/fed.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import DraftSetup
+from outrider.drafters.heads.feature_fed import Chains, FedChain, FedTree
+from outrider.drafters.model.draft_model import ModelDrafter
+from outrider.drafters.model.draft_tree import DraftModelSettings
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.derive import is_linear, with_replaced
+from outrider.models.heads.eagle import EagleHead, Kind
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
+from outrider.models.heads.head_lm import HeadLM
+from outrider.models.load import LoadedModel
+from outrider.models.memory import ModelMemory, head_memory
+from outrider.models.pack import can_pack, pack_linears
+from outrider.models.quantise import BITS, GROUP_SIZES
+from outrider.models.quantised_linear import QuantisedPanels
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.fed import FedChains, FedRun
+from outrider.runtime.released import release_linears
+from outrider.runtime.run import NativeRun
+from outrider.runtime.top_tokens import TopTokens
+from outrider.settings import setting
+from outrider.trees.plan import TreePlan
+
+
+@dataclass(frozen=True)
+class EagleSettings(DraftModelSettings):
+    """Which head, and how its guesses branch."""
+
+    head: str = setting("", "folder of the head; the same as --draft")
+    bits: int = setting(16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)")
+
+    def __post_init__(self) -> None:
+        DraftModelSettings.__post_init__(self)
+        if self.bits not in (16, *BITS):
+            raise ConfigError(f"an EAGLE head's bits must be 16, 8 or 4, got {self.bits}")
+
+
+class EagleDrafter(FedTree):
+    """The registered "eagle": chains unless the `tree` setting says otherwise."""
+
+    needs = "an EAGLE head trained for the target (--draft FOLDER)"
+    trained = True
+    Settings = EagleSettings
+    kind: Kind = "eagle"
+
+    @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        outline = outline_eagle(head, cls.kind, TargetSizes.of(target_config))
+        own = outline.config
+        return head_memory(head, outline, own.num_layers * own.num_key_value_heads * own.head_dim * 2, dtype)
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> ModelDrafter:
+        settings: EagleSettings = setup.settings
+        whole = settings.tree == "chain" and settings.stop == "none"
+        notes: list[str] = []
+        lm, loop = _head_of(setup, cls.kind, notes, whole=whole)
+        drafter = (
+            cls(lm, TreePlan(settings), TopTokens(setup.target.lm.kernels))
+            if settings.tree != "chain"
+            else FedChain(lm, loop, settings)
+        )
+        drafter.told = notes
+        return drafter
+
+
+class Eagle3Drafter(EagleDrafter):
+    """The registered "eagle3"."""
+
+    needs = "an EAGLE-3 head trained for the target (--draft FOLDER)"
+    kind: Kind = "eagle3"
+
+
+def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) -> tuple[HeadLM, Chains | None]:
+    """The head, on the native runtime where the target runs there, and whole chains where they come from one call.
+    Raises CheckpointError when it does not fit the target."""
+    target = setup.target
+    if setup.head is None or target.config is None:
+        raise CapabilityError(f"drafter '{kind}' needs a head trained for this target: --draft FOLDER")
+    head = load_eagle(setup.head, kind, TargetSizes.of(target.config, target.lm.shape.vocab_size))
+    head.to(device=target.lm.device, dtype=target.lm.dtype)
+    bind_target(head, target)
+    shape = target.lm.shape
+    loop: Chains | None = None
+    lm = HeadLM(head, shape.vocab_size, shape.context_length)
+    bits = setup.settings.bits
+    if isinstance(target.lm.run, NativeRun):
+        try:
+            lm.head = used = head if bits == 16 else _rounded(head, bits)
+            lm.run = run = FedRun(lm, target.lm.run.path)
+            release_linears(used)
+            return lm, FedChains(lm, run) if whole else None
+        except NotLoweredError as error:
+            lm.head = head
+            notes.append(f"the {kind} head runs without the native runtime: {error}")
+    elif bits != 16:
+        raise CapabilityError(f"bits={bits} rounds the head for the native runtime, which does not run this target; leave it out")
+    if can_pack(target.lm.device, target.lm.dtype):
+        pack_linears(head)
+    return lm, loop
+
+
+def _rounded(head: EagleHead, bits: int) -> EagleHead:
+    """The head with linear layers of its own in 4 or 8 bits: fewer bytes to read, and drafts need not be exact."""
+    if head.dtype != torch.bfloat16:
+        raise NotLoweredError("weights in 4 and 8 bits multiply bfloat16 there")
+    shared = head.output if head.lm_head is None else None
+    rounded = with_replaced(
+        head, lambda part: QuantisedPanels(part, bits, GROUP_SIZES[0]) if is_linear(part) and part is not shared else None
+    )
+    assert isinstance(rounded, EagleHead)
+    return rounded
+
+
+def bind_target(head: EagleHead, target: LoadedModel) -> None:
+    """Give the head what it shares with the target. Raises CapabilityError where the target's were not kept."""
+    if head.config.own_embedding and head.config.own_output:
+        return
+    if target.tables is None:
+        raise CapabilityError(f"{target.name}: its tables were not kept, but the {head.config.kind} head needs them")
+    table = target.tables.embedding.weight
+    assert isinstance(table, Tensor)
+    head.bind(table, target.tables.output)

@@ -1,0 +1,90 @@
+"""The multi-token-prediction head that ships inside a checkpoint drafts chains or trees (`models/heads/mtp.py`).
+
+It needs no --draft: its tensors are read from the target's own folder, or from another one (`head`). How it is fed the target's
+hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking its own state
+back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.drafters.base import DraftSetup
+from outrider.drafters.heads.feature_fed import Chains, FeatureFed, FedChain, FedTree
+from outrider.drafters.model.draft_model import ModelDrafter
+from outrider.drafters.model.draft_tree import DraftModelSettings
+from outrider.drafters.requirements import Requirements
+from outrider.errors import CapabilityError
+from outrider.models.heads.head_lm import HeadLM
+from outrider.models.heads.mtp import MtpHead
+from outrider.models.heads.mtp_files import load_mtp, weigh_mtp
+from outrider.models.heads.mtp_turns import MtpTurnsLM
+from outrider.models.lm import LM
+from outrider.models.memory import ModelMemory
+from outrider.models.pack import can_pack, pack_linears
+from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.fed import FedChains, FedRun
+from outrider.runtime.released import release_linears
+from outrider.runtime.run import NativeRun
+from outrider.runtime.top_tokens import TopTokens
+from outrider.settings import setting
+from outrider.trees.plan import TreePlan
+
+
+@dataclass(frozen=True)
+class MtpSettings(DraftModelSettings):
+    """The place of the head, and how its guesses branch."""
+
+    head: str = setting("", "folder of the head; else the target's own checkpoint")
+
+
+class MtpDrafter(FedTree):
+    """The registered "mtp": chains unless the `tree` setting says otherwise."""
+
+    needs = "a target whose checkpoint has an MTP head"
+    requires = Requirements(head=True, head_in_target=True)
+    Settings = MtpSettings
+
+    @classmethod
+    def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
+        return weigh_mtp(head, target_config, dtype)
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> ModelDrafter:
+        target, settings = setup.target, setup.settings
+        lm = target.lm
+        folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
+        head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision)
+        if target.tables is None:
+            raise CapabilityError(f"{target.name}: its tables were not kept, but the MTP head needs them")
+        head.bind(target.tables.embedding, target.tables.output)
+        turns = len(head.layers) > 1
+        if turns and settings.tree != "chain":
+            raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
+        own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
+        layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
+        notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
+        loop = _on_runtime(own, head, lm, notes)
+        if settings.tree != "chain":
+            drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels))
+        else:
+            drafter = FedChain(own, loop if settings.stop == "none" else None, settings)
+        drafter.told = notes
+        return drafter
+
+
+def _on_runtime(own: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> Chains | None:
+    """Whole chains from one call, and the head's passes on the native runtime, where the target runs there."""
+    if isinstance(target.run, NativeRun):
+        try:
+            own.run = run = FedRun(own, target.run.path)
+            release_linears(head)
+            return FedChains(own, run)
+        except NotLoweredError as error:
+            notes.append(f"the MTP head runs without the native runtime: {error}")
+    if can_pack(target.device, target.dtype):
+        pack_linears(head)
+    return None

@@ -1,0 +1,205 @@
+"""A draft model that drafts a tree: several guesses for the next token, several for the one after each, and so on.
+
+One draft pass per level, over the nodes that have or get children, with the tree's own mask. The draft's cache stays at the
+committed text while the tree grows; after the step the kept path is compacted from the last pass, like the target's.
+
+How nodes are chosen depends on the row, because what is best depends on its temperature (docs/algorithms/trees.md):
+
+    temperature below `sample_from`    deterministic: the likeliest tokens (greedy rows too)
+    at or above it                     drawn without replacement (with, for parallel chains), the shape fixed beforehand
+    drafter-invariant mode             deterministic: the winners of the target's own noise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import DraftSetup
+from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, ranked_by_scores
+from outrider.drafters.grown import Level, RowTree, finished, row_trees, table
+from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
+from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
+from outrider.errors import ConfigError
+from outrider.models.lm import LM
+from outrider.models.vocabulary import fit_width
+from outrider.rows import Rows
+from outrider.runtime.top_tokens import TopTokens
+from outrider.sampling.confidence import ConfidenceSettings
+from outrider.sampling.distribution import distribution
+from outrider.trees.growth import Child
+from outrider.trees.plan import TreePlan, TreeSettings
+from outrider.types import Draft, TargetOutput, Verdict
+
+
+@dataclass(frozen=True)
+class DraftModelSettings(TreeSettings, ConfidenceSettings):
+    """How guesses branch, and when a chain of them stops early."""
+
+    def __post_init__(self) -> None:
+        TreeSettings.__post_init__(self)
+        ConfidenceSettings.__post_init__(self)
+        if self.tree != "chain" and self.stop != "none":
+            raise ConfigError(f"stop={self.stop} is for chains; tree '{self.tree}' is cut by its node budget and min_gain")
+
+
+@dataclass
+class _RowTree(RowTree):
+    """One row while its tree grows. Only nodes whose children are asked for are fed to the model, each from then on."""
+
+    missing: list[int]  # committed tokens the draft's cache lacks; the last one is the pending token
+    fed: list[int] = field(default_factory=list)  # nodes in the order they were first fed
+    place: dict[int, int] = field(default_factory=dict)  # node -> its index in `fed`
+
+    def feed(self) -> list[int]:
+        """Take in the nodes of this level; where its wanted outputs stand among those of the fed nodes (0 = pending)."""
+        for output, _ in self.growth.wanted():
+            if output > 0:
+                self.place[output - 1] = len(self.fed)
+                self.fed.append(output - 1)
+        return [self.fed_output(output) for output, _ in self.growth.wanted()]
+
+    def fed_output(self, output: int) -> int:
+        """A node's output as the model numbers it."""
+        return 0 if output == 0 else 1 + self.place[output - 1]
+
+    def fed_tokens(self) -> list[int]:
+        return [self.growth.tokens[node] for node in self.fed]
+
+    def fed_parents(self) -> list[int]:
+        """The parent's index of every fed node; -1 = pending."""
+        parents = (self.growth.parents[node] for node in self.fed)
+        return [-1 if parent < 0 else self.place[parent] for parent in parents]
+
+
+class TreeModelDrafter(ModelDrafter):
+    """The registered "draft-model": chains unless the `tree` setting says otherwise."""
+
+    shape = "chain or tree"
+    Settings = DraftModelSettings
+
+    @classmethod
+    def requirements(cls, settings: DraftModelSettings) -> Requirements:
+        required, is_tree = super().requirements(settings), settings.tree != "chain"
+        nodes = settings.default_num_nodes() if is_tree else DEFAULT_NUM_DRAFT_TOKENS
+        loop = not is_tree and settings.stop == "none"
+        return replace(required, trees=is_tree, num_draft_tokens=nodes, loop=loop and not required.head)
+
+    @classmethod
+    def build(cls, setup: DraftSetup) -> ModelDrafter:
+        lm, loop = draft_model_of(setup)
+        settings: DraftModelSettings = setup.settings
+        if settings.tree == "chain":
+            return ModelDrafter(lm, loop, settings)
+        return cls(lm, TreePlan(settings), TopTokens(lm.kernels))
+
+    def __init__(self, lm: LM, plan: TreePlan, top_tokens: TopTokens | None = None) -> None:
+        super().__init__(lm)
+        self.plan, self._top_tokens = plan, top_tokens or TopTokens()
+        self._trees: list[_RowTree] = []
+        self._ranked: list[bool] = []  # of the rows in hand: see `ranked_by_scores`
+        self._chosen: list[list[int]] = []  # per row: the growth's nodes that became the draft
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        budgets = self._within_context(rows, gamma)
+        self._trees = []
+        if max(budgets) == 0:
+            return Draft.empty(len(rows), rows.device)
+        self._idle = [many and not count for many, count in zip(self._lags(rows), budgets, strict=True)]
+        pending = self._catch_up(rows)
+        begun = zip(row_trees(rows, budgets, self.plan), pending, strict=True)
+        self._trees = [_RowTree(tree.growth, tree.sampled, missing) for tree, missing in begun]
+        self._ranked = ranked_by_scores(rows)
+        levels: list[Level] = []
+        while any(tree.growth.wanted() for tree in self._trees):
+            level, scores, first = self._next_level(rows)
+            for tree, children in zip(self._trees, self._children(rows, level, scores, first), strict=True):
+                if children:
+                    tree.growth.add(children)
+            levels.append(level)
+        growths = [tree.growth for tree in self._trees]
+        draft, self._chosen = finished(growths, levels, self.plan, rows.device)
+        return draft
+
+    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+        self.plan.observe(draft, verdict, [tree.growth for tree in self._trees])
+        kv = self.lm.kv
+        for index, (tree, row) in enumerate(zip(self._trees, rows, strict=bool(self._trees))):
+            if self._idle[index]:
+                continue
+            path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
+            nodes = [self._chosen[index][node] for node in path]
+            kept = [tree.place[node] for node in nodes if node in tree.place]  # leaves were never fed
+            kv.keep(index, [*range(len(tree.missing)), *(len(tree.missing) + place for place in kept)])
+            kv.truncate(index, len(row.tokens) - 1)
+        self._trees = []
+
+    # ---------------------------------------------------------------- one level
+
+    def _next_level(self, rows: Rows) -> tuple[Level, Tensor, int]:
+        """One pass of the draft model over all fed nodes, and the laws at those that are expanded now: the level, scores
+        (B, M, V') of the model's own vocabulary, and the fed output that scores[:, 0] belongs to."""
+        outputs = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
+        fed = [tree.feed() for tree in self._trees]
+        first, last = min(min(line) for line in fed if line), max(max(line) for line in fed if line)
+        scores = self._forward(first, last, rows.device)
+        level = Level(None, outputs, [[output - first for output in line] for line in fed])
+        if any(tree.sampled or not ranked for tree, ranked in zip(self._trees, self._ranked, strict=True)):
+            level.law = self._level_law(rows, scores, first)
+        return level, scores, first
+
+    def _level_law(self, rows: Rows, scores: Tensor, first: int) -> Tensor:
+        fitted, so_far = fit_width(scores, rows.vocab_size), self._fed_draft(rows.device)
+        return distribution(fitted, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
+
+    def _forward(self, first: int, last: int, device: torch.device) -> Tensor:
+        """Logits (B, last - first + 1, V) after fed outputs first .. last of every row."""
+        tokens = [tree.missing + tree.fed_tokens() for tree in self._trees]
+        offsets = [len(tree.missing) - 1 for tree in self._trees]  # of the pending token, the last of the missing ones
+        parents = [
+            [*range(-1, offset - 1), *(parent + offset for parent in tree.fed_parents())]
+            for tree, offset in zip(self._trees, offsets, strict=True)
+        ]
+        width = max(map(len, tokens))
+        begin = min(offsets) + first
+        columns = torch.arange(begin, width, device=device)
+        logits = self.lm.forward(table(tokens, width, 0, device), table(parents, width - 1, -1, device), columns)
+        if min(offsets) == max(offsets):  # one text alone, mostly: nothing to line up
+            return logits[:, : last - first + 1]
+        columns = torch.tensor(offsets, device=device)[:, None] + torch.arange(first, last + 1, device=device) - begin
+        return logits[torch.arange(len(tokens), device=device)[:, None], columns.clamp(max=width - begin - 1)]
+
+    def _fed_draft(self, device: torch.device) -> Draft:
+        """The fed nodes as a draft: for penalties and positions along each path."""
+        width = max(len(tree.fed) for tree in self._trees)
+        return Draft(
+            tokens=table([tree.fed_tokens() for tree in self._trees], width, 0, device),
+            lengths=torch.tensor([len(tree.fed) for tree in self._trees], device=device),
+            parents=table([tree.fed_parents() for tree in self._trees], width, -1, device),
+        )
+
+    def _children(self, rows: Rows, level: Level, scores: Tensor, first: int) -> list[list[list[Child]]]:
+        """Per row, per wanted output, its children."""
+        counts = [[count for _, count in tree.growth.wanted()] for tree in self._trees]
+        places = level.places
+        by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
+        own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (places, counts)]
+        placed = likeliest_scores(self._top_tokens, rows, scores, *own)
+        if placed is not None and level.law is None:
+            return placed
+        law = self._level_law(rows, scores, first) if level.law is None else level.law  # which says what is wrong with the scores
+        ranks = law
+        if rows.coupled_rows is not None:
+            ranks = raced(rows, law, self._fed_draft(rows.device).depths()[:, first : first + law.shape[1]])
+        found: list[list[list[Child]]] = []
+        for index, tree in enumerate(self._trees):
+            if tree.sampled or not counts[index]:
+                found.append([[] for _ in counts[index]])
+            elif by_scores[index] and placed is not None:
+                found.append(placed[index])
+            else:
+                found.append(likeliest(ranks[index, places[index]], counts[index]))
+        draw(rows, law, self._trees, places, found, replacement=self.plan.replacement)
+        return found
