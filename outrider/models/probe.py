@@ -96,9 +96,10 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
         refuse_failure(module, error)
     picks = has_experts(module.config)
     for what, on_cache, own in compared:
-        if (worst := difference(on_cache, own, picks_experts=picks)) > tolerance(own):
+        allowed = tolerance(lm.dtype)
+        if (worst := difference(on_cache, own, lm.dtype, picks_experts=picks)) > allowed:
             apart = f"a {what} on our cache differs from the model's own logits by {worst:.1%} of their range"
-            refuse_other_logits(module, name, tokens, tolerance(own), f"{apart} (allowed {tolerance(own):.1%})")
+            refuse_other_logits(module, name, tokens, allowed, f"{apart} (allowed {allowed:.1%})")
 
 
 def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tuple[str, Tensor, Tensor]]:
@@ -162,12 +163,13 @@ def find_signals(lm: LM) -> tuple[int, ...]:
 
 def check_same_logits(lm: LM, expected: Tensor, *, picks_experts: bool = False) -> None:
     """Raise CapabilityError when the model's passes do not reproduce `expected`, the plain module's `probe_logits`."""
-    if (worst := difference(probe_logits(lm), expected, picks_experts=picks_experts)) > tolerance(expected):
+    if (worst := difference(probe_logits(lm), expected, lm.dtype, picks_experts=picks_experts)) > tolerance(lm.dtype):
         raise CapabilityError(f"its logits there differ from the plain ones by {worst:.1%} of their range")
 
 
-def difference(ours: Tensor, plain: Tensor, *, picks_experts: bool) -> float:
-    """Largest difference as a share of the largest logit; infinite when it is no number.
+def difference(ours: Tensor, plain: Tensor, dtype: torch.dtype, *, picks_experts: bool) -> float:
+    """Largest difference as a share of the largest logit; infinite when it is no number. `dtype`: the model's, whose logits may
+    be widened.
 
     `picks_experts`: in 16 bits rounding changes a router's pick now and then, and with it that token's logits: there the
     token in the middle counts, of which half of all tokens differ less.
@@ -176,12 +178,12 @@ def difference(ours: Tensor, plain: Tensor, *, picks_experts: bool) -> float:
     apart = (ours.float() - plain.float()).abs().amax(-1) / scale
     if not torch.isfinite(apart).all():
         return math.inf
-    is_rounded = plain.dtype not in (torch.float32, torch.float64)
+    is_rounded = dtype not in (torch.float32, torch.float64)
     return (apart.median() if picks_experts and is_rounded else apart.max()).item()
 
 
-def tolerance(plain: Tensor) -> float:
-    return 1e-3 if plain.dtype in (torch.float32, torch.float64) else 8e-2
+def tolerance(dtype: torch.dtype) -> float:
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 8e-2
 
 
 def broken_weight(module: Any) -> str:

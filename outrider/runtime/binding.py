@@ -134,6 +134,10 @@ class Binding:
             key, value, decay = op.inputs[1:4]
             made.heads, made.kv_heads, made.size, made.value_size = value.rows, key.rows, key.cols, value.cols
             made.N, made.scale = decay.cols, op.scale
+        elif op.code == Code.SCAN:
+            rates = self._tensor(op.weight) if op.weight else None
+            made.size = 1 if rates is None else rates.shape[1]
+            made.weight = None if rates is None else self._keep(rates.float().t().contiguous())
         return made
 
     def _check(self, op: Op) -> None:

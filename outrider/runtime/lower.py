@@ -81,6 +81,7 @@ class Lowering:
         self._known: dict[int, Known] = {id(recording.ids): Index(False), id(recording.positions): Index(True)}
         self._constants: dict[int, int] = {}
         self._transposed: dict[int, Tensor] = {}
+        self._spread: dict[int, Tensor] = {}
         self._numbers: dict[float, Tensor] = {}
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
@@ -150,6 +151,10 @@ class Lowering:
         tensors = [one for one in tensors if isinstance(one, Tensor)]
         if event.name == "t" and id(tensors[0]) not in self._known:
             self._transposed[id(event.outputs[0])] = tensors[0]
+        if event.name in ("expand", "view", "reshape") and id(tensors[0]) not in self._known:
+            plain, (out,) = self._spread.get(id(tensors[0]), tensors[0]), event.outputs
+            if out.dim() == 3 and out.shape[1:] == plain.shape and out.stride()[0] == 0:
+                self._spread[id(out)] = plain
         if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
             return  # of constants alone, and so is one itself
         if (followed_ := followed(event, self._positional, self._is_constant)) is not None:
@@ -162,7 +167,7 @@ class Lowering:
                 raise NotLoweredError(f"torch's '{event.name}'")
             made: Sequence[Known] = rule(self, event)
         except NotLoweredError as error:
-            if event.name in ("attention", "store", "rotary", "short_convolution", "delta_rule"):
+            if event.name in ("attention", "store", "rotary", "short_convolution", "delta_rule", "scan"):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:
@@ -225,6 +230,10 @@ class Lowering:
         """The weight behind the second factor of a matrix product, and whether it is stored (in, out)."""
         plain = self._transposed.get(id(tensor))
         return (tensor, True) if plain is None else (plain, False)
+
+    def spread(self, tensor: Tensor) -> Tensor | None:
+        """The weight that a tensor is a view of, for all rows the same; None where it is none."""
+        return self._spread.get(id(tensor))
 
     def name(self, weight: Tensor | None) -> str:
         """The name of a parameter, or of what was made of parameters alone; "" for none. Raises NotLoweredError for others."""

@@ -8,7 +8,7 @@ ways to look at a block (`View`). Attention and recurrent operations alone see m
     ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`
                 `weight` slopes of ALiBi by name
     GATHER      the rows that the output head reads       EXPERTS  a linear layer of each of the experts that in[1] names
-    CONVOLUTION and DELTA_RULE read and write a running state of each row
+    CONVOLUTION, DELTA_RULE and SCAN read and write a running state of each row
     the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
 
 Results are rounded to the dtype of the value that they are written to, as torch rounds them; arithmetic in between is fp32.
@@ -40,7 +40,10 @@ class Code(IntEnum):
     EXPERTS = 6  # in[0] x, a row for each expert or one for all; in[1] the experts' numbers; `weight` (experts, out, in)
     CONVOLUTION = 7  # of each channel over the last tokens; `weight` (channels, width), numbers[0]: 1 with SiLU behind it
     DELTA_RULE = 8  # in[0..4]: query, key, value, log of decay, beta; numbers[0]: epsilon of keys' and queries' norms, 0: none.
-    # Without beta values are added to the state as they are (Mamba 2)
+    # Without beta values are added to the state as they are (Mamba 2, lightning attention)
+    SCAN = 9  # in[0..3]: value, step, key, query of channels whose decays differ. `weight` (channels, numbers of a state): the
+    # rates that steps are multiplied by to be logs of decays (Mamba 1); without it, and without key and query, steps are factors
+    # of decays and a state is one number (RG-LRU)
     COPY = 10
     ADD = 11
     SUB = 12
@@ -83,7 +86,7 @@ class Code(IntEnum):
 REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})
 
 
-RECURRENT = frozenset({Code.CONVOLUTION, Code.DELTA_RULE})
+RECURRENT = frozenset({Code.CONVOLUTION, Code.DELTA_RULE, Code.SCAN})
 
 
 class Source(IntEnum):
@@ -134,7 +137,7 @@ class Op:
     bias: str = ""
     transposed: bool = False  # the weight is stored (in, out)
     layer: int = 0  # of STORE and ATTENTION; SIGNAL: the index of the hidden state; EMBED: what is added to the index;
-    # CONVOLUTION, DELTA_RULE: the index of the state
+    # RECURRENT ones: the index of the state
     by_position: bool = False  # EMBED: the index is the position, not the token id
     bound: int = 0  # EMBED: indices from this one on read row 0; 0: none do
     is_value: bool = False  # STORE: of values, not keys

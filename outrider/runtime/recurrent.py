@@ -1,4 +1,4 @@
-"""Recurrent layers in a recorded pass: transformers' functions for convolutions, delta rules and Mamba 2, one event each."""
+"""Recurrent layers in a recorded pass: transformers' functions for convolutions, delta rules and Mamba, one event each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from outrider.runtime.events import Event, Recorder, replaced
 
 CONVOLUTION = "causal_conv1d_fn"
 SCAN = "mamba2_chunk_scan"
+SELECTIVE_SCAN = "mamba_selective_scan"
 DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 GATED_NORM = "RMSNormGated"  # the end of such classes' names
 
@@ -31,6 +32,8 @@ def recurrent_by_event(module: nn.Module, recorder: Recorder, rows: int, tokens:
                 _instead(stack, code, CONVOLUTION, partial(_convolution, recorder))
             if hasattr(code, SCAN):
                 _instead(stack, code, SCAN, partial(_scan, recorder))
+            if hasattr(code, SELECTIVE_SCAN):
+                _instead(stack, code, SELECTIVE_SCAN, partial(_selective_scan, recorder))
             for name in DELTA_RULES:
                 if hasattr(code, name):
                     _instead(stack, code, name, partial(_delta_rule, recorder))
@@ -86,6 +89,23 @@ def _scan(
         out = value.clone()
     recorder.events.append(Event("delta_rule", (query, key, value, decay), {"norms": False, "scale": 1.0}, (out,)))
     return out if D is None else out + D[..., None] * x
+
+
+def _selective_scan(
+    recorder: Recorder, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
+    z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, **unused: object,
+) -> Tensor:  # fmt: skip
+    """Mamba 1's outputs (B, channels, T)."""
+    dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
+    dt = torch.nn.functional.softplus(dt) if delta_softplus else dt
+    x, step, key, query = (one.transpose(1, 2) for one in (hidden_states, dt, B, C))
+    value = x.float() * step.float()
+    with recorder.paused():
+        scanned = x.clone()
+    recorder.events.append(Event("scan", (value, step, A, key, query), {}, (scanned,)))
+    out = scanned.transpose(1, 2)
+    out = out if D is None else out + D[:, None] * hidden_states
+    return out if z is None else out * torch.nn.functional.silu(z)
 
 
 def _by_token(forward: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, int], hidden_states: Tensor, gate: Tensor) -> Tensor:

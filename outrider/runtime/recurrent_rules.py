@@ -71,6 +71,26 @@ def delta_rule(low: Lowering, event: Event) -> list[Known]:
     return [Block(("B", "T", "", ""), made)]
 
 
+def scan(low: Lowering, event: Event) -> list[Known]:
+    """Channels whose states decay by factors of their own and take in a value each."""
+    value, step, rates, *pair = event.args
+    blocks = [low.block(tensor) for tensor in (value, step, *pair)]
+    (channels,), each = value.shape[2:], 1 if rates is None else rates.shape[1]
+    sizes = [channels, channels, each, each][: len(blocks)]
+    if any(block.axes != ("B", "T", "") for block in blocks) or [block.own.count for block in blocks] != sizes:
+        raise NotLoweredError("a scan of an unusual shape")
+    widths = [low.dtype(block.own.value).itemsize for block in blocks]
+    state = low.state(StateShape(each * channels, sum(w * size for w, size in zip(widths[:3], sizes, strict=False))))
+    made = low.value((channels,), event.outputs[0].dtype)
+    low.add(
+        Op(
+            Code.SCAN, tuple(low.flat(block) for block in blocks), View(made.value, 1, channels, 0, channels),
+            weight=low.name(rates), layer=state,
+        )
+    )  # fmt: skip
+    return [Block(("B", "T", ""), made)]
+
+
 def _rows(low: Lowering, block: Block, sizes: tuple[int, int]) -> View:
     """(rows, numbers) of a value that an operation makes."""
     own: Strided = block.own
@@ -79,4 +99,6 @@ def _rows(low: Lowering, block: Block, sizes: tuple[int, int]) -> View:
     return View(own.value, *sizes, own.offset, own.steps[0], 1)
 
 
-RECURRENT: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {"short_convolution": convolution, "delta_rule": delta_rule}
+RECURRENT: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
+    "short_convolution": convolution, "delta_rule": delta_rule, "scan": scan,
+}  # fmt: skip

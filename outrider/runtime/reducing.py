@@ -140,6 +140,6 @@ def softmax(low: Lowering, event: Event) -> list[Known]:
 
 REDUCING: dict[str, Callable[[Lowering, Event], Sequence[Known]]] = {
     "mean": partial(reducing, Code.MEAN), "sum": partial(reducing, Code.SUM), "softmax": softmax, "_softmax": softmax,
-    "std": deviation, "bmm": small_products,
+    "std": deviation,
     "native_layer_norm": partial(normed, Code.LAYER_NORM), "_fused_rms_norm": partial(normed, Code.RMS_NORM),
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from outrider.models.gguf.linear import BlockExperts
@@ -17,7 +18,7 @@ from outrider.runtime.events import Event
 from outrider.runtime.indices import INDICES
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.recurrent_rules import RECURRENT
-from outrider.runtime.reducing import REDUCING
+from outrider.runtime.reducing import REDUCING, small_products
 from outrider.runtime.strides import dense
 from outrider.runtime.views import VIEWS
 
@@ -30,15 +31,22 @@ def same(low: Lowering, event: Event) -> list[Known]:
 
 
 def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, transposed: bool) -> list[Known]:
-    block, names = low.block(x), (low.name(weight), low.name(bias))
+    return [multiplied(low, low.block(x), weight, bias, (x.dtype, out.dtype), transposed=transposed)]
+
+
+def multiplied(
+    low: Lowering, block: Block, weight: Tensor, bias: Tensor | None, dtypes: tuple[torch.dtype, torch.dtype], *, transposed: bool
+) -> Block:
+    """A matrix product of numbers, the last dimension. `dtypes`: before and behind it."""
+    names = low.name(weight), low.name(bias)
     inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
     if block.axes[-1:] != ("",) or block.own.sizes != (inputs,):
         raise NotLoweredError("a matrix product of a token's parts")
-    if not (weight.dtype == x.dtype == out.dtype) or (bias is not None and bias.dtype != x.dtype):
+    if any(dtype != weight.dtype for dtype in (*dtypes, *(() if bias is None else (bias.dtype,)))):
         raise NotLoweredError("a matrix product of mixed types")
-    made = low.new(outputs, out.dtype)
+    made = low.new(outputs, dtypes[1])
     low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=names[0], bias=names[1], transposed=transposed))
-    return [Block(block.axes, dense(made.value, (outputs,)))]
+    return Block(block.axes, dense(made.value, (outputs,)))
 
 
 def matrix(low: Lowering, event: Event) -> list[Known]:
@@ -65,6 +73,19 @@ def addmm(low: Lowering, event: Event) -> list[Known]:
         raise NotLoweredError("a matrix product with factors")
     weight, transposed = low.weight(factor)
     return linear(low, x, weight, bias, event.outputs[0], transposed=transposed)
+
+
+def bmm(low: Lowering, event: Event) -> list[Known]:
+    """One weight for all rows with the numbers of their tokens, which are columns; or small matrices of each token."""
+    weight, x = low.spread(event.args[0]), event.args[1]
+    if weight is None:
+        return small_products(low, event)
+    block = low.block(x)
+    if block.axes != ("B", "", "T"):
+        raise NotLoweredError("a matrix product of a token's parts")
+    dtypes = (x.dtype, event.outputs[0].dtype)
+    made = multiplied(low, Block(("B", "T", ""), block.own), weight, None, dtypes, transposed=False)
+    return [Block(block.axes, made.own)]
 
 
 def plain_linear(low: Lowering, event: Event) -> list[Known]:
@@ -187,6 +208,6 @@ def _by_head(low: Lowering, block: Block) -> View:
 RULES: dict[str, Rule] = {
     **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES, **RECURRENT,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
-    "mm": mm, "addmm": addmm, "linear": plain_linear, "embedding": embedding,
+    "mm": mm, "addmm": addmm, "bmm": bmm, "linear": plain_linear, "embedding": embedding,
     "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,
 }  # fmt: skip

@@ -87,8 +87,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OTHERWISE_NAMED = ("mpt", "openai-gpt", "xglm")  # sizes have names of their own
 NATIVE = (  # on the native runtime their states are in our cache; on torch's modules in transformers'
-    "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h",
-    "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe",
+    "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, ALiBi
     "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "mpt",

@@ -35,8 +35,8 @@ from outrider.verifiers import VERIFIERS
 from tests.contract.own_cache_families import NATIVE, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 
-# Delta rules with a decay for a head and for each number, Mamba 2, and a convolution alone
-KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2")
+# Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, and Mamba 1
+KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba")
 EACH = [pytest.param(name, marks=() if name in KINDS else pytest.mark.nightly) for name in NATIVE]
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = 2e-4

@@ -50,19 +50,19 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
         try:
             run = OwnCacheRun(module, held, keeps_state=keeps_state)
             lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
-            worst = difference(_fed(lm, tokens), plain, picks_experts=has_experts(module.config))
+            worst = difference(_fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config))
         except Exception as error:  # foreign code: whatever it raises is told
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             wrong.append(_told(error))
             continue
-        if worst <= tolerance(plain):
+        if worst <= tolerance(lm.dtype):
             return lm
         wrong.append(f"{worst:.1%} off")
     ways = [str(feeding) if keeps_state else "every text anew" for feeding, keeps_state in WAYS[-len(wrong) :]]
     tried = "; ".join(f"{way}: {what}" for way, what in zip(ways, wrong, strict=True))
     raise CapabilityError(
-        f"{name}: {why}. Nor does it give its own logits on transformers' cache (allowed {tolerance(plain):.1%}; {tried})."
+        f"{name}: {why}. Nor does it give its own logits on transformers' cache (allowed {tolerance(lm.dtype):.1%}; {tried})."
     )
 
 

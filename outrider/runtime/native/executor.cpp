@@ -13,6 +13,7 @@
 #include "pool.h"
 #include "program.h"
 #include "recurrent.h"
+#include "scan.h"
 #include "tokenwise.h"
 
 namespace {
@@ -119,6 +120,7 @@ class Execution {
   void recurrent(const Op& op) const {
     const auto at = [&](const Operand& o, int64_t m) { return block(o, m); };
     if (op.code == CONVOLUTION) recurrent::convolve(op, pass_, at, pool_);
+    else if (op.code == SCAN) recurrent::scan(op, pass_, at, pool_);
     else recurrent::delta_rule(op, pass_, at, pool_);
   }
 

@@ -7,7 +7,7 @@
 #include "lanes.h"
 
 enum Code : int64_t {  // as in outrider/runtime/ops.py
-  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL, EXPERTS, CONVOLUTION, DELTA_RULE,
+  LINEAR = 0, EMBED, ATTENTION, STORE, GATHER, SIGNAL, EXPERTS, CONVOLUTION, DELTA_RULE, SCAN,
   COPY = 10, ADD, SUB, MUL, DIV, NEG, SQUARE, RSQRT, SQRT, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU, RECIPROCAL, CLAMP,
   EXP, LOG, SOFTPLUS, WHERE, GREATER, AT_LEAST, EQUAL, NOT, LARGER, SMALLER, EXPM1, LOG1P,
   MEAN = 40, SUM, LAYER_NORM, RMS_NORM, SOFTMAX,
@@ -41,7 +41,7 @@ struct Op {
   // EMBED: `weight` is the table, N its rows, K their length; the index is `by_position` or by id, `layer` is added to it;
   // one that is not below numbers[0], where that is not 0, counts as 0
   int64_t by_position;
-  // STORE, ATTENTION: of this layer; SIGNAL: which one; CONVOLUTION, DELTA_RULE: the state
+  // STORE, ATTENTION: of this layer; SIGNAL: which one; CONVOLUTION, DELTA_RULE, SCAN: the state
   int64_t layer;
   int64_t is_value;
   int64_t heads, kv_heads, size, value_size, window;
