@@ -56,7 +56,7 @@ from outrider.drafters.base import Drafter
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.models.lm import LM
-from outrider.models.load import LoadedModel
+from outrider.models.loading.load import LoadedModel
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.stats import PHASES, DecodeStats

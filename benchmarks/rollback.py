@@ -23,8 +23,8 @@ from workload import console, write_result
 from outrider import __version__
 from outrider.cache import cache_folder
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
-from outrider.models.probe import probe_tokens
+from outrider.models.loading.load import build_lm
+from outrider.models.probes.probe import probe_tokens
 from outrider.runtime.own_states import native_states
 
 DRAFTED = 5

@@ -26,7 +26,7 @@ from outrider import __version__
 from outrider.build import load_models
 from outrider.machine import memory_bandwidth
 from outrider.models.lm import LM, PREFILL_CHUNK
-from outrider.models.probe import probe_tokens
+from outrider.models.probes.probe import probe_tokens
 from outrider.options import Needs, Options
 
 WIDTHS, BUSY = (1, 8, 16), (0, 1, 2)

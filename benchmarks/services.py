@@ -219,7 +219,7 @@ def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list
     """A workload's first prompts, in the model's chat template where they are conversations."""
     from outrider.lab.workload.load import load_workload
     from outrider.lab.workload.prompts import prepare
-    from outrider.models.load import load_tokenizer
+    from outrider.models.loading.load import load_tokenizer
 
     chosen = load_workload(workload, limit=limit, on_bad="refuse", data=None)
     prepared = prepare(chosen, load_tokenizer(str(model)), context=LONGEST, max_tokens=tokens)

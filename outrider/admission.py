@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.build import Built
 from outrider.errors import ConfigError, RequestError
-from outrider.models.load import LoadedModel
+from outrider.models.loading.load import LoadedModel
 from outrider.rows import Row
 from outrider.sampling.bans import Bans
 from outrider.sampling.constraint import Constraint

@@ -21,15 +21,15 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import CheckpointError, ConfigError
 from outrider.loader import ModelLoader
-from outrider.models.adapter import adapters
-from outrider.models.context import shorter_draft
 from outrider.models.gguf.names import fetched_gguf
 from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
-from outrider.models.load import LoadedModel, load_config, resolve_device
-from outrider.models.memory import MemoryReport
-from outrider.models.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
+from outrider.models.loading.adapter import adapters
+from outrider.models.loading.context import shorter_draft
+from outrider.models.loading.load import LoadedModel, load_config, resolve_device
+from outrider.models.loading.memory import MemoryReport
+from outrider.models.loading.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
 from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings

@@ -24,8 +24,8 @@ from outrider.build import Built, Needs, Options, assemble, choose, load_models
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.messages import Message, read_conversations, render, template_text
-from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults
-from outrider.models.kept_tokenizer import whole_tokenizer
+from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.tokens.kept_tokenizer import whole_tokenizer
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row

@@ -12,15 +12,15 @@ from torch import nn
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
-from outrider.models import hub
-from outrider.models.adapter import merged_note
-from outrider.models.context import check_asked, held_context
-from outrider.models.generation_config import asked_of
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graphs import use_graphs
-from outrider.models.kept_config import KeptConfig
-from outrider.models.load import (
+from outrider.models.loading import hub
+from outrider.models.loading.adapter import merged_note
+from outrider.models.loading.context import check_asked, held_context
+from outrider.models.loading.generation_config import asked_of
+from outrider.models.loading.kept_config import KeptConfig
+from outrider.models.loading.load import (
     LoadedModel,
     Tables,
     build_lm,
@@ -31,14 +31,14 @@ from outrider.models.load import (
     load_tokenizer,
     resolve_dtype,
 )
-from outrider.models.memory import MemoryReport, estimate_memory
-from outrider.models.own_code import ignored_code
+from outrider.models.loading.memory import MemoryReport, estimate_memory
+from outrider.models.loading.own_code import ignored_code
+from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.on_loading import quantise_linears
 from outrider.models.quantised.scheme import scheme_of
-from outrider.models.quantised_checkpoint import quantisation_of
 from outrider.models.stateful.lm import StateLM
-from outrider.models.vocabulary import never_draft, tokens_of_one
+from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked, kept, library
 from outrider.runtime.gpu.run import DeviceRun, use_device_run

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
-from outrider.models.bytes_text import MAX_UNFINISHED, UNFINISHED, BytesText
-from outrider.models.token_bytes import TokenBytes, decoded, special_ids, token_bytes
+from outrider.models.tokens.bytes_text import MAX_UNFINISHED, UNFINISHED, BytesText
+from outrider.models.tokens.token_bytes import TokenBytes, decoded, special_ids, token_bytes
 
 CONTEXT = 6  # tokens decoded along where a token's text depends on those before it
 

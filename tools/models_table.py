@@ -18,7 +18,7 @@ import torch
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
-from outrider.models.load import build_lm, finish
+from outrider.models.loading.load import build_lm, finish
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states

@@ -18,7 +18,7 @@ from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.llm import LLM
 from outrider.models.graphs import GraphedPass
-from outrider.models.probe import probe_logits
+from outrider.models.probes.probe import probe_logits
 from outrider.parts import Parts
 from outrider.sampling.params import SamplingParams
 

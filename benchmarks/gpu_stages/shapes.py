@@ -17,7 +17,7 @@ from outrider.errors import CapabilityError
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.graphs import use_graphs
 from outrider.models.lm import LM
-from outrider.models.load import LoadedModel, Tables, build_lm, finish
+from outrider.models.loading.load import LoadedModel, Tables, build_lm, finish
 from outrider.runtime.gpu.run import use_device_run
 
 SMOL, LLAMA, QWEN = "SmolLM2-135M", "Llama-3.1-8B", "Qwen3-30B-A3B"

@@ -24,7 +24,7 @@ from outrider.demo.training import training_prompts
 from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Quiet
 from outrider.lab.runner import Runner
-from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
+from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
 from outrider.stats import DecodeStats

@@ -25,7 +25,7 @@ from outrider.errors import OutriderError
 from outrider.lab.progress import Quiet
 from outrider.lab.result import read_result
 from outrider.machine import versions
-from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
+from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
 from outrider.settings import parse_settings
 from outrider.train.config import TrainConfig
 from outrider.train.kinds import KINDS

@@ -29,7 +29,7 @@ def examine() -> dict[str, Any]:
 
     from outrider import machine
     from outrider.cache import cache_folder
-    from outrider.models.memory import available_memory
+    from outrider.models.loading.memory import available_memory
 
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:

@@ -27,8 +27,8 @@ from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.lm import LM
-from outrider.models.load import LoadedModel
-from outrider.models.memory import ModelMemory
+from outrider.models.loading.load import LoadedModel
+from outrider.models.loading.memory import ModelMemory
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict

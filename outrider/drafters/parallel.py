@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.drafters.children import draw, likeliest, raced
 from outrider.drafters.choice import choose, chosen_chain
 from outrider.drafters.grown import Level, RowTree, as_draft, finished, row_trees
-from outrider.models.vocabulary import fit_width
+from outrider.models.tokens.vocabulary import fit_width
 from outrider.rows import Rows
 from outrider.sampling.confidence import StopRule
 from outrider.sampling.distribution import distribution

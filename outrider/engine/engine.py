@@ -32,7 +32,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.warmup import calibrate, facts_of
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
-from outrider.models.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
 from outrider.parts import Parts, choose_parts
 from outrider.runtime import checked
 from outrider.sampling.params import SamplingParams

@@ -24,7 +24,7 @@ from outrider.kv.draft_pages import DraftPages, shortest
 from outrider.kv.pages import PagePool
 from outrider.kv.state_pool import StatePool
 from outrider.models.lm import LM, PREFILL_CHUNK, PassLimits
-from outrider.models.probe import probe_tokens
+from outrider.models.probes.probe import probe_tokens
 
 SMALL_PAGE = 32  # tokens, where bits do not depend on how a text is cut
 ANSWER_CHUNK = 24  # tokens of an answer that are read in one pass: a width that `find_pass_limits` compares with decoding's

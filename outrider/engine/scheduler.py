@@ -24,7 +24,7 @@ from outrider.engine.request import ActiveRequest, EngineSettings
 from outrider.errors import ConfigError
 from outrider.kv.cache import BLOCK, KVCache
 from outrider.kv.draft_pages import DraftPages
-from outrider.models.memory import available_memory
+from outrider.models.loading.memory import available_memory
 
 MIN_POSITIONS = 2 * BLOCK  # positions: of one request, while its prompt is read and while it is answered
 MARGIN = 64  # positions a step may write behind a row's committed ones: pending token, draft, padding

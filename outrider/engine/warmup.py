@@ -32,8 +32,8 @@ from outrider.draft_length import AutoLength, Goodput
 from outrider.engine.batch import Batch
 from outrider.engine.drafter_pool import DrafterPool
 from outrider.machine import cores, cpu_name
-from outrider.models.load import LoadedModel
-from outrider.models.probe import probe_tokens
+from outrider.models.loading.load import LoadedModel
+from outrider.models.probes.probe import probe_tokens
 from outrider.parts import Parts
 from outrider.rows import Rows
 from outrider.run import has_ended, run_rows

@@ -1,7 +1,7 @@
 """The bytes of a model's tokens, as llguidance wants them.
 
 It reads the common fast tokenizers by itself (byte-level BPE, SentencePiece with bytes). For others the tokens' bytes come
-from `models/token_bytes.py`, which reads them from the decoder; a vocabulary that only implies the spaces between words
+from `models/tokens/token_bytes.py`, which reads them from the decoder; a vocabulary that only implies the spaces between words
 cannot be held to a grammar, for no token says where its word ends.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import CapabilityError
-from outrider.models.kept_tokenizer import whole_tokenizer
-from outrider.models.token_bytes import token_bytes
+from outrider.models.tokens.kept_tokenizer import whole_tokenizer
+from outrider.models.tokens.token_bytes import token_bytes
 
 SPACES = "implies the spaces between its words, so a grammar cannot be applied to it"
 NO_BYTES = "does not say which bytes its tokens add to a text, so a grammar cannot be applied to it"

@@ -44,7 +44,7 @@ from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
 from outrider.models.heads.kinds import how_to_draft
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
-from outrider.models.load import LoadedModel, Tables, build_lm, finish, load_config, load_module, resolve_dtype
+from outrider.models.loading.load import LoadedModel, Tables, build_lm, finish, load_config, load_module, resolve_dtype
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.run import run_rows

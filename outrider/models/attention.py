@@ -6,7 +6,7 @@ additive mask that says which positions each query may see (committed prefix, tr
 end are masked, and a masked position contributes exactly nothing, so rows of different lengths share a pass.
 
 Queries are padded to a multiple of `QUERY_BLOCK` here, and keys come in whole blocks: a query's result then has the
-same bits whether it is alone, beside draft tokens, or beside other rows (probed in `pass_limits.py`, not assumed).
+same bits whether it is alone, beside draft tokens, or beside other rows (probed in `probes/pass_limits.py`, not assumed).
 """
 
 from __future__ import annotations

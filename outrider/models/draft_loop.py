@@ -21,7 +21,7 @@ from outrider.models.attention import PassPlan
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
 from outrider.models.picking import Draws, pick
-from outrider.models.vocabulary import fit_width
+from outrider.models.tokens.vocabulary import fit_width
 
 Program = Callable[..., tuple[Tensor, ...]]
 WIDTH = 2  # tokens of the first pass: up to two catch up

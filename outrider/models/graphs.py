@@ -26,8 +26,8 @@ from outrider.errors import CapabilityError
 from outrider.models.attention import PassPlan
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.lm import PREFILL_CHUNK, Run
-from outrider.models.load import LoadedModel, first_line
-from outrider.models.probe import check_same_logits, probe_logits
+from outrider.models.loading.load import LoadedModel, first_line
+from outrider.models.probes.probe import check_same_logits, probe_logits
 
 log = logging.getLogger("outrider.models")
 # Of a pass, rows times tokens. Chunks of a prompt hide their launches, and each cache length comes twice a prompt: recording them

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from outrider.huge_pages import on_huge_pages
 from outrider.kv import LayerShape
-from outrider.models.panel import WIDTH, to_panels
+from outrider.models.linear.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View

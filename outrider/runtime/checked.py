@@ -22,9 +22,9 @@ from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.kv import LayerShape
 from outrider.kv.state_slots import StateShape
 from outrider.machine import cpu_name
-from outrider.models.adapter import adapter_in
 from outrider.models.gguf.names import gguf_in
 from outrider.models.lm import LMShape, PassLimits
+from outrider.models.loading.adapter import adapter_in
 from outrider.runtime.building import fingerprint
 
 log = logging.getLogger("outrider.models")

@@ -1,4 +1,4 @@
-"""Models made from the target's own weights (`models/derive.py`) on the native runtime, where the target runs there."""
+"""Models made from the target's own weights (`models/derived/derive.py`) on the native runtime, where the target runs there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from outrider.errors import CapabilityError
-from outrider.models.derive import plain_lm
+from outrider.models.derived.derive import plain_lm
 from outrider.models.lm import LM
-from outrider.models.probe import probe_logits
+from outrider.models.probes.probe import probe_logits
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.kv import KVCache
 from outrider.models.lm import LM
-from outrider.models.vocabulary import OUTSIDE
+from outrider.models.tokens.vocabulary import OUTSIDE
 from outrider.rows import Rows
 from outrider.runtime.run import Bound, FirstPass, NativeRun, addresses
 from outrider.runtime.structures import DraftingStruct

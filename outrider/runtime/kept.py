@@ -2,7 +2,7 @@
 
 Kept is what loading found and decided: the config's values, which tokens end a text, the program of a pass, where each of its
 tensors lies in the checkpoint's files, the numbers behind its rotary tables. The weights stay where they are. A model of which
-something cannot be kept to the bit (`stored.py`, `rotary.py`) starts as the first time.
+something cannot be kept to the bit (`models/loading/stored.py`, `rotary.py`) starts as the first time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.machine import cpu_name
-from outrider.models import kept_config
-from outrider.models.adapter import adapter_in
-from outrider.models.generation_config import Asked
-from outrider.models.kept_tokenizer import KeptTokenizer
-from outrider.models.kept_tokenizer import written as written_tokenizer
 from outrider.models.lm import LM
-from outrider.models.stored import find_stored, read_stored
+from outrider.models.loading import kept_config
+from outrider.models.loading.adapter import adapter_in
+from outrider.models.loading.generation_config import Asked
+from outrider.models.loading.stored import find_stored, read_stored
+from outrider.models.tokens.kept_tokenizer import KeptTokenizer
+from outrider.models.tokens.kept_tokenizer import written as written_tokenizer
 from outrider.runtime import checked, library, program_text
 from outrider.runtime.building import fingerprint
 from outrider.runtime.matrices import Matrix

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from outrider.cache import cache_folder
 from outrider.models.gguf.linear import Blocks
-from outrider.models.kernel import KernelLayer, Kernels
-from outrider.models.panel import PanelLinear
+from outrider.models.linear.kernel import KernelLayer, Kernels
+from outrider.models.linear.panel import PanelLinear
 from outrider.runtime import library
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.structures import Format, OpStruct

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.lm import LM, PassLimits
-from outrider.models.probe import probe_tokens
+from outrider.models.probes.probe import probe_tokens
 
 PREFIXES = (7, 3)  # tokens before the passes of two rows
 CHAIN = 6  # tokens of a pass

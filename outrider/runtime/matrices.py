@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.gguf.formats import Form, values_of
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
-from outrider.models.quantised_linear import QuantisedPanels
 from outrider.runtime.structures import Format
 
 

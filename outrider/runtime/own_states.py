@@ -12,7 +12,7 @@ from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models.lm import LM
-from outrider.models.probe import check_same_logits, probe_logits
+from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime import library
 from outrider.runtime.blocks import DTYPES, NotLoweredError

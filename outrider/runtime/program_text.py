@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from outrider.kv.state_slots import StateShape
-from outrider.models import tensor_text
+from outrider.models.loading import tensor_text
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 
 MAX_BYTES = 1 << 20  # of a program's constants that are kept

@@ -16,7 +16,7 @@ from outrider.kv import LayerShape
 from outrider.kv.state_slots import StatePass
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM
-from outrider.models.probe import check_same_logits, probe_logits
+from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.runtime import library
 from outrider.runtime.binding import Binding
 from outrider.runtime.blocks import DTYPES, NotLoweredError

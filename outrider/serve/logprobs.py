@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.models.token_bytes import TokenBytes, show_bytes
+from outrider.models.tokens.token_bytes import TokenBytes, show_bytes
 from outrider.text import Detokenizer
 
 LEAST = -9999.0  # what OpenAI writes for minus infinity, which JSON does not have

@@ -24,7 +24,7 @@ from outrider.draft_length.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.engine.request import Finish, Listener, Request, Speculation, Update
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
-from outrider.models.load import load_config
+from outrider.models.loading.load import load_config
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 

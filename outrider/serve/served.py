@@ -11,7 +11,7 @@ from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Request
 from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from outrider.serve.ignored import IgnoredLog
 from outrider.serve.metrics import ServerMetrics

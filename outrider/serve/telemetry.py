@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Listener, Request
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from outrider.serve.served import Serves
 from outrider.serve.tracing import Tracing

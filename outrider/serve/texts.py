@@ -17,7 +17,7 @@ from jinja2 import Environment, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from outrider.errors import CapabilityError, OutriderError
-from outrider.models.token_bytes import token_bytes
+from outrider.models.tokens.token_bytes import token_bytes
 from outrider.serve.errors import ApiError
 from outrider.serve.fim import FillInTheMiddle
 from outrider.text import decode

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, Places
-from outrider.models.load import load_config, load_module, load_tokenizer
-from outrider.models.vocabulary import check_same_vocabulary, fit_width
+from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
 from outrider.train.losses import acceptance, law_of
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup

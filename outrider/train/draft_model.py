@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 
 from outrider.errors import ConfigError
-from outrider.models.load import load_config, load_module, load_tokenizer
-from outrider.models.vocabulary import check_same_vocabulary, fit_width
+from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
 from outrider.train.expected import chain_windows
 from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean

@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
-from outrider.models.context import UNKNOWN_CONTEXT
 from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_files import load_block
 from outrider.models.heads.block_saving import export_block
@@ -32,7 +31,8 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft
 from outrider.models.heads.medusa_files import export_medusa, load_medusa
 from outrider.models.heads.tensors import HeadTensors
-from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype
+from outrider.models.loading.context import UNKNOWN_CONTEXT
+from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
 from outrider.train.obstacles import obstacles

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from outrider.errors import CheckpointError
-from outrider.models.load import load_config, load_module, load_tokenizer
-from outrider.models.vocabulary import check_same_vocabulary
+from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.tokens.vocabulary import check_same_vocabulary
 
 CPU = torch.device("cpu")
 NUM_PROMPT = 8  # tokens of the text that the checks begin with

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError, did_you_mean
-from outrider.models.derive import weight_of
+from outrider.models.derived.derive import weight_of
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import flags, head_tensors, layer_config, raw_config, raw_tensors
 from outrider.models.heads.tensors import write_head

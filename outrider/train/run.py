@@ -26,7 +26,14 @@ from outrider.build import Options
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.progress import Progress, Quiet
 from outrider.machine import versions
-from outrider.models.load import load_config, load_module, load_tokenizer, own_dtype, resolve_device, resolve_dtype
+from outrider.models.loading.load import (
+    load_config,
+    load_module,
+    load_tokenizer,
+    own_dtype,
+    resolve_device,
+    resolve_dtype,
+)
 from outrider.settings import parse_settings
 from outrider.train.config import TrainConfig, check_same
 from outrider.train.feature_cache import FeatureCache

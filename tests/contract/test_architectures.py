@@ -24,7 +24,7 @@ from outrider.errors import CapabilityError
 from outrider.llm import LLM
 from outrider.models import attention
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from tests.helpers import save_checkpoint, word_tokenizer
 
 VOCAB = 96

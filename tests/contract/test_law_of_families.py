@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
 from outrider.lab.certify.intervals import IntervalRandomness, keyed_by_step, next_script
-from outrider.models.load import build_lm, finish
+from outrider.models.loading.load import build_lm, finish
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.run import use_native_run
 from outrider.types import Draft

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from outrider.llm import LLM
-from outrider.models.load import build_lm, load_config, load_module
-from outrider.models.multimodal import text_part
+from outrider.models.loading.load import build_lm, load_config, load_module
+from outrider.models.loading.multimodal import text_part
 from outrider.sampling.params import SamplingParams
 from tests.contract.own_cache_families import DELTA
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer

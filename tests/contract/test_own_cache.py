@@ -22,8 +22,8 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import CapabilityError
 from outrider.kv.states import StateCache
-from outrider.models.load import build_lm, finish
-from outrider.models.probe import find_signals
+from outrider.models.loading.load import build_lm, finish
+from outrider.models.probes.probe import find_signals
 from outrider.models.signals import decoder_layers
 from outrider.models.stateful import lm as stateful_lm
 from outrider.models.stateful.lm import StateLM

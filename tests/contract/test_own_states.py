@@ -26,7 +26,7 @@ from outrider.errors import CapabilityError
 from outrider.kv import state_slots
 from outrider.kv.state_slots import HELD_BACK, LAG, StatePass, StateSlots
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.models import attention
 from outrider.models.lm import LM
-from outrider.models.load import build_lm, finish
+from outrider.models.loading.load import build_lm, finish
 from tests.contract.test_architectures import GPT2, GROUPED, make_module
 
 FAMILIES = {

@@ -15,8 +15,8 @@ from torch import nn
 
 from outrider.errors import CapabilityError
 from outrider.llm import LLM
-from outrider.models.load import build_lm
-from outrider.models.memory import kv_bytes_per_token
+from outrider.models.loading.load import build_lm
+from outrider.models.loading.memory import kv_bytes_per_token
 from tests.contract.own_cache_families import make
 from tests.contract.test_architectures import GROUPED, REFUSED, VOCAB, make_module, refused_module
 from tests.helpers import save_checkpoint, word_tokenizer

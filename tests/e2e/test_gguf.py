@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.models.load import load_config, load_module, load_tokenizer
+from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.runtime import library
 from tests.e2e.test_cli import start
 from tests.gguf_files import Kind, write_model

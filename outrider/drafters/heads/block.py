@@ -33,9 +33,9 @@ from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_files import load_block, outline_block
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses
+from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
-from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.pack import can_pack, pack_linears
+from outrider.models.loading.memory import ModelMemory, head_memory
 from outrider.rows import Row, Rows
 from outrider.runtime.block import BlockRun
 from outrider.runtime.blocks import NotLoweredError

@@ -18,15 +18,15 @@ from outrider.drafters.heads.feature_fed import Chains, FedChain, FedTree
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.derive import is_linear, with_replaced
+from outrider.models.derived.derive import is_linear, with_replaced
+from outrider.models.derived.quantise import BITS, GROUP_SIZES
+from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.heads.eagle import EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
 from outrider.models.heads.head_lm import HeadLM
-from outrider.models.load import LoadedModel
-from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.pack import can_pack, pack_linears
-from outrider.models.quantise import BITS, GROUP_SIZES
-from outrider.models.quantised_linear import QuantisedPanels
+from outrider.models.linear.pack import can_pack, pack_linears
+from outrider.models.loading.load import LoadedModel
+from outrider.models.loading.memory import ModelMemory, head_memory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun
 from outrider.runtime.released import release_linears

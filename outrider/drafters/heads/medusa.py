@@ -24,8 +24,8 @@ from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirement
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
-from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.pack import can_pack, pack_linears
+from outrider.models.linear.pack import can_pack, pack_linears
+from outrider.models.loading.memory import ModelMemory, head_memory
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.blocks import NotLoweredError

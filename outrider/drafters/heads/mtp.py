@@ -22,9 +22,9 @@ from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
 from outrider.models.heads.mtp_files import load_mtp, weigh_mtp
 from outrider.models.heads.mtp_turns import MtpTurnsLM
+from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
-from outrider.models.memory import ModelMemory
-from outrider.models.pack import can_pack, pack_linears
+from outrider.models.loading.memory import ModelMemory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun
 from outrider.runtime.released import release_linears

@@ -28,7 +28,7 @@ from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.heads.acceptance import AcceptanceHead
 from outrider.models.lm import LM
-from outrider.models.vocabulary import check_same_vocabulary
+from outrider.models.tokens.vocabulary import check_same_vocabulary
 from outrider.rows import Row, Rows
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule

@@ -24,7 +24,7 @@ from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.models.lm import LM
-from outrider.models.vocabulary import fit_width
+from outrider.models.tokens.vocabulary import fit_width
 from outrider.rows import Rows
 from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings

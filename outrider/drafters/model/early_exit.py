@@ -1,6 +1,6 @@
 """The target without its last layers, or without some of its layers, as the draft: no second model, no second cache.
 
-The draft runs on the target's own weights (`models/truncate.py`) and on the target's own keys and values (`self_speculation.py`).
+The draft runs on the target's own weights (`models/derived/truncate.py`) and on its keys and values (`self_speculation.py`).
 
 Source: LayerSkip (Elhoushi et al. 2404.16710), whose models were trained for it; Draft & Verify (Zhang et al. 2309.08168)
 for subsets of layers. A head trained for the exit (`outrider train early-exit`, models/heads/exit.py) may stand before the
@@ -20,12 +20,12 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.model.self_speculation import SelfDrafter, own_lm
 from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
-from outrider.models.derive import own_module, with_replaced
-from outrider.models.exit_search import find_exit
+from outrider.models.derived.derive import own_module, with_replaced
+from outrider.models.derived.exit_search import find_exit
+from outrider.models.derived.truncate import DecoderLayers
 from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
-from outrider.models.memory import ModelMemory, head_memory
-from outrider.models.truncate import DecoderLayers
+from outrider.models.loading.memory import ModelMemory, head_memory
 from outrider.settings import setting
 
 OWNER = "drafter 'early-exit'"

@@ -1,6 +1,6 @@
 """The target's own weights in 4 or 8 bits as the draft model: no second checkpoint, no training.
 
-It drafts on the target's own keys and values (`self_speculation.py`); the weights are `models/quantise.py`.
+It drafts on the target's own keys and values (`self_speculation.py`); the weights are `models/derived/quantise.py`.
 Self-speculation by quantisation: e.g. QuantSpec (Tiwari et al. 2502.10424), ML-SpecQD (Georganas et al. 2503.13565).
 """
 
@@ -16,11 +16,18 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.model.self_speculation import SelfDrafter
 from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.derive import derived_lm, own_module
+from outrider.models.derived.derive import derived_lm, own_module
+from outrider.models.derived.quantise import (
+    BITS,
+    GROUP_SIZES,
+    added_bytes,
+    check_kernels,
+    estimated_bytes,
+    quantised_copy,
+)
 from outrider.models.lm import LM
-from outrider.models.load import LoadedModel
-from outrider.models.memory import available_memory
-from outrider.models.quantise import BITS, GROUP_SIZES, added_bytes, check_kernels, estimated_bytes, quantised_copy
+from outrider.models.loading.load import LoadedModel
+from outrider.models.loading.memory import available_memory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.derived import native_derived_lm
 from outrider.runtime.run import NativeRun

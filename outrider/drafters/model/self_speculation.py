@@ -15,7 +15,7 @@ from typing import Any
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.requirements import Requirements
 from outrider.kv.view import KVView
-from outrider.models.derive import derived_lm
+from outrider.models.derived.derive import derived_lm
 from outrider.models.lm import LM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError

@@ -1,6 +1,6 @@
 """A draft model with ANOTHER tokenizer than the target's: any small causal LM can draft for any target.
 
-The committed text is kept in the draft's tokens (`models/alignment.py`), the draft model goes on from there, and what it
+The committed text is kept in the draft's tokens (`models/tokens/alignment.py`), the draft model goes on from there, and what it
 says comes back as target tokens in one of two ways (Timor et al. 2502.05202; the first is what transformers calls
 universal assisted generation):
 
@@ -28,8 +28,8 @@ from outrider.drafters.model.reading import Turns
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.alignment import DraftContext, TokenizerPair
 from outrider.models.lm import LM
+from outrider.models.tokens.alignment import DraftContext, TokenizerPair
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.drafting import Picks, Vocabulary, chains_behind
 from outrider.runtime.run import NativeRun

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, LMShape
-from outrider.models.load import LoadedModel
+from outrider.models.loading.load import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from outrider.lab.certify.gtest import as_laws
 from outrider.lab.certify.subject import Seen, Subject, clear, share_prefix
 from outrider.lab.progress import Progress
 from outrider.models.lm import LM
-from outrider.models.vocabulary import fit_width
+from outrider.models.tokens.vocabulary import fit_width
 from outrider.rows import Rows
 from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams

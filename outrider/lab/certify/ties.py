@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.lab.certify.certify_result import Cause, Difference
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.models.lm import LM
-from outrider.models.token_bytes import token_name
+from outrider.models.tokens.token_bytes import token_name
 from outrider.rows import Rows
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import BatchSampling, History, distribution

@@ -12,8 +12,8 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
-from outrider.models.load import first_line, load_config
-from outrider.models.memory import kv_bytes_per_token
+from outrider.models.loading.load import first_line, load_config
+from outrider.models.loading.memory import kv_bytes_per_token
 from outrider.models.quantised.scheme import EXPERTS
 
 

@@ -15,7 +15,7 @@ from outrider.lab.explain.explain_result import CauseRow, Confusion, GroupRow, L
 from outrider.lab.explain.labelled import Labelled
 from outrider.lab.explain.regions import KINDS, SECTIONS
 from outrider.lab.intervals import proportion
-from outrider.models.token_bytes import token_name
+from outrider.models.tokens.token_bytes import token_name
 
 ENTROPIES = (0.01, 0.1, 0.3, 1.0, 2.0)  # nats: ends of the ranges
 RANKS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4-8": (4, 8), "9-64": (9, 64), "65 and beyond": (65, float("inf"))}

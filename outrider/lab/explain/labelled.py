@@ -12,7 +12,7 @@ from outrider.lab.explain.annotate import NONE, Annotated
 from outrider.lab.explain.causes import CAUSES, LENGTH, LUCK, STOPPED
 from outrider.lab.explain.explain_result import LETTERS, TextColumns
 from outrider.lab.explain.regions import token_kinds, token_sections
-from outrider.models.token_bytes import token_name
+from outrider.models.tokens.token_bytes import token_name
 from outrider.text import Detokenizer, decode
 
 PROMPT_END = 400  # characters of the prompt that decide about sections and sentences

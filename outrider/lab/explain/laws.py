@@ -25,7 +25,7 @@ from torch import Tensor
 from outrider.drafters.base import Drafter
 from outrider.kv.view import KVView
 from outrider.models.lm import LM
-from outrider.models.vocabulary import OUTSIDE, fit_width
+from outrider.models.tokens.vocabulary import OUTSIDE, fit_width
 from outrider.rows import Row, Rows
 from outrider.sampling.distribution import BatchSampling, History, distribution, greedy_choice
 from outrider.sampling.params import SamplingParams

@@ -27,7 +27,7 @@ from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop
 from outrider.lab.replay.target import text_target
 from outrider.lab.replay.texts import Text
-from outrider.models.load import LoadedModel
+from outrider.models.loading.load import LoadedModel
 from outrider.parts import Parts
 from outrider.rows import Row
 from outrider.run import has_ended, run_rows

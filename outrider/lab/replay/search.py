@@ -28,7 +28,7 @@ from outrider.lab.replay.resampling import Sums, gain_interval
 from outrider.lab.replay.spaces import Space, space_of, values_of, with_values
 from outrider.lab.replay.summary import plain_steps, summarise, unpaid_drafting
 from outrider.lab.replay.texts import Text
-from outrider.models.load import LoadedModel
+from outrider.models.loading.load import LoadedModel
 
 FEWEST_TEXTS = 4
 

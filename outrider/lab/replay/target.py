@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.attention import PassPlan
-from outrider.models.context import UNKNOWN_CONTEXT
 from outrider.models.lm import LM, LMShape, Reader
-from outrider.models.load import LoadedModel, load_config, load_tokenizer
+from outrider.models.loading.context import UNKNOWN_CONTEXT
+from outrider.models.loading.load import LoadedModel, load_config, load_tokenizer
 
 NO_MODEL = "this drafter runs the target's model, so it cannot be replayed: a replay has only text"
 CPU = torch.device("cpu")

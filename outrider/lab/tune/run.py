@@ -29,7 +29,7 @@ from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.machine import versions
 from outrider.models.heads.kinds import ACCEPTANCE
-from outrider.models.load import resolve_device
+from outrider.models.loading.load import resolve_device
 from outrider.sampling.params import SamplingParams
 
 PROBE_SHARE = 8  # one prompt in so many is for the probes

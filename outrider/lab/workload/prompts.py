@@ -12,7 +12,7 @@ from typing import Any
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.bad import OnBad, listing
 from outrider.lab.workload.types import Request, Workload
-from outrider.models.token_text import end_of_turn
+from outrider.models.tokens.token_text import end_of_turn
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.gguf import library
-from outrider.models.panel import WIDTH
+from outrider.models.linear.panel import WIDTH
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -99,7 +99,7 @@ def float_form(group: int) -> Form:
 
 
 def own_form(bits: int, group: int) -> Form:
-    """The layout of `quantised_linear.py`'s 4 or 8 bits, `group` inputs sharing a scale."""
+    """The layout of `derived/quantised_linear.py`'s 4 or 8 bits, `group` inputs sharing a scale."""
     return replace(Form(10, 4, 8, has_zero=True) if bits == 4 else Form(11, 8, 128), group=group, factors=torch.bfloat16)
 
 

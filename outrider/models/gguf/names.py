@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from outrider.errors import CheckpointError, did_you_mean
 from outrider.lazy import huggingface_hub
-from outrider.models import hub
 from outrider.models.gguf.header import SHARD, GgufFile, is_gguf, read_gguf
+from outrider.models.loading import hub
 
 SUFFIX = ".gguf"
 ON_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<wanted>[^:]+))?")

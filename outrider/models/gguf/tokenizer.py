@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf.header import GgufFile, long_list
-from outrider.models.token_bytes import BYTE_OF_LETTER
+from outrider.models.tokens.token_bytes import BYTE_OF_LETTER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast

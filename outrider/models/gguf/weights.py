@@ -27,7 +27,7 @@ from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extr
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers, runs_on_kernels
-from outrider.models.panel import is_plain, is_transposed
+from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -30,7 +30,7 @@ from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_dflash2 import BlockConvolution, CandidateSelector
 from outrider.models.heads.block_markov import MarkovHead
-from outrider.models.vocabulary import OUTSIDE
+from outrider.models.tokens.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
 # (layer, queries (B, heads, S, D), the block's own keys and values (B, KV heads, S, D)) -> (B, heads, S, D)

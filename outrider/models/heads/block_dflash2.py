@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.vocabulary import OUTSIDE
+from outrider.models.tokens.vocabulary import OUTSIDE
 
 
 class BlockConvolution(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
-from outrider.models.derive import weight_of
+from outrider.models.derived.derive import weight_of
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_files import FULL, SLIDING

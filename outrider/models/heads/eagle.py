@@ -33,7 +33,7 @@ from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan, attend
 from outrider.models.signals import AFTER_NORM
-from outrider.models.vocabulary import OUTSIDE
+from outrider.models.tokens.vocabulary import OUTSIDE
 
 # (layer, query (B, heads, T, D), key (B, KV heads, T, D), value) -> (B, T, heads, D)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.models.derive import weight_of
-from outrider.models.vocabulary import OUTSIDE
+from outrider.models.derived.derive import weight_of
+from outrider.models.tokens.vocabulary import OUTSIDE
 
 
 @dataclass(frozen=True)

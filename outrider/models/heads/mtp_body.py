@@ -19,7 +19,7 @@ from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
-from outrider.models.probe import find_layers
+from outrider.models.probes.probe import find_layers
 from outrider.models.signals import decoder_layers
 
 TABLE = 8  # rows of its tables, which nobody reads

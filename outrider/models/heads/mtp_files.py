@@ -19,8 +19,6 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.lazy import huggingface_hub
-from outrider.models import hub
-from outrider.models.adapter import adapter_in
 from outrider.models.gguf.names import SUFFIX
 from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
@@ -36,7 +34,9 @@ from outrider.models.heads.mtp_layout import (
     strangers,
 )
 from outrider.models.heads.tensors import read_config
-from outrider.models.memory import ModelMemory, layer_kv_bytes, safetensors_header, weight_files
+from outrider.models.loading import hub
+from outrider.models.loading.adapter import adapter_in
+from outrider.models.loading.memory import ModelMemory, layer_kv_bytes, safetensors_header, weight_files
 from outrider.models.signals import AFTER_NORM
 
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf.formats import BLOCK, Q4, Q8, Form, Parts, own_form, pack_parts, zero_form
 from outrider.models.gguf.linear import BlockExperts, BlockLinear
-from outrider.models.panel import WIDTH
+from outrider.models.linear.panel import WIDTH
 from outrider.models.quantised.floats import SmallFloats
 from outrider.models.quantised.formats import Codes, MalformedError
 

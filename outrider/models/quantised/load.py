@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from outrider.errors import CheckpointError
 from outrider.lazy import huggingface_hub, transformers
-from outrider.models import hub
 from outrider.models.gguf.linear import BlockEmbedding, runs_on_kernels
 from outrider.models.gguf.weights import make_buffers
-from outrider.models.memory import weight_files
+from outrider.models.loading import hub
+from outrider.models.loading.memory import weight_files
 from outrider.models.quantised.floats import SmallFloats, mxfp4
 from outrider.models.quantised.formats import Codes, MalformedError
 from outrider.models.quantised.layers import experts_of, joined, layer_of

@@ -19,8 +19,8 @@ from outrider.huge_pages import on_huge_pages
 from outrider.lazy import transformers
 from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, Form, Parts, pack_parts
 from outrider.models.gguf.linear import BlockLinear
-from outrider.models.panel import is_plain, is_transposed, output_major
-from outrider.models.rounding import eight_bits, four_bits
+from outrider.models.linear.panel import is_plain, is_transposed, output_major
+from outrider.models.linear.rounding import eight_bits, four_bits
 
 ROUTERS = ("gate", "router", "shared_expert_gate")  # names of layers that choose experts
 

@@ -17,7 +17,7 @@ from outrider.kv import LayerShape
 from outrider.kv.cache import BLOCK
 from outrider.kv.states import MAX_SNAPSHOTS
 from outrider.models.lm import LMShape, PassLimits
-from outrider.models.probe import broken_weight, difference, probe_tokens, tolerance
+from outrider.models.probes.probe import broken_weight, difference, probe_tokens, tolerance
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import Feeding, StateLM
 from outrider.models.stateful.run import OwnCacheRun, find_held

@@ -20,7 +20,7 @@ from outrider.admission import detokenizer_for
 from outrider.engine.observer import EngineSnapshot, Observer
 from outrider.engine.request import Listener, Request, Update
 from outrider.errors import ConfigError, QueueFullError, RequestError, UnavailableError
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.journey import Journey, Limits
 from outrider.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.demo import demo_paths
-from outrider.models.load import load_tokenizer
+from outrider.models.loading.load import load_tokenizer
 from outrider.options import DEMO
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet

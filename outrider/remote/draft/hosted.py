@@ -20,9 +20,9 @@ from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.loader import ModelLoader
-from outrider.models.context import context_length
-from outrider.models.load import LoadedModel, load_config, load_tokenizer, resolve_device, resolve_dtype
-from outrider.models.memory import estimate_memory
+from outrider.models.loading.context import context_length
+from outrider.models.loading.load import LoadedModel, load_config, load_tokenizer, resolve_device, resolve_dtype
+from outrider.models.loading.memory import estimate_memory
 from outrider.options import DEMO, Needs, Options
 from outrider.parts import Parts, choose_parts
 from outrider.remote.draft.host import GeneralHost

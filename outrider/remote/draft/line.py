@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
-from outrider.models.load import load_config, load_tokenizer
+from outrider.models.loading.load import load_config, load_tokenizer
 from outrider.options import DEMO, Options
 from outrider.remote.draft.connection import Connection
 from outrider.remote.draft.drafter_settings import RemoteSettings

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.vocabulary import fit_width
+from outrider.models.tokens.vocabulary import fit_width
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.nodes import DraftNode, Law, laws_of
 from outrider.rows import Row, Rows

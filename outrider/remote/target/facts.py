@@ -17,9 +17,9 @@ import torch
 
 from outrider.build import Built
 from outrider.cache import cache_folder
-from outrider.models.adapter import adapter_in
 from outrider.models.lm import LM
-from outrider.models.probe import probe_tokens
+from outrider.models.loading.adapter import adapter_in
+from outrider.models.probes.probe import probe_tokens
 
 log = logging.getLogger("outrider.service")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")

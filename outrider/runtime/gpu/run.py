@@ -13,7 +13,7 @@ from outrider.errors import CapabilityError
 from outrider.lazy import Package
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, PassLimits
-from outrider.models.probe import check_same_logits, probe_logits
+from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.runtime.blocks import DTYPES, NotLoweredError
 from outrider.runtime.gpu.rotary import DeviceRotary
 from outrider.runtime.limits import find_native_limits

@@ -14,7 +14,7 @@ import pytest
 from outrider.cli import app, session
 from outrider.cli.options import ModelOptions
 from outrider.errors import ConfigError
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.outputs import Completion, StreamChunk
 from outrider.stats import DecodeStats
 

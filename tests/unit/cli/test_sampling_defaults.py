@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 
 OWN = SamplingDefaults({"temperature": 0.6, "top_p": 0.95, "max_tokens": 99})

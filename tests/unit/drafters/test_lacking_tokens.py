@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from outrider.errors import CapabilityError
 from outrider.llm import LLM
-from outrider.models.vocabulary import check_same_vocabulary, never_draft, tokens_of_one
+from outrider.models.tokens.vocabulary import check_same_vocabulary, never_draft, tokens_of_one
 from outrider.sampling.params import SamplingParams
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, widened, word_tokenizer
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.errors import CapabilityError, RequestError
 from outrider.grammar import Grammars, Spec, choice, ebnf, json_object, json_schema, lark, regex
 from outrider.grammar.vocabulary import index_vocabulary
-from outrider.models.token_bytes import token_bytes
+from outrider.models.tokens.token_bytes import token_bytes
 from tests.helpers import EOS, byte_tokenizer, word_tokenizer
 from tests.published_tokenizers import OTHERS, WITH_BYTE_FALLBACK, gpt_2, t5
 from tools.demo_models.tokenizer import as_transformers, train_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.models.draft_loop import WIDTH, DraftLoop, DraftLoopProgram
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.models.picking import Draws
 from tests.helpers import disturbed, drawn, greedy_draws, tiny_llama, word_tokenizer
 

@@ -21,7 +21,7 @@ from outrider.errors import CapabilityError
 from outrider.models import graphs as graphs_module
 from outrider.models.graphs import GraphedPass, Graphs
 from outrider.models.lm import PREFILL_CHUNK, ModuleRun
-from outrider.models.load import resolve_device
+from outrider.models.loading.load import resolve_device
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.simulated_cuda import SimulatedCuda, SimulatedGraph
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.models.lm import PassLimits
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from tests.helpers import tiny_llama
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 from outrider.models.lm import LM, PREFILL_CHUNK
-from outrider.models.load import build_lm
-from outrider.models.probe import find_signals
+from outrider.models.loading.load import build_lm
+from outrider.models.probes.probe import find_signals
 from tests.contract.test_architectures import CONFIGS, make_module
 from tests.helpers import tiny_llama
 

@@ -13,7 +13,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.heads.block import BlockDrafter
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, TargetOutput, Verdict

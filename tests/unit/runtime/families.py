@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models import attention
-from outrider.models.older_code import hand_over
+from outrider.models.loading.older_code import hand_over
 from outrider.models.signals import AFTER_NORM
 
 SIZES: dict[str, Any] = {

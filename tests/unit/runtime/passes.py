@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.lm import LM
-from outrider.models.probe import probe_tokens
+from outrider.models.probes.probe import probe_tokens
 
 PREFIX = 41  # tokens: beyond the windows of `families.py`
 SHORT = 7

@@ -1,4 +1,4 @@
-"""Samples in which another order of a sum shows, of linear layers and of attention on the executor (`models/sum_order.py`).
+"""Samples in which another order of a sum shows, of linear layers and of attention on the executor (`probes/sum_order.py`).
 
 A sample is a small program of its own, whose inputs are the rows of a table.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.kv import KVCache, LayerShape
 from outrider.models.plan import plan_pass
-from outrider.models.sum_order import FEW_NUMBERS, NUMBERS, TREE_NODES, AttentionKind, Sample
+from outrider.models.probes.sum_order import FEW_NUMBERS, NUMBERS, TREE_NODES, AttentionKind, Sample
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 from outrider.runtime.run import Executor
 

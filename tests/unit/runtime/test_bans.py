@@ -17,7 +17,7 @@ from outrider.drafters.programs import bans_bite, programs_serve
 from outrider.grammar import Grammars, choice
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM, PassLimits
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.rows import Row, Rows
 from outrider.runtime.drafting import ChainLoop
 from outrider.runtime.fed import FedChains, FedRun

@@ -17,7 +17,7 @@ from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses, Pending, Unread
 from outrider.models.heads.block_saving import save_block
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.runtime.block import BlockRun, Drafted
 from outrider.runtime.blocks import NotLoweredError
 from outrider.verifiers.traversal import TraversalVerifier

@@ -11,7 +11,7 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder
-from outrider.models import load
+from outrider.models.loading import load
 from outrider.runtime import checked, library, limits, run
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
 from outrider.models.plan import plan_pass
-from outrider.models.sum_order import same_bits
+from outrider.models.probes.sum_order import same_bits
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Op, Program, Value, View

@@ -14,11 +14,11 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.heads.eagle import EagleDrafter
 from outrider.drafters.heads.feature_fed import FedChain
 from outrider.errors import CapabilityError, ConfigError
+from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.heads.eagle import Kind
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.lm import LM
-from outrider.models.quantised_linear import QuantisedPanels
 from outrider.runtime.fed import FedChains, FedRun
 from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.verifiers.traversal import TraversalVerifier

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder, keep_json, kept_json
-from outrider.models.kept_config import KeptConfig
-from outrider.models.kept_tokenizer import KeptTokenizer
 from outrider.models.lm import LM
-from outrider.models.probe import probe_logits
+from outrider.models.loading.kept_config import KeptConfig
+from outrider.models.probes.probe import probe_logits
+from outrider.models.tokens.kept_tokenizer import KeptTokenizer
 from outrider.runtime import library, program_text
 from outrider.runtime.lower import lower
 from outrider.runtime.rotary import rotary_of, waves_of
@@ -102,7 +102,7 @@ def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("outrider.models.hub._answers", lambda endpoint, minute: False)
+    monkeypatch.setattr("outrider.models.loading.hub._answers", lambda endpoint, minute: False)
     repository, tokenizer = tmp_path / "hub" / "models--me--tiny", byte_tokenizer()
     (repository / "refs").mkdir(parents=True)
     texts = []

@@ -16,10 +16,11 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import CapabilityError
 from outrider.instructions import of_this_cpu
-from outrider.models import attention, load
-from outrider.models.load import build_lm, finish
-from outrider.models.panel import PanelLinear, fits, to_panels
-from outrider.models.probe import check_same_logits, probe_logits
+from outrider.models import attention
+from outrider.models.linear.panel import PanelLinear, fits, to_panels
+from outrider.models.loading import load
+from outrider.models.loading.load import build_lm, finish
+from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.runtime import building
 from outrider.runtime.layers import use_kernels
 from tests.helpers import tiny_llama
@@ -94,7 +95,7 @@ def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 
 
 KERNEL_TESTS = (
-    "runtime/test_layers.py", "models/test_quantise.py", "models/gguf/test_formats.py", "verifiers/test_kernels.py",
+    "runtime/test_layers.py", "models/derived/test_quantise.py", "models/gguf/test_formats.py", "verifiers/test_kernels.py",
     "verifiers/test_one_call.py",
 )  # fmt: skip
 RUNTIME_TESTS = tuple(f"runtime/test_{name}.py" for name in ("run", "limits", "matrices", "choices", "drafting", "wide_passes"))

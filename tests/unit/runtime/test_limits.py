@@ -16,8 +16,8 @@ from torch import Tensor
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, PassLimits, Run
-from outrider.models.load import build_lm
-from outrider.models.sum_order import AttentionKind, attention_samples, same_bits, trees_keep_bits
+from outrider.models.loading.load import build_lm
+from outrider.models.probes.sum_order import AttentionKind, attention_samples, same_bits, trees_keep_bits
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.lower import lower
 from outrider.runtime.strides import Strided, collapse, dense, reshape

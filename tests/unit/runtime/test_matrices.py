@@ -12,14 +12,14 @@ from transformers import GPT2Config, LlamaConfig
 
 from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
-from outrider.models.derive import with_replaced
+from outrider.models.derived.derive import with_replaced
+from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.gguf.formats import FORMS, panels_of
 from outrider.models.lm import PassLimits
-from outrider.models.load import build_lm, load_config, load_module
+from outrider.models.loading.load import build_lm, load_config, load_module
 from outrider.models.plan import plan_pass
 from outrider.models.quantised.floats import fp8, mxfp4
 from outrider.models.quantised.layers import panels_of as panels_of_floats
-from outrider.models.quantised_linear import QuantisedPanels
 from outrider.runtime import library, run
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from outrider import LLM, SamplingParams
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
 from tests.heads import HEADS

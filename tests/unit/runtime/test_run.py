@@ -13,11 +13,11 @@ from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
 from outrider.models import plan
 from outrider.models.lm import LM, PassLimits
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.models.plan import plan_pass
-from outrider.models.probe import probe_logits, probe_tokens
+from outrider.models.probes.probe import probe_logits, probe_tokens
+from outrider.models.probes.sum_order import AttentionKind
 from outrider.models.signals import AFTER_NORM
-from outrider.models.sum_order import AttentionKind
 from outrider.runtime import library, run
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.lm import LM
-from outrider.models.probe import probe_tokens
+from outrider.models.probes.probe import probe_tokens
 from outrider.runtime.rotary import BLOCK, Rotary
 from outrider.runtime.run import Executor
 from tests.unit.runtime.test_run import CPU, on_executor

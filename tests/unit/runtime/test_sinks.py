@@ -16,7 +16,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.rows import Rows
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower

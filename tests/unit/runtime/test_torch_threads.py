@@ -14,7 +14,7 @@ from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.rows import Rows
 from outrider.runtime import layers, library
 from outrider.runtime.layers import layer_kernels

@@ -14,9 +14,9 @@ from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.model.universal import UniversalDrafter, UniversalSettings
-from outrider.models.alignment import TokenizerPair
 from outrider.models.lm import LM
-from outrider.models.load import LoadedModel, build_lm
+from outrider.models.loading.load import LoadedModel, build_lm
+from outrider.models.tokens.alignment import TokenizerPair
 from outrider.rows import Row, Rows
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun

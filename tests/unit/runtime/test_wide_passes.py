@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.instructions import of_this_cpu
 from outrider.kv import KVCache, LayerShape
-from outrider.models.sum_order import AttentionKind
+from outrider.models.probes.sum_order import AttentionKind
 from outrider.runtime import building, library
 from tests.unit.runtime.samples import NativeAttention, with_sinks
 

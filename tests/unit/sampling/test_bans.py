@@ -11,7 +11,7 @@ import pytest
 from outrider import LLM
 from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.grammar import Grammars, choice
-from outrider.models.token_text import vocabulary_bytes
+from outrider.models.tokens.token_text import vocabulary_bytes
 from outrider.sampling.bans import Bans
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.words import BadWords, Spelling

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from outrider import LLM, SamplingParams
 from outrider.demo import DEMO_PROMPTS
-from outrider.models.token_bytes import special_ids
-from outrider.models.token_text import vocabulary_bytes
+from outrider.models.tokens.token_bytes import special_ids
+from outrider.models.tokens.token_text import vocabulary_bytes
 from outrider.sampling.words import BadWords, Spelling, Tail
 from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.subword import byte_level_bpe, sentencepiece_bpe

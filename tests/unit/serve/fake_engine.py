@@ -16,7 +16,7 @@ from typing import Any
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Finish, FinishReason, Listener, Request, Update
 from outrider.errors import OutriderError, QueueFullError, RequestError
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models.generation_config import SamplingDefaults
+from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, serving

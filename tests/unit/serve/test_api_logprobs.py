@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models.token_bytes import token_bytes
+from outrider.models.tokens.token_bytes import token_bytes
 from outrider.serve.logprobs import CompletionLogprobs, Namer
 from outrider.text import Detokenizer
 from tests.published_tokenizers import JOINED, WITH_BYTE_FALLBACK, llama_2

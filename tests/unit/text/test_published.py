@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.bytes_text import UNFINISHED
+from outrider.models.tokens.bytes_text import UNFINISHED
 from outrider.text import Detokenizer, StopStrings, decode
 from tests.published_tokenizers import ALL, JOINED, WITH_BYTE_FALLBACK, gpt_2, llama_2
 

@@ -15,7 +15,7 @@ from outrider.build import Options
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.progress import Quiet
 from outrider.llm import LLM
-from outrider.models import load
+from outrider.models.loading import load
 from outrider.sampling.params import SamplingParams
 from outrider.train.config import TrainConfig
 from outrider.train.draft_model import DraftModelRecipe, DraftModelSettings

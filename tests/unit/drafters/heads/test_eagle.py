@@ -18,7 +18,7 @@ from outrider.drafters.heads.eagle import Eagle3Drafter, EagleDrafter, EagleSett
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import save_eagle
-from outrider.models.load import LoadedModel, Tables, build_lm
+from outrider.models.loading.load import LoadedModel, Tables, build_lm
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.traversal import TraversalVerifier

@@ -17,7 +17,7 @@ from transformers.generation import candidate_generator
 from outrider.build import Built, Options, build
 from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
-from outrider.models.load import load_config, load_module
+from outrider.models.loading.load import load_config, load_module
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft

@@ -16,7 +16,7 @@ from outrider.drafters.lookup.corpus_index import load_index, open_index, tokeni
 from outrider.drafters.lookup.retrieval import RetrievalDrafter, RetrievalSettings, grow
 from outrider.drafters.lookup.suffix_array import DEPTH, SEPARATOR, SuffixArray
 from outrider.errors import CheckpointError, ConfigError
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.parts import choose_parts
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.traversal import TraversalVerifier

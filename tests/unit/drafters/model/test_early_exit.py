@@ -10,8 +10,8 @@ from torch import nn
 
 from outrider.build import Built, Options, build
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.exit_search import find_exit
-from outrider.models.truncate import DecoderLayers
+from outrider.models.derived.exit_search import find_exit
+from outrider.models.derived.truncate import DecoderLayers
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
 

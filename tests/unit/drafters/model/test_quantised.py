@@ -10,7 +10,7 @@ import torch
 from outrider.build import Built, Options, build
 from outrider.drafters.model import quantised
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.derive import own_module
+from outrider.models.derived.derive import own_module
 from outrider.models.lm import LM
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama

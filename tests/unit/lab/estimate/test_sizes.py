@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 from outrider.demo import demo_paths
 from outrider.errors import CheckpointError
 from outrider.lab.estimate.sizes import size_of_folder
-from outrider.models.memory import folder_weights_bytes
+from outrider.models.loading.memory import folder_weights_bytes
 from tests.gguf_files import VOCABULARY_SIZE, Kind, write_model
 from tests.helpers import tiny_llama
 

@@ -24,15 +24,15 @@ from transformers import (
 )
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models import load
-from outrider.models.derive import num_weights, weight_of
-from outrider.models.generation_config import asked_of, sampling_defaults
+from outrider.models.derived.derive import num_weights, weight_of
+from outrider.models.derived.quantise import quantised_copy
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, block_layers
 from outrider.models.gguf.weights import gguf_notes
-from outrider.models.load import LoadedModel, eos_token_ids, load_config, load_module, load_tokenizer
-from outrider.models.memory import model_memory
-from outrider.models.quantise import quantised_copy
+from outrider.models.loading import load
+from outrider.models.loading.generation_config import asked_of, sampling_defaults
+from outrider.models.loading.load import LoadedModel, eos_token_ids, load_config, load_module, load_tokenizer
+from outrider.models.loading.memory import model_memory
 from outrider.runtime.layers import use_kernels
 from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, write_model
 

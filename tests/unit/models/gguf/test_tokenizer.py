@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.load import load_tokenizer
+from outrider.models.loading.load import load_tokenizer
 from tests.gguf_files import vocabulary, write_model
 from tests.helpers import byte_tokenizer
 from tests.unit.models.gguf.test_load import made

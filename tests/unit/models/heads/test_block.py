@@ -24,7 +24,7 @@ from outrider.models.heads.block_files import load_block, outline_block
 from outrider.models.heads.block_pass import ModulePasses, Pending, Unread
 from outrider.models.heads.block_saving import export_block, save_block
 from outrider.models.heads.kinds import head_kind
-from outrider.models.vocabulary import OUTSIDE
+from outrider.models.tokens.vocabulary import OUTSIDE
 
 H, V, HEADS, KV, D, LAYERS = 16, 13, 4, 2, 6, 2  # D is not H / HEADS
 TARGET_LAYERS = 8

@@ -20,8 +20,8 @@ from outrider.llm import LLM
 from outrider.models.gguf.formats import E2M1_LEVELS
 from outrider.models.gguf.linear import BlockExperts, block_layers
 from outrider.models.lm import PassLimits
-from outrider.models.load import build_lm, load_config, load_module
-from outrider.models.memory import model_memory
+from outrider.models.loading.load import build_lm, load_config, load_module
+from outrider.models.loading.memory import model_memory
 from outrider.models.quantised.floats import fp8
 from outrider.models.quantised.formats import MalformedError
 from outrider.models.quantised.load import quantised_note

@@ -16,8 +16,8 @@ from outrider.cli.app import run
 from outrider.errors import CheckpointError
 from outrider.llm import LLM
 from outrider.models.gguf.linear import block_layers
-from outrider.models.load import build_lm, load_config, load_module, resolve_dtype
-from outrider.models.memory import model_memory
+from outrider.models.loading.load import build_lm, load_config, load_module, resolve_dtype
+from outrider.models.loading.memory import model_memory
 from outrider.runtime import library
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun

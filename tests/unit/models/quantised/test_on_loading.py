@@ -22,8 +22,8 @@ from outrider.llm import LLM
 from outrider.loader import ModelLoader
 from outrider.models.gguf.formats import Q4_ZERO, Q8, Form, values_of
 from outrider.models.gguf.linear import BlockLinear, block_layers
-from outrider.models.load import build_lm, load_config, load_module, resolve_dtype
-from outrider.models.memory import estimate_memory
+from outrider.models.loading.load import build_lm, load_config, load_module, resolve_dtype
+from outrider.models.loading.memory import estimate_memory
 from outrider.models.quantised.on_loading import quantise_linears, rounded_parts
 from outrider.options import Needs, Options
 from outrider.parts import choose_parts

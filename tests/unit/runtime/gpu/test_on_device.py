@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider.models.graphs import GraphedPass
 from outrider.models.lm import LM
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.runtime.gpu.run import DeviceRun, use_device_run
 from tests.unit.runtime.families import make
 from tests.unit.runtime.passes import differences, every_pass

@@ -9,7 +9,7 @@ import torch
 
 from outrider.errors import CapabilityError
 from outrider.models.graphs import GraphedPass
-from outrider.models.load import build_lm
+from outrider.models.loading.load import build_lm
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.gpu.places import Place, places_of, read_elsewhere

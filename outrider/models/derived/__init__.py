@@ -1,0 +1,1 @@
+"""Models made from a loaded model's own weights: fewer layers, or fewer bits."""

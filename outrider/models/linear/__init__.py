@@ -1,0 +1,1 @@
+"""Linear layers on fast CPU kernels."""

@@ -1,0 +1,1 @@
+"""From a name to a loaded model: files, configs, memory, and what cannot be loaded."""

@@ -1,0 +1,376 @@
+"""From a name to a model that has passed its probes: a hub id or a local folder in, `LoadedModel` out.
+
+transformers owns checkpoints, architectures and tokenizers. Ours are the refusals: a checkpoint that is missing, damaged
+or incomplete, something that is no decoder-only language model, a model our cache cannot reproduce. All of them speak
+before the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.instructions import of_this_cpu
+from outrider.lazy import transformers
+from outrider.models import attention
+from outrider.models.draft_loop import DraftLoop
+from outrider.models.gguf.config import gguf_config
+from outrider.models.gguf.linear import block_layers
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.tokenizer import gguf_tokenizer
+from outrider.models.gguf.weights import gguf_module
+from outrider.models.linear.kernel import Kernels
+from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
+from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.loading import hub
+from outrider.models.loading.adapter import adapter_in, told_of
+from outrider.models.loading.context import context_length
+from outrider.models.loading.multimodal import auto_class, text_part
+from outrider.models.loading.older_code import hand_over
+from outrider.models.loading.own_code import refuse_untrusted
+from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches
+from outrider.models.probes.pass_limits import find_pass_limits
+from outrider.models.probes.probe import Seen, check_against_plain, find_layers
+from outrider.models.quantised.checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
+from outrider.models.quantised.load import quantised_module
+from outrider.models.quantised.scheme import scheme_of
+from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
+from outrider.models.stateful.lm import StateLM
+from outrider.models.tokens.token_bytes import special_ids
+from outrider.models.tokens.token_text import vocabulary_bytes
+from outrider.sampling.words import BadWords, Spelling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+MAX_BAD_WORDS = 16  # lists of bad words that a model remembers
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Both ends of a model: what turns tokens into vectors and vectors into logits. `derive.weight_of` reads `output`."""
+
+    embedding: nn.Module
+    output: nn.Module
+
+    @classmethod
+    def of(cls, module: Any) -> Tables:
+        return cls(module.get_input_embeddings(), module.get_output_embeddings())
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run, with what the rest needs to know about where it came from."""
+
+    name: str
+    lm: LM
+    config: Any  # PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_token_ids: frozenset[int]
+    draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
+    module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
+    tables: Tables | None = None  # of the target: kept for trained heads, which share them
+    generation_config: Any = None  # `generation_config.Asked`
+    revision: str | None = None  # of a model on the hub
+    _bad_words: dict[tuple[tuple[str, ...], bool], BadWords] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What each token of the model writes. Raises ConfigError where there is no tokenizer to tell."""
+        if self.tokenizer is None:
+            raise ConfigError(f"'{self.name}' has no tokenizer, so nobody knows what its tokens write")
+        return Spelling(vocabulary_bytes(self.tokenizer, self.lm.shape.vocab_size))
+
+    @cached_property
+    def specials(self) -> frozenset[int]:
+        """Tokens that a text leaves out unless it shows special tokens."""
+        return special_ids(self.tokenizer)
+
+    def bad_words(self, words: tuple[str, ...], *, shows_specials: bool) -> BadWords:
+        """The tokens that write these words. Finding them takes milliseconds a word, so the last few answers are kept."""
+        key = (words, shows_specials)
+        made = self._bad_words.get(key)
+        if made is None:
+            made = BadWords(self.spelling, words, silent=() if shows_specials else self.specials)
+            if len(self._bad_words) >= MAX_BAD_WORDS:
+                self._bad_words.clear()
+            self._bad_words[key] = made
+        return made
+
+    def twin(self) -> LoadedModel:
+        """A model with these weights and programs, and an empty cache of its own."""
+        lm, loop = self.lm.twin(), self.draft_loop
+        return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))
+
+
+def resolve_device(device: str) -> torch.device:
+    """'auto' means CUDA where there is one. With its number, as tensors say it: "cuda" and "cuda:0" are not equal to torch.
+
+    Raises ConfigError on a device torch does not know, CapabilityError on one it does not have or that we cannot use: Apple's has
+    no fp64, in which sampling sums, and no other was ever tried.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device '{device}'. Use auto, cpu, cuda or cuda:N.") from error
+    if resolved.type not in ("cpu", "cuda"):
+        raise CapabilityError(f"device '{device}' is not supported. Use auto, cpu, cuda or cuda:N.")
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise CapabilityError(f"device '{device}' was asked for, but this torch sees no CUDA device. Use cpu or auto.")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise CapabilityError(f"device '{device}' was asked for, but the last CUDA device here is cuda:{last}.")
+    if device == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return resolved
+
+
+def resolve_dtype(
+    dtype: str, config: Any, device: torch.device, *, ours: bool = True, rounded: bool = False
+) -> torch.dtype:
+    """'auto' is the checkpoint's own dtype; on a CPU that is slow in it float32, which contains it exactly. That is so with
+    float16, and with bfloat16 where neither oneDNN has it nor our kernels, if they will be used (`ours`): torch multiplies
+    number by number then. Weights that stay integers run in bfloat16 there, the type that kernels for them have, as do
+    weights that loading rounds (`rounded`)."""
+    if dtype == "auto":
+        in_integers = device.type == "cpu" and (rounded or scheme_of(config, device) is not None)
+        own = torch.bfloat16 if in_integers else own_dtype(config)
+        return torch.float32 if device.type == "cpu" and not _is_fast(own, ours) else own
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype '{dtype}'.{did_you_mean(dtype, ['auto', *DTYPES])}")
+    return DTYPES[dtype]
+
+
+def _is_fast(dtype: torch.dtype, ours: bool) -> bool:
+    if dtype == torch.bfloat16:
+        return has_fast_bf16() or (ours and of_this_cpu() is not None)
+    return dtype != torch.float16
+
+
+def own_dtype(config: Any) -> torch.dtype:
+    """The dtype of the checkpoint's weights."""
+    return getattr(config, "dtype", None) or torch.float32
+
+
+def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+    """The model's config. Raises CheckpointError when there is none, CapabilityError when it is no decoder."""
+    if (adapter := adapter_in(name)) is not None:
+        try:
+            return load_config(adapter.base, trust_remote_code, adapter.revision)
+        except CheckpointError as error:
+            raise told_of(adapter, error) from error
+    if (file := gguf_in(name, revision)) is not None:
+        return _decoder(name, gguf_config(file))
+    path = Path(name)
+    looks_local = path.exists() or name.startswith((".", "/", "~"))
+    if looks_local and not path.is_dir():
+        raise CheckpointError(
+            f"no model folder at '{name}'. Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
+        )
+    if looks_local and not (path / "config.json").exists():
+        raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
+    offline = hub.only_cached(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
+        )
+    except Exception as error:
+        if offline and hub.is_absent(error):
+            raise CheckpointError(hub.not_found(name)) from error
+        refuse_untrusted(name, "model", error)
+        raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
+    return _decoder(name, config)
+
+
+def _decoder(name: str, config: Any) -> Any:
+    if getattr(config, "is_encoder_decoder", False):
+        raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
+    return config
+
+
+def load_tokenizer(
+    name: str, trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedTokenizerBase:
+    """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
+        return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
+    if (file := gguf_in(name, revision)) is not None:
+        return gguf_tokenizer(file)
+    offline = hub.only_cached(name)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
+        )
+    except Exception as error:
+        if offline and hub.is_absent(error):
+            raise CheckpointError(hub.not_found(name)) from error
+        refuse_untrusted(name, "tokenizer", error)
+        raise CheckpointError(
+            f"'{name}' has no usable tokenizer ({first_line(error)}). "
+            "Put tokenizer.json and tokenizer_config.json beside config.json."
+        ) from error
+
+
+def load_module(
+    name: str, config: Any, dtype: torch.dtype, device: torch.device,
+    trust_remote_code: bool = False, revision: str | None = None,
+) -> nn.Module:  # fmt: skip
+    """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
+    if (adapter := adapter_in(name)) is not None:
+        return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
+    if (file := gguf_in(name, revision)) is not None:
+        return gguf_module(file, config, dtype).eval().requires_grad_(False).to(device)
+    if (scheme := scheme_of(config, device)) is not None:
+        return quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False).to(device)
+    widened = is_widened(config, device)
+    widen_on_cpu(config, device)
+    hf_logging = transformers.utils.logging
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
+    try:
+        module, report = auto_class(config).from_pretrained(
+            name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
+            output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
+            local_files_only=hub.only_cached(name),
+        )  # fmt: skip
+    except OutriderError:
+        raise
+    except Exception as error:
+        refuse_untrusted(name, "model", error)
+        raise CheckpointError(f"cannot load the weights of '{name}': {first_line(error)}") from error
+    finally:
+        if bars:
+            hf_logging.enable_progress_bar()
+    absent = [key for key in report["missing_keys"] if not key.endswith(("rotary_emb.inv_freq", ".attn.bias"))]
+    if absent:
+        raise CheckpointError(f"'{name}' lacks {len(absent)} weights, first '{sorted(absent)[0]}': incomplete checkpoint.")
+    if mismatched := sorted(report.get("mismatched_keys") or ()):
+        key, found, wanted = mismatched[0]
+        raise CheckpointError(
+            f"'{name}': {len(mismatched)} weights of another shape than config.json says, first '{key}': {tuple(found)} in the "
+            f"file, {tuple(wanted)} by the config. Weights and config.json are of different models."
+        )
+    if widened:
+        to_one_dtype(module, dtype)
+    elif (method := quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
+        runs, asked = (str(each).removeprefix("torch.") for each in (module.get_input_embeddings().weight.dtype, dtype))
+        raise CapabilityError(f"'{name}' is quantised ({method}) and runs in {runs}, not in {asked}. Use --dtype {runs}.")
+    return text_part(module.eval().requires_grad_(False)).to(device)
+
+
+def build_lm(
+    module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None, kernels: Kernels | None = None
+) -> LM:
+    """An `LM` around a module, its logits checked against the module's own: on our cache, else on transformers'. Not yet packed.
+
+    `known`: what an earlier check of the same model found, which is not made again. `kernels`: for weights in blocks, which each
+    pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
+    """
+    attention.register()
+    hand_over(module)
+    if kernels is not None and any(True for _ in block_layers(module)):
+        kernels(module)
+    if known is not None:
+        module.set_attn_implementation(attention.NAME)
+        return LM(module_run(module), known, dtype, device)
+    own_attention = module.config._attn_implementation
+    try:
+        refuse_other_caches(module)
+        return _on_our_cache(module, name, dtype, device)
+    except OwnCacheNeededError as error:
+        module.set_attn_implementation(own_attention)
+        return state_lm(module, name, _shape_of(module, ()), dtype, device, why=str(error))
+
+
+def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
+    """Raises OwnCacheNeededError where our cache cannot serve the model."""
+    config = module.config.get_text_config()
+    layers = find_layers(module, config.num_hidden_layers)
+    lm = LM(module_run(module), _shape_of(module, layers), dtype, device)
+    check_against_plain(lm, module, name, config.vocab_size)
+    return lm
+
+
+def _shape_of(module: Any, layers: Sequence[Seen]) -> LMShape:
+    """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
+    config = module.config.get_text_config()
+    return LMShape(
+        vocab_size=module.get_output_embeddings().weight.shape[0],
+        context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
+        layers=tuple(layer.kind.shape for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
+        sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
+        num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
+    )
+
+
+def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | None = None) -> None:
+    """The fast eager path on a CPU, then the pass limits measured on it.
+
+    Linears are packed for oneDNN; where it has none of this dtype, or weights are in blocks, `kernels` put them on our library.
+    """
+    in_blocks = kernels is not None and any(True for _ in block_layers(module))
+    if pack and not in_blocks and can_pack(lm.device, lm.dtype):
+        pack_linears(module)
+    elif pack and kernels is not None:
+        panel_linears(module)
+        lm.kernels = kernels(module)
+    lm.limits = find_state_limits(lm) if isinstance(lm, StateLM) else find_pass_limits(lm, module)
+
+
+def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:
+    """Every token id that ends a text: generation_config's (config's where that names none) and the tokenizer's eos_token.
+
+    This is vLLM's rule. Fine-tunes often name the end of a turn in one place and the end of a document in the other. Ids outside
+    the vocabulary, as some configs have them (-1), are left out.
+    """
+    named, fallback, own = (_eos_ids(source, vocab_size) for source in (module.generation_config, module.config, tokenizer))
+    return (named or fallback) | own
+
+
+def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
+    value = getattr(source, "eos_token_id", None)
+    ids = [value] if isinstance(value, int) else value or []
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
+
+
+def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:
+    """Numbers of tokens beyond which our attention makes another model of it. A window or chunk that is in transformers' mask
+    alone (Phi MoE, Qwen2 MoE with windows, Llama 4) hides nothing from ours; and Llama 4 scales queries by a position that
+    it counts from the first token of the pass."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = [] if any(layer.window for layer in layers) else ["sliding_attention"]
+    sizes = {"sliding_attention": _sliding_window(config), "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    found = [sizes.get(kind) for kind, layer in zip(kinds, layers, strict=False) if not layer.window]
+    if getattr(config, "attn_temperature_tuning", False):
+        found.append(getattr(config, "floor_scale", None))
+    return [size for size in found if size]
+
+
+def _sliding_window(config: Any) -> int | None:
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

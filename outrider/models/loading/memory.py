@@ -1,0 +1,380 @@
+"""How much memory a model will need, against what is there: known before a single weight is read.
+
+Weights are counted from the headers of the safetensors files (which also shows a truncated file at once), or
+from the config where there are no files yet. Keys and values cost `layers x KV heads x head size x 2 x bytes
+per number` for each token. A draft model has a share of both, and so have trained heads. On CPU the weights exist
+twice while they are packed (`copies`). Activations, the interpreter and torch itself are not counted: a few hundred
+megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.weights import gguf_bytes
+from outrider.models.loading.adapter import WEIGHTS, adapter_in
+from outrider.models.loading.multimodal import auto_class
+from outrider.models.loading.unsupported import STATEFUL_KINDS
+from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
+from outrider.models.quantised.on_loading import rounded_bytes
+
+GIB = 1 << 30
+CPU = torch.device("cpu")
+PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
+DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
+MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
+FLOATS = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+}  # loaded as the dtype asked for; anything else keeps its size, unless it is widened
+FLOATS_8 = ("F8_E4M3", "F8_E5M2")
+SCALES = ("_scale", "_scales", "_scale_inv", "_zero_point", "_shape", "_g_idx")  # endings of what goes with quantised tensors
+CGROUP = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """One model's part."""
+
+    name: str
+    weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
+    kv_bytes_per_token: int
+    quantised_bytes: int = 0  # of `weights_bytes`: stays as it is stored, so that no second copy is packed
+    loading_bytes: int = 0  # while loading rounds plain weights; 0: it rounds none
+
+    def held_bytes(self, copies: float) -> int:
+        """Weights at the worst moment of loading."""
+        return max(self.loading_bytes, round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """What is needed, and what there is."""
+
+    target: ModelMemory
+    draft: ModelMemory | None
+    num_rows: int
+    num_tokens: int  # per row
+    copies: float  # of the weights, at the worst moment
+    device: str
+    available_bytes: int
+    heads: tuple[ModelMemory, ...] = ()  # trained heads that draft
+
+    @property
+    def drafts(self) -> list[ModelMemory]:
+        """All that is there to draft: the draft model and the heads."""
+        return [*([] if self.draft is None else [self.draft]), *self.heads]
+
+    @property
+    def models(self) -> list[ModelMemory]:
+        return [self.target, *self.drafts]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the target's weights, all copies."""
+        return self.target.held_bytes(self.copies)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the target's cache, for all rows at full length."""
+        return self.target.kv_bytes_per_token * self.num_rows * self.num_tokens
+
+    @property
+    def draft_bytes(self) -> int:
+        """Weights and KV of the draft model and of heads."""
+        kv = sum(draft.kv_bytes_per_token for draft in self.drafts) * self.num_rows * self.num_tokens
+        return sum(draft.held_bytes(self.copies) for draft in self.drafts) + kv
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.draft_bytes
+
+    @property
+    def fitting_tokens(self) -> int:
+        """Longest rows whose KV fits beside the weights."""
+        per_token = sum(model.kv_bytes_per_token for model in self.models) * self.num_rows
+        free = self.available_bytes - sum(model.held_bytes(self.copies) for model in self.models)
+        return max(0, free // per_token) if per_token else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON: the fields and the sums."""
+        derived = ("weights_bytes", "kv_bytes", "draft_bytes", "needed_bytes", "fitting_tokens")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+    def one_line(self) -> str:
+        """For a person, before loading starts."""
+        draft = self._drafts_share()
+        weights = _size(self.weights_bytes) if self.target.weights_bytes else "unknown"
+        per_token = sum(model.kv_bytes_per_token for model in self.models)
+        return (
+            f"memory: about {_size(self.needed_bytes)} needed "
+            f"(weights {weights} + KV {_size(self.kv_bytes)} for {self.num_rows} x {self.num_tokens} tokens, "
+            f"{_size(per_token)} each{draft}), "
+            f"{_size(self.available_bytes)} available on {self.device}"
+        )
+
+    def check(self) -> None:
+        """Raises CapabilityError when it does not fit, saying what would."""
+        if self.needed_bytes <= self.available_bytes:
+            return
+        draft = self._drafts_share()
+        raise CapabilityError(
+            f"not enough memory on {self.device}: '{self.target.name}' needs {_size(self.needed_bytes)} "
+            f"(weights {_size(self.weights_bytes)} + KV {_size(self.kv_bytes)} for {self.num_rows} x "
+            f"{self.num_tokens} tokens{draft}), {_size(self.available_bytes)} available; "
+            f"try {self._advice()}."
+        )
+
+    def _drafts_share(self) -> str:
+        return f" + draft {_size(self.draft_bytes)}" if self.drafts else ""
+
+    def _advice(self) -> str:
+        if self.fitting_tokens >= 16:
+            return f"--set max_model_len={self.fitting_tokens}"
+        if self.drafts and self.needed_bytes - self.draft_bytes <= self.available_bytes:
+            return "--drafter ngram, which needs no weights of its own"
+        return "a smaller model, --dtype bfloat16 if it is larger, or a machine with more memory"
+
+
+def estimate_memory(
+    names: Sequence[str],
+    configs: Sequence[Any],
+    *,
+    heads: Sequence[ModelMemory] = (),
+    dtype: torch.dtype,
+    device: torch.device,
+    num_rows: int = 1,
+    num_tokens: int | None = None,
+    packed: bool = False,
+    available_bytes: int | None = None,
+    quantise: int | None = None,
+) -> MemoryReport:
+    """Weigh the target and, as second name, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
+
+    `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
+    damaged files. `quantise`: bits that the target's linear layers are rounded to.
+    """
+    models = [model_memory(name, config, dtype, device) for name, config in zip(names, configs, strict=True)]
+    if quantise is not None:
+        models[0] = rounded_memory(models[0], configs[0], dtype, quantise)
+    context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS
+    report = MemoryReport(
+        target=models[0],
+        draft=models[1] if len(models) > 1 else None,
+        num_rows=num_rows,
+        num_tokens=min(num_tokens or DEFAULT_TOKENS, context),
+        copies=PACKED_COPIES if packed else 1.0,
+        device=str(device),
+        available_bytes=available_memory(device) if available_bytes is None else available_bytes,
+        heads=tuple(heads),
+    )
+    report.check()
+    return report
+
+
+def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device = CPU) -> ModelMemory:
+    """One model's weights and KV per token; `name` is a folder or a hub id."""
+    adapter = adapter_in(name)
+    folder, widened = Path(name if adapter is None else adapter.base).expanduser(), is_widened(config, device)
+    if (file := gguf_in(name)) is not None:
+        plain, quantised = gguf_bytes(file, config, dtype)
+    elif folder.is_dir():
+        plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
+    else:
+        stays = quantisation_of(config) is not None and not widened
+        plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
+    plain += 0 if adapter is None else adapter.weights_bytes  # while it is merged
+    return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype), quantised)
+
+
+def rounded_memory(plain: ModelMemory, config: Any, dtype: torch.dtype, bits: int) -> ModelMemory:
+    """A model whose linear layers loading rounds: both forms are there for a moment."""
+    freed, blocks = rounded_bytes(config, dtype, bits)
+    if plain.weights_bytes <= freed:  # not known
+        return plain
+    return replace(
+        plain, weights_bytes=plain.weights_bytes - freed + blocks, quantised_bytes=blocks,
+        loading_bytes=plain.weights_bytes + blocks,
+    )  # fmt: skip
+
+
+def head_memory(name: str, head: nn.Module, kv_numbers_per_token: int, dtype: torch.dtype) -> ModelMemory:
+    """A trained head's part, once loaded as `dtype`; its tensors may be on torch's meta device. `kv_numbers_per_token`: keys and
+    values of one token over its layers."""
+    numbers = sum(parameter.numel() for parameter in head.parameters())
+    return ModelMemory(name, numbers * dtype.itemsize, kv_numbers_per_token * dtype.itemsize)
+
+
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Keys and values of one token over all layers; 0 for a model without attention heads (refused when it is loaded).
+
+    Raises CheckpointError for a config without layers.
+    """
+    text = config.get_text_config()
+    num_layers = getattr(text, "num_hidden_layers", None) or 0
+    if getattr(text, "num_attention_heads", None) and num_layers < 1:
+        raise CheckpointError(f"config.json says num_hidden_layers {num_layers}; a model has at least one layer.")
+    if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
+        numbers = sum(_kv_numbers(text.per_layer_config[layer]) for layer in range(num_layers))
+    else:
+        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text)
+    return int(numbers * dtype.itemsize)
+
+
+def layer_kv_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Keys and values of one token in one layer of full attention."""
+    return _kv_numbers(config.get_text_config()) * dtype.itemsize
+
+
+def _num_with_keys(text: Any, num_layers: int) -> int:
+    """Layers that keep keys and values of every token: not those with a running state, nor those without attention."""
+    kinds = getattr(text, "layer_types", None) or ()
+    return num_layers - sum(any(each in kind for each in (*STATEFUL_KINDS, "moe", "mlp")) for kind in kinds[:num_layers])
+
+
+def _kv_numbers(layer: Any) -> int:
+    """Numbers in the key and value of one token in a layer of this config."""
+    heads = getattr(layer, "num_attention_heads", None)
+    if not heads:
+        return 0
+    kv_heads = getattr(layer, "num_key_value_heads", None) or heads
+    if getattr(layer, "kv_lora_rank", None) and getattr(layer, "v_head_dim", None):  # latent attention: kept as heads here
+        return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim))
+    head_size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return int(kv_heads * head_size * 2)
+
+
+def folder_weights_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Bytes of the weights in a checkpoint folder once loaded as `dtype`, from the files' headers alone."""
+    return sum(_folder_bytes(folder, dtype, None, widened=False))
+
+
+def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: bool) -> tuple[int, int]:
+    """Bytes of a checkpoint folder's weights once loaded: of plain ones, and of quantised ones that stay as they are stored."""
+    files = weight_files(folder)
+    if files[0].suffix != ".safetensors":
+        stored = sum(file.stat().st_size for file in files)
+        return stored * dtype.itemsize // (getattr(config, "dtype", None) or dtype).itemsize, 0
+    tensors = {name: entry for file in files for name, entry in safetensors_header(file).items()}
+    if config is not None and getattr(config.get_text_config(), "tie_word_embeddings", False):
+        tensors.pop("lm_head.weight", None)  # loaded once, though some checkpoints store it twice
+    if widened:
+        bits = bits_per_weight(config)
+        return sum(_widened_bytes(name, entry, bits, dtype) for name, entry in tensors.items()), 0
+    sizes = [(_loaded_bytes(entry, dtype), entry["dtype"] in FLOATS) for entry in tensors.values()]
+    return sum(size for size, is_float in sizes if is_float), sum(size for size, is_float in sizes if not is_float)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint folder that hold weights. Raises CheckpointError where there are none, or some are missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = [folder / file for file in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+        missing = [file.name for file in files if not file.exists()]
+        if missing:
+            raise CheckpointError(f"'{folder}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}'.")
+        if files:
+            return files
+    single = folder / "model.safetensors"
+    files = [single] if single.exists() else sorted(set(folder.glob("*.safetensors")) - {folder / WEIGHTS[0]})
+    files = files or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise CheckpointError(f"'{folder}' has no weights: neither *.safetensors nor pytorch_model*.bin.")
+    return files
+
+
+def safetensors_header(file: Path) -> dict[str, dict[str, Any]]:
+    """The tensors of a file by name: dtype, shape, place. CheckpointError when the file is cut off."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        header_ends = 8 + length
+        if not 2 <= length <= MAX_HEADER_BYTES or header_ends > size:
+            raise CheckpointError(f"'{file}' is damaged: {size} bytes are no safetensors file. Fetch it again.")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise CheckpointError(f"'{file}' is damaged: its header cannot be read. Fetch it again.") from error
+    header.pop("__metadata__", None)
+    expected = header_ends + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if expected != size:
+        raise CheckpointError(f"'{file}' is damaged: {size} bytes instead of {expected}. Fetch it again.")
+    return header
+
+
+def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of the weights a config describes, by building it without storage; 0 when that fails."""
+    try:
+        with torch.device("meta"):
+            model = auto_class(config).from_config(config)
+    except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
+        return 0
+    return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+
+
+def available_memory(device: torch.device) -> int:
+    """Free bytes: of the CUDA device, or of this machine within its container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([psutil.virtual_memory().available, *_container_rooms()])
+
+
+def _container_rooms() -> list[int]:
+    rooms = []
+    for limit, used in CGROUP:
+        try:
+            rooms.append(int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):  # no such control group, or "max": no limit
+            continue
+    return rooms
+
+
+def _loaded_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
+    start, end = entry["data_offsets"]
+    stored = FLOATS.get(entry["dtype"])
+    return end - start if stored is None else (end - start) // stored * dtype.itemsize
+
+
+def _widened_bytes(name: str, entry: dict[str, Any], bits: int, dtype: torch.dtype) -> int:
+    """Bytes of one tensor of a quantised checkpoint as plain numbers; scales are used up on the way."""
+    start, end = entry["data_offsets"]
+    if name.endswith(SCALES):
+        return 0
+    if entry["dtype"] in FLOATS_8 or (entry["dtype"] == "I8" and name.endswith(".weight")):
+        return (end - start) * dtype.itemsize
+    if name.endswith(("_blocks", "_packed")):
+        return (end - start) * 8 // bits * dtype.itemsize
+    return _loaded_bytes(entry, dtype)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"'{file}' is damaged: it is no JSON. Fetch it again.") from error
+
+
+def _size(num_bytes: float) -> str:
+    if num_bytes >= GIB / 10:
+        return f"{num_bytes / GIB:.1f} GiB"
+    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 1024:.1f} KiB"

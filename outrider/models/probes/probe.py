@@ -1,0 +1,194 @@
+"""What a freshly loaded model must show before its first token: that our cache reproduces it, and on which passes.
+
+1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a state instead of keys and
+   values, or has attention code of its own: not for our cache (`unsupported.py`). One that is windowed must tell its attention:
+   a window in transformers' mask alone is lost on ours (`load._reaches`).
+2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
+   what a list of names cannot: an ignored mask, position ids that are not used, ALiBi.
+
+What fails here runs on transformers' own cache (`stateful/`). What passes keep a row's bits is measured next, in
+`pass_limits.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.errors import CapabilityError, NumericalError, OutriderError
+from outrider.kv import LayerShape
+from outrider.models.attention import NAME, make_known
+from outrider.models.lm import LM
+from outrider.models.loading.unsupported import refuse_failure, refuse_other_logits, refuse_silent_layers
+from outrider.models.probes.sum_order import AttentionKind
+from outrider.models.quantised.scheme import has_experts
+from outrider.models.signals import AFTER_NORM
+
+SHAPES = "outrider-shapes"
+
+
+class Seen(NamedTuple):
+    """What the attention of one layer was called with."""
+
+    kind: AttentionKind
+    window: int | None  # that it was told of
+
+
+def _record_layer(
+    seen: dict[int, Seen], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, **unused: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None, alibi_slopes is not None)
+    seen[module.layer_idx] = Seen(kind, sliding_window)
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
+    """What is seen of every layer in one pass. Raises OwnCacheNeededError when a layer shows nothing."""
+    seen = see_layers(module)
+    if silent := [layer for layer in range(num_layers) if layer not in seen]:
+        refuse_silent_layers(module, silent)
+    return tuple(seen[layer] for layer in range(num_layers))
+
+
+def see_layers(module: Any) -> dict[int, Seen]:
+    """What is seen, by their numbers, of the layers that call our attention in one pass over two tokens."""
+    seen: dict[int, Seen] = {}
+    make_known(SHAPES, partial(_record_layer, seen))
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
+    positions = torch.arange(2, device=ids.device)[None]
+    try:
+        module.set_attn_implementation(SHAPES)
+        with torch.inference_mode():
+            module(input_ids=ids, position_ids=positions, use_cache=False)
+    except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is told
+        refuse_failure(module, error)
+    module.set_attn_implementation(NAME)
+    return seen
+
+
+def probe_tokens(vocab_size: int, count: int, device: torch.device | str) -> Tensor:
+    """(1, count) token ids spread over the vocabulary, always the same."""
+    generator = torch.Generator().manual_seed(20250101)
+    return torch.randint(0, vocab_size, (1, count), generator=generator).to(device)
+
+
+def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None:
+    """Raise OwnCacheNeededError when our passes do not reproduce the module's own logits (up to rounding).
+
+    Raises CapabilityError where no cache would help, NumericalError when the module's own are no numbers.
+    """
+    tokens = probe_tokens(vocab_size, 12, lm.device)
+    try:
+        compared = _logits_both_ways(lm, module, name, tokens)
+    except OutriderError:
+        raise
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is told
+        refuse_failure(module, error)
+    picks = has_experts(module.config)
+    for what, on_cache, own in compared:
+        allowed = tolerance(lm.dtype)
+        if (worst := difference(on_cache, own, lm.dtype, picks_experts=picks)) > allowed:
+            apart = f"a {what} on our cache differs from the model's own logits by {worst:.1%} of their range"
+            refuse_other_logits(module, name, tokens, allowed, f"{apart} (allowed {allowed:.1%})")
+
+
+def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """(kind of pass, logits on our cache, the module's own) of `tokens` (1, 12). Leaves the cache empty."""
+    parents = torch.tensor([[-1, -1, 0, 1, 2]], device=lm.device)  # two branches: 0-2-4 and 1-3
+    branches = [[6, 7, 9, 11], [6, 8, 10]]  # pending token and nodes, as columns of `tokens`
+    module.set_attn_implementation("eager")
+    with torch.inference_mode():
+        plain = module(input_ids=tokens, use_cache=False).logits
+        if not torch.isfinite(plain).all():
+            raise NumericalError(
+                f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: "
+                + broken_weight(module)
+            )
+        paths = [
+            module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
+        ]
+        module.set_attn_implementation(NAME)
+        lm.kv.add_row()
+        ours = lm.forward(tokens[:, :6])
+        lm.kv.advance(0, 6)
+        chain = lm.forward(tokens[:, 6:])
+        tree = lm.forward(tokens[:, 6:], parents)
+        lm.kv.swap_remove(0)
+    compared = [("prefill", ours, plain[:, :6]), ("chain pass", chain, plain[:, 6:])]
+    for branch, path in zip(branches, paths, strict=True):
+        compared.append(("tree pass", tree[:, [column - 6 for column in branch]], path))
+    return compared
+
+
+@torch.inference_mode()
+def probe_logits(lm: LM) -> Tensor:
+    """Logits (1, 12, V) of a short prefix and a short pass behind it: what a change of the arithmetic must reproduce. Both, so
+    that a pass that gives what the one before it gave (a CUDA graph that recorded nothing) is found out."""
+    tokens = probe_tokens(lm.shape.vocab_size, 12, lm.device)
+    lm.kv.add_row()
+    prefix = lm.forward(tokens[:, :6])
+    lm.kv.advance(0, 6)
+    behind = lm.forward(tokens[:, 6:])
+    lm.kv.swap_remove(0)
+    return torch.cat([prefix, behind], dim=1)
+
+
+@torch.inference_mode()
+def find_signals(lm: LM) -> tuple[int, ...]:
+    """Keys of `signals.py` for all hidden states that one pass can give; none where its layers cannot be told apart."""
+    layers = range(len(lm.shape.layers) + 1)
+    for keys in ((AFTER_NORM, *layers), tuple(layers)):
+        lm.kv.add_row()
+        lm.capture = keys
+        try:
+            lm.forward(probe_tokens(lm.shape.vocab_size, 2, lm.device))
+            return keys
+        except CapabilityError:
+            continue
+        finally:
+            lm.capture = ()
+            lm.kv.swap_remove(0)
+    return ()
+
+
+def check_same_logits(lm: LM, expected: Tensor, *, picks_experts: bool = False) -> None:
+    """Raise CapabilityError when the model's passes do not reproduce `expected`, the plain module's `probe_logits`."""
+    if (worst := difference(probe_logits(lm), expected, lm.dtype, picks_experts=picks_experts)) > tolerance(lm.dtype):
+        raise CapabilityError(f"its logits there differ from the plain ones by {worst:.1%} of their range")
+
+
+def difference(ours: Tensor, plain: Tensor, dtype: torch.dtype, *, picks_experts: bool) -> float:
+    """Largest difference as a share of the largest logit; infinite when it is no number. `dtype`: the model's, whose logits may
+    be widened.
+
+    `picks_experts`: in 16 bits rounding changes a router's pick now and then, and with it that token's logits: there the
+    token in the middle counts, of which half of all tokens differ less.
+    """
+    scale = plain.float().abs().max().clamp(min=1e-6)
+    apart = (ours.float() - plain.float()).abs().amax(-1) / scale
+    if not torch.isfinite(apart).all():
+        return math.inf
+    is_rounded = dtype not in (torch.float32, torch.float64)
+    return (apart.median() if picks_experts and is_rounded else apart.max()).item()
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 8e-2
+
+
+def broken_weight(module: Any) -> str:
+    """What to look at: the first damaged tensor, else the dtype."""
+    for name, tensor in module.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            return f"the checkpoint is damaged, {name} has NaN or infinite values"
+    return "all weights are finite, so the dtype is too narrow for them (try --dtype float32)"

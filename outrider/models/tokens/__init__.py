@@ -1,0 +1,1 @@
+"""Tokens and text: what tokens decode to, and whether two tokenizers agree."""

@@ -1,0 +1,129 @@
+"""A model's tokenizer as an earlier start kept it: the `tokenizers` part of transformers' tokenizer, and its few values.
+
+transformers is not imported to encode and decode text. For a chat template its renderer is; whatever else is asked for (padding,
+offsets, tensors) is asked of the real tokenizer, which is then loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from outrider.lazy import transformers
+from outrider.models.tokens.plain_template import rendered
+
+VALUES = (
+    "bos_token", "eos_token", "unk_token", "pad_token", "bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id",
+    "all_special_ids", "special_tokens_map", "chat_template", "padding_side", "name_or_path",
+)  # fmt: skip
+OF_WHOLE = frozenset((  # arguments of `apply_chat_template` that are no variables of a template
+    "documents", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+))  # fmt: skip
+PLAIN = ("__call__", "_encode_plus", "decode", "_decode", "apply_chat_template", "get_chat_template", "get_vocab")  # methods
+SAMPLES = ("Hello, world!", "  Zwölf Boxkämpfer\n\n\tjagen 12 345 … 🙂", "")
+
+
+class KeptTokenizer:
+    """Answers what transformers' tokenizer of the same model answers."""
+
+    def __init__(self, kept: dict[str, Any], whole: Callable[[], Any]) -> None:
+        """`kept`: what `written` gave; `whole` loads the real tokenizer."""
+        self.backend_tokenizer = Tokenizer.from_str(kept["backend"])
+        self.backend_tokenizer.encode_special_tokens = kept["splits_special_tokens"]
+        self.__dict__ |= ast.literal_eval(kept["values"])
+        self._load_whole, self._loaded = whole, None
+
+    @property
+    def whole(self) -> Any:
+        """transformers' own."""
+        if self._loaded is None:
+            self._loaded = self._load_whole()
+        return self._loaded
+
+    def __call__(self, text: Any, *, add_special_tokens: bool = True, verbose: bool = True, **others: Any) -> Any:
+        """Token ids of a text, under "input_ids"."""
+        if others or not isinstance(text, str):
+            return self.whole(text, add_special_tokens=add_special_tokens, verbose=verbose, **others)
+        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+    def decode(
+        self, ids: Any, *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> str:
+        """The text of some tokens."""
+        if clean_up_tokenization_spaces is not False or not isinstance(ids, list):
+            cleans = clean_up_tokenization_spaces
+            return str(self.whole.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=cleans))
+        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token's id."""
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
+
+    def apply_chat_template(
+        self, conversation: Sequence[dict[str, Any]], *, tools: list[Any] | None = None, chat_template: str | None = None,
+        add_generation_prompt: bool = False, continue_final_message: bool = False, tokenize: bool = True,
+        return_dict: bool = True, **variables: Any,
+    ) -> Any:  # fmt: skip
+        """A conversation of messages in the words of a chat template, as a text or as what calling this gives for it."""
+        template = self.chat_template if chat_template is None else chat_template
+        is_usual = bool(conversation) and all(isinstance(message, Mapping) for message in conversation)
+        is_usual = is_usual and not (add_generation_prompt and continue_final_message) and (return_dict or not tokenize)
+        if template is None or not is_usual or OF_WHOLE & variables.keys():
+            return self.whole.apply_chat_template(
+                conversation, tools=tools, chat_template=chat_template, add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message, tokenize=tokenize, return_dict=return_dict, **variables,
+            )  # fmt: skip
+        messages = [{name: value for name, value in message.items() if value is not None} for message in conversation]
+        told = {**self.special_tokens_map, **variables}
+        begins, text = {"add_generation_prompt": add_generation_prompt}, None
+        if not tools and not continue_final_message:
+            text = rendered(template, messages, begins | told)
+        if text is None:
+            (text,), _ = transformers.utils.chat_template_utils.render_jinja_template(
+                conversations=[messages], tools=tools, chat_template=template, continue_final_message=continue_final_message,
+                **begins, **told,
+            )  # fmt: skip
+        return self(text, add_special_tokens=False) if tokenize else text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptTokenizer:
+        twin = copy.copy(self)
+        twin.backend_tokenizer, twin._loaded = copy.deepcopy((self.backend_tokenizer, self._loaded), memo)
+        return twin
+
+    def __len__(self) -> int:
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_load_whole" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
+def whole_tokenizer(tokenizer: Any) -> Any:
+    """transformers' tokenizer, whichever of both this is."""
+    return tokenizer.whole if isinstance(tokenizer, KeptTokenizer) else tokenizer
+
+
+def written(tokenizer: Any) -> dict[str, Any] | None:
+    """A tokenizer as text, for `KeptTokenizer`; None for one of which more than that decides what it does."""
+    plain: Any = transformers.PreTrainedTokenizerFast
+    if not isinstance(tokenizer, plain) or any(getattr(type(tokenizer), name) is not getattr(plain, name) for name in PLAIN):
+        return None
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    values = {name: getattr(tokenizer, name) for name in VALUES}
+    if not (values["chat_template"] is None or isinstance(values["chat_template"], str)):
+        return None
+    kept = {"backend": backend.to_str(), "values": repr(values), "splits_special_tokens": bool(tokenizer.split_special_tokens)}
+    again = KeptTokenizer(kept, lambda: tokenizer)
+    same = all(again(text)["input_ids"] == tokenizer(text)["input_ids"] for text in SAMPLES)
+    return kept if same and all(getattr(again, name) == value for name, value in values.items()) else None

@@ -1,0 +1,107 @@
+"""What cannot be loaded is said in one line, at once: no such model and no network, a config that transformers refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from outrider.errors import CheckpointError
+from outrider.models.loading import hub, load
+from outrider.models.loading.load import load_config, load_tokenizer
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+
+NOBODY = "http://127.0.0.1:9"  # refuses connections
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Online, with a hub that does not answer and an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    forget = hub._answers.cache_clear
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("load", [load_config, load_tokenizer])
+def test_no_such_model_and_no_network(silent: None, load: Callable[[str], Any]) -> None:
+    """The client alone would try for 23 seconds."""
+    began = time.monotonic()
+    with pytest.raises(CheckpointError) as refused:
+        load("gpt2x")
+    assert time.monotonic() - began < 15
+    assert str(refused.value) == (
+        "no model 'gpt2x': there is no folder of that name, the hub's cache does not have it, and http://127.0.0.1:9 does not "
+        "answer. Give a folder with config.json, a hub id, or 'demo'."
+    )
+    with pytest.raises(CheckpointError, match="'one/two/three'"):
+        load("one/two/three")  # no id at all: its own reason
+
+
+def test_offline_by_choice() -> None:
+    """As all tests are."""
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids to ask the hub"):
+        load_config("gpt2x")
+
+
+def test_folders_ask_nobody(silent: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(endpoint: str, minute: int) -> bool:
+        raise AssertionError(f"{endpoint} was asked")
+
+    monkeypatch.setattr(hub, "_answers", ask)
+    folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
+    assert load_config(str(folder)).vocab_size == 257
+    assert load_tokenizer(str(folder)) is not None
+
+
+def test_refused_configs_are_one_line(tmp_path: Path) -> None:
+    """What is wrong, not only that something is: the reason stands on the library's second line."""
+    save_checkpoint(tmp_path, tiny_llama(257), None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    cases = [({**config, "hidden_size": "wide"}, "hidden_size"), ({**config, "num_attention_heads": 7}, "7")]
+    for content, word in cases:
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(CheckpointError) as refused:
+            load_config(str(tmp_path))
+        reason = str(refused.value).partition(": ")[2]
+        assert "\n" not in reason
+        assert word in reason
+        assert not reason.endswith(":")
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "onednn", "kernels", "expected"),
+    [
+        (torch.bfloat16, "cpu", True, False, torch.bfloat16),
+        (torch.bfloat16, "cpu", False, True, torch.bfloat16),
+        (torch.bfloat16, "cpu", False, False, torch.float32),  # torch would multiply number by number
+        (torch.bfloat16, "cuda", False, False, torch.bfloat16),
+        (torch.float16, "cpu", True, True, torch.float32),
+        (torch.float32, "cpu", False, False, torch.float32),
+        (None, "cpu", True, True, torch.float32),
+    ],
+)
+def test_auto_dtype_is_one_that_the_processor_is_fast_in(
+    monkeypatch: pytest.MonkeyPatch, own: torch.dtype | None, device: str, onednn: bool, kernels: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(load, "has_fast_bf16", lambda: onednn)
+    monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512" if kernels else None)
+    config, on = SimpleNamespace(dtype=own), torch.device(device)
+    assert load.resolve_dtype("auto", config, on) == expected
+    assert load.resolve_dtype("bfloat16", config, on) == torch.bfloat16  # asked for is asked for
+
+
+def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "has_fast_bf16", lambda: False)
+    monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512")
+    config = SimpleNamespace(dtype=torch.bfloat16)
+    assert load.resolve_dtype("auto", config, torch.device("cpu"), ours=False) == torch.float32
